@@ -16,7 +16,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import se
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import certificate
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
-    UID,
     asked,
     desired,
     moved_from,
@@ -54,7 +53,7 @@ class ActionModule(HostAction):
             former=text,
             registered={"type": "str"},
             force={"type": "bool", "default": False},
-            uid={"type": "int", "default": UID},
+            uid={"type": "int", "default": settings.UID},
             **{name: {**text, "no_log": False} for name in _FILES.values()},
         )
         record = self.record()

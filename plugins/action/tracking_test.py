@@ -28,9 +28,10 @@ class ActionModule(HostAction):
         arguments = {name: given[name] for name in ("uri", "trust", "timeout", "write")}
         if given["record"] is not None:
             record = self.record()
-            if record["tracking"] is None:
+            tracking = record["tracking"]
+            if tracking is None:
                 raise InputError(f"Cluster '{record['name']}' has no tracking server.", "Run the playbook tracking.")
-            trust = settings.trust_of(record["name"]) if record["tracking"]["tls"] else ""
-            serves = record["tracking"]["server"] == self.machine
-            arguments.update(uri=uri(record), trust=trust, write=serves)
+            trust = settings.trust_of(record["name"]) if tracking["tls"] else ""
+            serves = tracking["server"] == self.machine
+            arguments.update(uri=uri(record, tracking), trust=trust, write=serves)
         return self.module("gpumesh.cluster.tracking_test", arguments)

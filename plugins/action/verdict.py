@@ -16,15 +16,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import reach_matrix
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction, stats
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import html, junit, prometheus, terminal
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import html, junit, prometheus, terminal, volumes
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import judge
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import Limits
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Verdict
 
 #: The tags that choose parts of the check.
 _PARTS = ("reachability", "health", "storage", "tracking", "slurm", "collectives")
-#: Phases of volume_probe whose results count.
-_PHASES = ("write", "compare", "release", "take")
 #: Of one result each.
 _NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
 _NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
@@ -43,7 +41,7 @@ class ActionModule(ControllerAction):
                 "default": {},
                 "options": {
                     **{name: {"type": "str"} for name in _NAMES},
-                    "volumes": {"type": "dict", "options": {phase: {"type": "str"} for phase in _PHASES}},
+                    "volumes": {"type": "dict", "options": {phase: {"type": "str"} for phase in volumes.PHASES}},
                 },
             },
             report_dir={"type": "path", "required": True},
@@ -112,7 +110,7 @@ class ActionModule(ControllerAction):
         members = [
             member["machine"] for member in record["members"] if member["machine"] in answered - set(pods(record))
         ]
-        return {"members": members, **{phase: self.registered(names[phase], members) for phase in _PHASES}}
+        return {"members": members, **{phase: self.registered(names[phase], members) for phase in volumes.PHASES}}
 
     def _is_part(self, record: Record, userspace_only: list[str]) -> bool:
         """Whether tags or a limit exclude something, so that the result does not cover the whole cluster."""

@@ -15,6 +15,8 @@ import socket
 import struct
 from typing import Dict, Iterator, List, NamedTuple, Set
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
+
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
 #: An address in a table of sockets: one or four words of 32 bits; and a port.
@@ -26,12 +28,13 @@ ESTABLISHED, LISTENING = "01", "0A"
 
 
 class TcpSocket(NamedTuple):
-    """A TCP socket. ``state``: as in /proc/net/tcp. ``local`` and ``port`` are those of this host."""
+    """A TCP socket. ``state``: as in /proc/net/tcp. ``local`` and ``port`` are those of this host; ``uid``: its user."""
 
     state: str
     local: str
     port: int
     remote: str
+    uid: int
 
 
 def tcp_sockets(proc: str) -> Dict[str, TcpSocket]:
@@ -49,8 +52,9 @@ def parse_tcp_sockets(table: str) -> Dict[str, TcpSocket]:
             continue
         local, _colon, port = fields[1].partition(":")
         remote = fields[2].partition(":")[0]
-        if _DIGITS.fullmatch(local) and _DIGITS.fullmatch(remote) and _PORT_DIGITS.fullmatch(port):
-            found[fields[9]] = TcpSocket(fields[3], _address(local), int(port, 16), _address(remote))
+        uid = whole_number(fields[7])
+        if _DIGITS.fullmatch(local) and _DIGITS.fullmatch(remote) and _PORT_DIGITS.fullmatch(port) and uid is not None:
+            found[fields[9]] = TcpSocket(fields[3], _address(local), int(port, 16), _address(remote), uid)
     return found
 
 

@@ -197,10 +197,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, server
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, server, settings
 
 _PLACES = daemon.Places()
-_UID = 875
 
 
 def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
@@ -256,7 +255,7 @@ def main() -> None:
             "port": {"type": "int", "default": 0},
             "tls": {"type": "bool", "default": False},
             "mount_point": text,
-            "uid": {"type": "int", "default": _UID},
+            "uid": {"type": "int", "default": settings.UID},
             "requirements": text,
             "users": {
                 "type": "list",

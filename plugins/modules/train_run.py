@@ -195,27 +195,15 @@ def request_of(given: Mapping[str, Any], settings: program.Settings) -> Request:
         raise InputError(
             f"The command cannot be split into words: {failure}.", "Close its quotation marks."
         ) from failure
-    names = (
-        "nodes",
-        "spare",
-        "gpus_per_node",
-        "time",
-        "partition",
-        "max_restarts",
-        "hang_timeout",
-        "directory",
-        "code",
-        "stage",
-    )
-    return Request(
-        name=given["name"],
+    options = {name: value for name, value in given.items() if name in Request._fields}
+    options.update(
         command=command,
         folder=f"{settings.base('')}/{given['name']}",
         min_nodes=given["min_nodes"] or given["nodes"],
         sbatch=tuple(given["sbatch"]),
         stage_dir=settings.local("") if given["stage"] else "",
-        **{name: given[name] for name in names},
     )
+    return Request(**options)
 
 
 def _outcome(action: str, state: Run, waits: str, folder: str) -> Outcome:

@@ -17,14 +17,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
 
-UID = 875
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "roles" / "tracking" / "files" / "requirements.txt"
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 #: MLflow accepts no shorter password.
 _SHORTEST = 12
 
 
-def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any]:
+def desired(record: model.Record, machine: str, uid: int = settings.UID) -> dict[str, Any]:
     """The parameters of the module tracking on one machine; only the cluster if no experiments are tracked."""
     tracking = record.get("tracking")
     if tracking is None:
@@ -37,7 +36,7 @@ def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any
         "cluster": record["name"],
         "machine": tracking["server"],
         "serves": serves,
-        "address": address(record),
+        "address": address(record, tracking),
         "port": tracking["port"],
         "tls": tracking["tls"],
         "mount_point": mount_point,
@@ -46,22 +45,16 @@ def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any
     }
 
 
-def address(record: model.Record) -> str:
-    """The address on which the server listens. Raises KeyError if there is none."""
-    tracking = record.get("tracking")
-    if tracking is None:
-        raise KeyError("tracking")
+def address(record: model.Record, tracking: model.Tracking) -> str:
+    """The address on which the server listens."""
     return derive.cluster_address(record, derive.member_of(record, tracking["server"]))
 
 
-def uri(record: model.Record) -> str:
+def uri(record: model.Record, tracking: model.Tracking) -> str:
     """The URL of the server for members: with its address, or if it has a certificate, with the name in that."""
-    tracking = record.get("tracking")
-    if tracking is None:
-        raise KeyError("tracking")
     if tracking["tls"]:
         return f"https://{tracking['server']}:{tracking['port']}"
-    host = address(record)
+    host = address(record, tracking)
     return f"http://{f'[{host}]' if ':' in host else host}:{tracking['port']}"
 
 
@@ -71,7 +64,7 @@ def variables(record: model.Record) -> dict[str, str]:
     if tracking is None:
         return {}
     trust = {"MLFLOW_TRACKING_SERVER_CERT_PATH": settings.trust_of(record["name"])} if tracking["tls"] else {}
-    return {"MLFLOW_TRACKING_URI": uri(record), "GPUMESH_GENERATION": str(record["generation"]), **trust}
+    return {"MLFLOW_TRACKING_URI": uri(record, tracking), "GPUMESH_GENERATION": str(record["generation"]), **trust}
 
 
 def parse_users(text: str, path: str) -> list[dict[str, Any]]:

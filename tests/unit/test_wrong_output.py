@@ -266,7 +266,6 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         nothing,
     ),
     ("collectives", collective.parse_text, fixtures("collective", "*.txt"), nothing),
-    ("file of collectives", collective.parse_json, fixtures("collective", "*.json"), nothing),
     (
         "certificate",
         ssh_host.parse_certificate,

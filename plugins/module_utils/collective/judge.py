@@ -9,7 +9,7 @@ A pass requires every proof; a failure has a message.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.parse import (
     Output,
@@ -42,10 +42,6 @@ class Problem(NamedTuple):
     kind: str
     message: str
     remedy: str
-
-    def as_dict(self) -> Dict[str, str]:
-        """The problem as a module returns it."""
-        return {"kind": self.kind, "message": self.message, "remedy": self.remedy}
 
 
 def largest(rows: List[Row]) -> Optional[Row]:

@@ -341,7 +341,7 @@ def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -
     output, top = made.output, largest(made.output["rows"])
     error: Optional[Dict[str, Any]] = None
     if made.problem is not None:
-        error = {**made.problem.as_dict(), "details": output["failures"], "warnings": output["warnings"]}
+        error = {**made.problem._asdict(), "details": output["failures"], "warnings": output["warnings"]}
         if culprit is not None:
             error["culprit"] = {"kind": culprit.kind, "names": list(culprit.names), "words": culprit.words}
             error["message"] = f"{error['message']} {culprit.words}"

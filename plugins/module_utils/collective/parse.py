@@ -3,13 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse the output of nccl-tests, rccl-tests and our own program, with any launcher, into one structure.
 
-Formats: the table and footer of nccl-tests (1.x to 2.17) and rccl-tests on stdout, and the file that ``-J`` writes
-(versions 1 and 2). That file contains the whole environment of the process, so only named keys are read from it.
+Formats: the table and footer of nccl-tests (1.x to 2.17) and rccl-tests on stdout, and the lines of our own program.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
@@ -263,136 +262,50 @@ def _versions(line: str, versions: Dict[str, str]) -> None:
 
 
 def _own_line(line: str, seen: Output) -> None:
-    """Parse a line of our own program: the start of a rank, or the result, which only a completed run prints."""
+    """Parse a line of our own program: the start of a rank, or the result, which only a completed run prints.
+
+    A damaged line is skipped, as any other text.
+    """
     mark, _space, text = line.partition(" ")
-    try:
+    with contextlib.suppress(ValueError, TypeError, LookupError, OverflowError):
         value = from_json(text)
-    except ValueError:
-        return
-    if not isinstance(value, dict):
-        return
-    if mark == RANK_MARK.strip():
-        device = _device(value)
-        if device is not None:
-            seen["devices"].append(device)
-        return
-    _document(value, seen)
+        if mark == RANK_MARK.strip():
+            seen["devices"].append(_own_device(value))
+        else:
+            _own_result(value, seen)
 
 
-def _integer(value: Any) -> Optional[int]:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return int(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, str) and re.match(r"^\s*-?[0-9]{1,18}\s*$", value) else None
-
-
-def _decimal(value: Any) -> Optional[float]:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        return _float(str(value))
-    except OverflowError:
-        return None
-
-
-def _device(value: Dict[str, Any]) -> Optional[Device]:
-    rank, host = _integer(value.get("rank")), value.get("hostname", value.get("host"))
-    if rank is None or not isinstance(host, str):
-        return None
-    name = value.get("device_info", value.get("name"))
+def _own_device(value: Any) -> Device:
     return {
-        "rank": rank,
-        "host": host,
-        "device": _integer(value.get("device")),
-        "name": name if isinstance(name, str) else "",
+        "rank": int(value["rank"]),
+        "host": str(value["host"]),
+        "device": int(value["device"]),
+        # Known only once PyTorch has been loaded.
+        "name": str(value.get("name", "")),
     }
 
 
-def _document(document: Dict[str, Any], seen: Output) -> None:
-    """Read the known keys of a ``-J`` document, or of our own program's, into ``seen``."""
-    _document_head(document, seen)
-    for result in _dicts(document.get("results")):
-        seen["rows"] += _document_rows(result)
-    bounds, average = document.get("out_of_bounds"), document.get("average_bus_bandwidth")
-    if isinstance(bounds, dict):
-        seen["out_of_bounds"] = _integer(bounds.get("count"))
-        if str(bounds.get("okay")).lower() == "false" and not seen["out_of_bounds"]:
-            seen["out_of_bounds"] = 1
-    if isinstance(average, dict):
-        seen["avg_busbw_gbps"] = _decimal(average.get("bandwidth"))
-    errors = document.get("errors")
-    if isinstance(errors, list):
-        texts = [one if isinstance(one, str) else json.dumps(one, sort_keys=True) for one in errors]
-        seen["failures"] += texts[:_MOST_MESSAGES]
-    # The summary is written after all sizes: it is the footer of this format.
-    seen["concluded"] = seen["out_of_bounds"] is not None and isinstance(average, dict)
+def _own_result(value: Any, seen: Output) -> None:
+    rows, devices = [_own_row(one) for one in value["results"]], [_own_device(one) for one in value["devices"]]
+    seen["out_of_bounds"] = int(value["out_of_bounds"]["count"])
+    seen["avg_busbw_gbps"] = _float(str(value["average_bus_bandwidth"]["bandwidth"]))
+    seen["collective"] = str(value["collective"])
+    seen["versions"].update({name: str(value[name]) for name in ("torch", "backend") if name in value})
+    seen["devices"] = devices
+    seen["rows"] += rows
+    seen["concluded"] = True
 
 
-def _dicts(value: Any) -> List[Dict[str, Any]]:
-    """The mappings in a list; empty for any other value."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _document_head(document: Dict[str, Any], seen: Output) -> None:
-    """Read the program, its versions and its devices."""
-    arguments = document.get("args")
-    if isinstance(arguments, list) and arguments and isinstance(arguments[0], str):
-        seen["collective"] = _name(arguments[0])
-    if isinstance(document.get("collective"), str):
-        seen["collective"] = document["collective"]
-    version = _integer(document.get("nccl_version"))
-    if version is not None:
-        seen["versions"]["nccl"] = _dotted(version)
-    for name in ("torch", "backend"):
-        if isinstance(document.get(name), str):
-            seen["versions"][name] = document[name]
-    config = document.get("config")
-    listed = document.get("devices") or (config.get("devices") if isinstance(config, dict) else None)
-    devices = [_device(one) for one in _dicts(listed)]
-    seen["devices"] = [device for device in devices if device is not None] or seen["devices"]
-
-
-def _dotted(version: int) -> str:
-    """22703 is 2.27.3; before 2.9, 2804 was 2.8.4."""
-    base = 10000 if version >= 10000 else 1000
-    return f"{version // base}.{version % base // 100}.{version % 100}"
-
-
-def _document_rows(result: Dict[str, Any]) -> List[Row]:
-    size, count = _integer(result.get("size")), _integer(result.get("count"))
-    rows: List[Row] = []
-    for key, in_place in (("out_of_place", False), ("in_place", True)):
-        body = result.get(key)
-        if size is None or not isinstance(body, dict):
-            continue
-        redop = result.get("redop")
-        kind = result.get("type")
-        rows.append(
-            {
-                "size_bytes": size,
-                "count": count or 0,
-                "type": kind if isinstance(kind, str) else "",
-                "redop": redop if isinstance(redop, str) and redop not in ("", "none") else None,
-                "time_us": _decimal(body.get("time", body.get("cpu_time"))),
-                "algbw_gbps": _decimal(body.get("alg_bw")),
-                "busbw_gbps": _decimal(body.get("bus_bw")),
-                "wrong": _integer(body.get("nwrong")),
-                "in_place": in_place,
-            }
-        )
-    return rows
-
-
-def parse_json(text: str) -> Output:
-    """Parse a ``-J`` file. Never raises: a truncated file counts as one without a footer."""
-    seen = empty()
-    try:
-        document = from_json(text)
-    except ValueError:
-        return seen
-    if isinstance(document, dict):
-        _document(document, seen)
-    return seen
+def _own_row(result: Any) -> Row:
+    body = result["in_place"]
+    return {
+        "size_bytes": int(result["size"]),
+        "count": int(result["count"]),
+        "type": str(result["type"]),
+        "redop": None if result["redop"] == "none" else str(result["redop"]),
+        "time_us": _float(str(body["time"])),
+        "algbw_gbps": _float(str(body["alg_bw"])),
+        "busbw_gbps": _float(str(body["bus_bw"])),
+        "wrong": int(body["nwrong"]),
+        "in_place": True,
+    }

@@ -14,13 +14,12 @@ import ipaddress
 import os
 import shlex
 import socket
-import sys
 import time
-from typing import Dict, List, Sequence, Set, Tuple, Union
+from typing import List, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, start_detached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, Spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job
@@ -31,9 +30,6 @@ _SPACING = 3.0
 _PATIENCE = 30.0
 #: Seconds between two looks whether it has started.
 _SOON = 0.3
-#: The kernel's lists of sockets, and the state of one that listens.
-_SOCKETS, _LISTENING = ("/proc/net/tcp", "/proc/net/tcp6"), "0A"
-_Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 def pairs(ports: Sequence[str]) -> List[Tuple[int, int]]:
@@ -142,29 +138,13 @@ def shown(spec: Spec, settings: Settings) -> List[str]:
 
 def started(ports: Sequence[str], settings: Settings) -> bool:
     """Whether the forwards have started within a moment. Another user may listen on a port instead."""
-    address = ipaddress.ip_address(settings.members[settings.manager])
-    wanted = {(address, outer) for outer, _inner in pairs(ports)}
+    address = str(ipaddress.ip_address(settings.members[settings.manager]))
+    wanted = {(processes.LISTENING, address, outer, os.geteuid()) for outer, _inner in pairs(ports)}
     end = time.monotonic() + _PATIENCE
     while True:
-        found = parse_listeners("".join(read_text(path) or "" for path in _SOCKETS))
-        if all(os.geteuid() in found.get(one, ()) for one in wanted):
+        found = processes.tcp_sockets("/proc").values()
+        if wanted <= {(one.state, one.local, one.port, one.uid) for one in found}:
             return True
         if time.monotonic() > end:
             return False
         time.sleep(_SOON)
-
-
-def parse_listeners(text: str) -> Dict[Tuple[_Address, int], Set[int]]:
-    """From /proc/net/tcp and tcp6: the numbers of the users that listen, by address and port."""
-    found: Dict[Tuple[_Address, int], Set[int]] = {}
-    for fields in (line.split() for line in text.splitlines()):
-        if len(fields) > 7 and fields[3] == _LISTENING:
-            address, _colon, port = fields[1].partition(":")
-            found.setdefault((_read_address(address), int(port, 16)), set()).add(int(fields[7]))
-    return found
-
-
-def _read_address(text: str) -> _Address:
-    """Each word of 4 bytes is a number in the byte order of the host."""
-    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
-    return ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))

@@ -213,12 +213,9 @@ def parse_queue(text: str, mark: str = "") -> List[Session]:
 
 
 def queue(run: Runner, *arguments: str) -> List[Session]:
-    """The waiting and running sessions. Raises CommandError."""
-    return _asked(run, arguments)
+    """The waiting and running sessions. Raises CommandError.
 
-
-def _asked(run: Runner, arguments: Sequence[str]) -> List[Session]:
-    """Each job has a line with a mark that nobody knows beforehand: whoever submits one may write line ends into its
+    Each job has a line with a mark that nobody knows beforehand: whoever submits one may write line ends into its
     comment, and so what looks like the jobs of others.
     """
     mark = f"{secrets.token_hex(8)}|"
@@ -233,7 +230,7 @@ def follow(run: Runner, number: int) -> Optional[Session]:
     end = time.monotonic() + _PATIENCE
     while True:
         try:
-            found = _asked(run, ["--states=all", f"--jobs={number}"])
+            found = queue(run, "--states=all", f"--jobs={number}")
         except CommandError as failure:
             if _FORGOTTEN in failure.message:
                 return None

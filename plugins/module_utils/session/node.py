@@ -30,7 +30,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     InputError,
     ParseError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     ENDED,
@@ -215,7 +215,7 @@ def epilog(run: Runner, variables: Mapping[str, str]) -> None:
 
 def forget(run: Runner, job: int) -> None:
     """Remove what has the number of the job. Processes that still run in its namespaces are killed."""
-    for name in sorted(_namespaces(job)):
+    for name in _namespaces(job):
         for pid in inside(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -240,8 +240,7 @@ def _remove_tree(run: Runner, path: str) -> None:
 
 
 def _namespaces(job: int) -> List[str]:
-    names = os.listdir(_NAMESPACES) if os.path.isdir(_NAMESPACES) else []
-    return [name for name in names if network.owner(name) == job]
+    return [name for name in names_in(_NAMESPACES) if network.owner(name) == job]
 
 
 def inside(name: str) -> List[int]:
@@ -262,11 +261,9 @@ def inside(name: str) -> List[int]:
 
 def jobs_here() -> List[int]:
     """The jobs of which anything is left on this node."""
-    names = [network.owner(name) for name in os.listdir(_NAMESPACES)] if os.path.isdir(_NAMESPACES) else []
-    for top in (FOLDER, STORAGE):
-        if os.path.isdir(top):
-            names += [int(name) for name in os.listdir(top) if name.isdecimal()]
-    return sorted(set(names) - {0})
+    jobs = {network.owner(name) for name in names_in(_NAMESPACES)}
+    jobs |= {int(name) for top in (FOLDER, STORAGE) for name in names_in(top) if name.isdecimal()}
+    return sorted(jobs - {0})
 
 
 def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:

@@ -52,9 +52,9 @@ class Size(NamedTuple):
     memory: int = 0
     containers: int = 0
 
-    def plus(self, other: Size) -> Size:
-        """Of both."""
-        return Size(*(one + more for one, more in zip(self, other)))
+
+def _sum(sizes: Iterable[Size]) -> Size:
+    return Size(*(sum(amounts) for amounts in zip(*sizes)))
 
 
 def parse_pools(pools: Sequence[str]) -> List[ipaddress.IPv4Network]:
@@ -120,9 +120,7 @@ def layouts(spec: Spec, nodes: int, threads: int) -> List[Tuple[Row, ...]]:
     for number in (*numbers, sum(numbers)):
         counts |= {count for count in range(least + 1, most) if -(-number // count) < -(-number // (count - 1))}
     ways = [_layout(spec, count, threads) for count in sorted(counts)]
-    needed = Size()
-    for role in spec.roles:
-        needed = needed.plus(_times(role, role.replicas, threads))
+    needed = _sum(_times(role, role.replicas, threads) for role in spec.roles)
     return sorted(ways, key=lambda way: _cost(needed, fullest(spec, way, threads), len(way)))
 
 
@@ -142,9 +140,9 @@ def _layout(spec: Spec, nodes: int, threads: int) -> Tuple[Row, ...]:
     for number, (place, role) in enumerate([units[0], *large]):
         free = [node for node in range(nodes) if not (role.per_node and rows[node][place])] if number else [0]
         wanted = _size(role, threads)
-        node = min(free, key=lambda one: (sizes[one].plus(wanted), one))
+        node = min(free, key=lambda one: (_sum([sizes[one], wanted]), one))
         rows[node][place] += _unit_of(role)
-        sizes[node] = sizes[node].plus(wanted)
+        sizes[node] = _sum([sizes[node], wanted])
     return tuple(tuple(row) for row in rows)
 
 
@@ -163,12 +161,7 @@ def _times(role: Role, count: int, threads: int) -> Size:
 
 def fullest(spec: Spec, layout: Sequence[Row], threads: int) -> Size:
     """What each node must have: as much of each resource as the node that needs the most."""
-    sizes = []
-    for row in layout:
-        size = Size()
-        for role, count in zip(spec.roles, row):
-            size = size.plus(_times(role, count, threads))
-        sizes.append(size)
+    sizes = (_sum(_times(role, count, threads) for role, count in zip(spec.roles, row)) for row in layout)
     return Size(*(max(values) for values in zip(*sizes)))
 
 

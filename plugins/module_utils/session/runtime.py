@@ -36,7 +36,8 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
 _PULL = 7200.0
 #: A line of skopeo.
 _LOGGED = re.compile(r'time="[^"]*" level=\w+ msg="(.*)"')
-_LOCAL = ("oci-archive:", "docker-archive:", "oci:", "dir:")
+#: The transports of files and directories.
+FILES = ("oci-archive:", "docker-archive:", "oci:", "dir:")
 
 
 class Place(NamedTuple):
@@ -118,7 +119,7 @@ def mounts(task: Task) -> List[str]:
 
 def reference(image: str) -> str:
     """The image as podman and skopeo take it: files and directories with their transport."""
-    return image if image.startswith((*_LOCAL, "docker://")) else f"docker://{image}"
+    return image if image.startswith((*FILES, "docker://")) else f"docker://{image}"
 
 
 def digest(image: str) -> str:

@@ -14,7 +14,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import (
     Image,
     Place,
@@ -184,5 +184,5 @@ def _inspect(run: Runner, podman: Sequence[str], image: str, variables: Mapping[
 
 def _describes_gpus() -> bool:
     """Whether a file is about NVIDIA's GPUs: there may be others, of other devices."""
-    files = (f"{top}/{name}" for top in _CDI if os.path.isdir(top) for name in os.listdir(top))
+    files = (f"{top}/{name}" for top in _CDI for name in names_in(top))
     return any(path.endswith((".yaml", ".json")) and _CDI_KIND in (read_text(path) or "") for path in files)

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, ParseError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import Image, Place, Start, Task, mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container
@@ -111,6 +111,4 @@ def _crun(place: Place) -> List[str]:
 
 def _name(place: Place) -> str:
     """Of the only container whose state is there; empty where there is none."""
-    folder = f"{place.run}/{_STATE}"
-    names: List[str] = os.listdir(folder) if os.path.isdir(folder) else []
-    return next((name for name in names if not name.startswith(".")), "")
+    return next((name for name in names_in(f"{place.run}/{_STATE}") if not name.startswith(".")), "")

@@ -17,8 +17,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import for
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec
 
-_FILES = ("oci-archive:", "docker-archive:", "oci:", "dir:")
-
 
 class Started(NamedTuple):
     """A submitted session. ``log``: the file with the output of its containers."""
@@ -35,7 +33,7 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit
     forward.refuse(spec, settings)
     specs.refuse_mounts(spec, [*settings.volumes, *settings.mounts_allowed])
     for role in spec.roles:
-        if role.image.startswith(_FILES):
+        if role.image.startswith(runtime.FILES):
             path = role.image.split(":")[1]
             if not path.startswith("/") or not os.path.exists(path):
                 raise InputError(

@@ -42,11 +42,6 @@ def public_half(run: Runner, path: str) -> str:
     return " ".join(run(["ssh-keygen", "-y", "-P", "", "-f", path]).stdout.split()[:2])
 
 
-def known_hosts(public: str) -> str:
-    """All daemons of a session have one key."""
-    return f"{ALIAS} {public}\n"
-
-
 def server(own: Container, folder: str, command: str) -> str:
     """The configuration of sshd. ``command``: what a login runs, which finds what it has to run in its environment.
 
@@ -108,6 +103,7 @@ def files(
         SERVER: server(own, folder, command),
         "authorized_keys": f"{public}\n",
         f"{CLIENT}/config": client(session, user),
-        f"{CLIENT}/known_hosts": known_hosts(public),
+        # All daemons of a session have one key.
+        f"{CLIENT}/known_hosts": f"{ALIAS} {public}\n",
         f"{CLIENT}/{KEY}": private,
     }

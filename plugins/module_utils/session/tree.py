@@ -48,38 +48,8 @@ class Tree(NamedTuple):
 
 
 def folder(place: Place, image: str) -> str:
-    """The directory of an image."""
-    return f"{_top(place)}/{digest(image)}"
-
-
-def _top(place: Place) -> str:
-    """Beside the store of podman."""
-    return os.path.join(os.path.dirname(place.images), "trees")
-
-
-def has(place: Place, image: str) -> bool:
-    """Whether the image is there."""
-    return os.path.exists(f"{folder(place, image)}/{_CONFIG}")
-
-
-def fetch(run: Runner, place: Place, image: str) -> None:
-    """Fetch and unpack an image. One that was interrupted leaves something that the next one removes. Raises GpumeshError."""
-    os.makedirs(_top(place), mode=0o700, exist_ok=True)
-    with _locked(f"{_top(place)}/{_LOCK}"):
-        if has(place, image):
-            return
-        new = f"{_top(place)}/{_NEW}"
-        _remove(run, new)
-        os.mkdir(new, 0o700)
-        layout = f"{new}/layout:image"
-        # Without it, skopeo looks for credentials in a directory of /run that root's podman closes to users.
-        own = {"XDG_RUNTIME_DIR": place.run}
-        fetching(run, ["skopeo", "copy", "--quiet", reference(image), f"oci:{layout}"], image, own)
-        config = fetching(run, ["skopeo", "inspect", "--config", f"oci:{layout}"], image, own)
-        fetching(run, ["umoci", "unpack", "--rootless", "--image", layout, f"{new}/{digest(image)}"], image, own)
-        write_atomic(f"{new}/{digest(image)}/{_CONFIG}", config, 0o600)
-        os.rename(f"{new}/{digest(image)}", folder(place, image))
-        _remove(run, new)
+    """The directory of an image, beside the store of podman."""
+    return os.path.join(os.path.dirname(place.images), "trees", digest(image))
 
 
 @contextlib.contextmanager
@@ -167,14 +137,6 @@ def make_targets(root: str, mounts: Sequence[str]) -> None:
             ) from failure
 
 
-def refuse_gpus(roles: Sequence[Role]) -> None:
-    """Those that run such images describe no GPUs. Raises HostStateError."""
-    if any(role.gpus for role in roles):
-        raise HostStateError(
-            f"Containers on {os.uname().nodename} get no GPUs.", "Ask the administrator to set session_runtime: podman."
-        )
-
-
 class Unpacked:
     """What the runtimes of such images have in common; see Runtime."""
 
@@ -183,16 +145,37 @@ class Unpacked:
 
     def refuse_unfit(self, roles: Sequence[Role]) -> None:
         """GPUs, which have been refused before where the settings of all nodes are the same."""
-        refuse_gpus(roles)
+        if any(role.gpus for role in roles):
+            raise HostStateError(
+                f"Containers on {os.uname().nodename} get no GPUs.",
+                "Ask the administrator to set session_runtime: podman.",
+            )
 
     def has(self, place: Place, image: str) -> bool:
         """As a directory."""
-        return has(place, image)
+        return os.path.exists(f"{folder(place, image)}/{_CONFIG}")
 
     def fetch(self, place: Place, image: str) -> None:
-        """As a directory."""
-        fetch(self._run, place, image)
+        """Fetch and unpack it. One that was interrupted leaves something that the next one removes."""
+        target = folder(place, image)
+        top = os.path.dirname(target)
+        os.makedirs(top, mode=0o700, exist_ok=True)
+        with _locked(f"{top}/{_LOCK}"):
+            if self.has(place, image):
+                return
+            new = f"{top}/{_NEW}"
+            _remove(self._run, new)
+            os.mkdir(new, 0o700)
+            layout, bundle = f"{new}/layout:image", f"{new}/bundle"
+            # Without it, skopeo looks for credentials in a directory of /run that root's podman closes to users.
+            own = {"XDG_RUNTIME_DIR": place.run}
+            fetching(self._run, ["skopeo", "copy", "--quiet", reference(image), f"oci:{layout}"], image, own)
+            config = fetching(self._run, ["skopeo", "inspect", "--config", f"oci:{layout}"], image, own)
+            fetching(self._run, ["umoci", "unpack", "--rootless", "--image", layout, bundle], image, own)
+            write_atomic(f"{bundle}/{_CONFIG}", config, 0o600)
+            os.rename(bundle, target)
+            _remove(self._run, new)
 
     def find(self, place: Place, image: str) -> Optional[Image]:
         """Any user of an image is that of the session under another number."""
-        return Image(folder(place, image), True) if has(place, image) else None
+        return Image(folder(place, image), True) if self.has(place, image) else None

@@ -74,7 +74,7 @@ def _frame(run: Analysis, longest: float, width: int, label: str, rows: Iterator
     return "".join([*parts, *rows, "</svg>\n"])
 
 
-def bars(run: Analysis, longest: float, width: int = WIDTH) -> str:
+def bars(run: Analysis, longest: float, width: int) -> str:
     """The mean step of each rank. ``longest``: the microseconds that correspond to the width of the drawing."""
     row, left = _rows(run)
     scale = (width - left - 10) / longest
@@ -97,7 +97,7 @@ def bars(run: Analysis, longest: float, width: int = WIDTH) -> str:
     return _frame(run, longest, width, "The mean step of each rank", rows())
 
 
-def lanes(run: Analysis, longest: float, width: int = WIDTH) -> str:
+def lanes(run: Analysis, longest: float, width: int) -> str:
     """One step of all ranks at the same time."""
     row, left = _rows(run)
     scale = (width - left - 10) / longest

@@ -9,7 +9,7 @@ Everything from a trace is escaped: names of operations and nodes come from user
 from __future__ import annotations
 
 from html import escape
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.page_style import STYLE, THEME_BUTTON, THEME_SCRIPT
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import drawing
@@ -249,51 +249,42 @@ def _ends(names: Mapping[int, str], link: Link) -> List[str]:
     return [names.get(rank, f"rank {rank}") for rank in (link.source, link.target)]
 
 
-def _side_by_side(parts: Sequence[str]) -> str:
-    return (
-        parts[0] if len(parts) == 1 else f'<div class="two">\n{"".join(f"<div>{part}</div>" for part in parts)}</div>\n'
-    )
-
-
 def _caption(run: Analysis, runs: Sequence[Analysis]) -> str:
     return f'<h3 class="sub">{escape(run.name)}</h3>\n' if len(runs) > 1 else ""
 
 
-def _legend() -> str:
+def _figures(runs: Sequence[Analysis], draw: Callable[[Analysis, float, int], str], longest: float) -> str:
+    """A drawing of each run, side by side."""
     items = "".join(f'<li><i class="swatch {part}"></i>{words}</li>\n' for part, words in PARTS)
-    return f'<figcaption><ul class="legend">\n{items}</ul></figcaption>\n'
+    legend = f'<figcaption><ul class="legend">\n{items}</ul></figcaption>\n'
+    parts = [
+        f'{_caption(run, runs)}<figure class="drawing"><div class="scroll">\n'
+        f"{draw(run, longest, drawing.WIDTH // len(runs))}</div>\n{legend}</figure>\n"
+        for run in runs
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return f'<div class="two">\n{"".join(f"<div>{part}</div>" for part in parts)}</div>\n'
 
 
 def _steps(runs: Sequence[Analysis]) -> str:
     longest = max(share.step for run in runs for share in run.shares)
-    width = drawing.WIDTH if len(runs) == 1 else drawing.WIDTH // 2
-    parts = [
-        f'{_caption(run, runs)}<figure class="drawing"><div class="scroll">\n{drawing.bars(run, longest, width)}</div>\n'
-        f"{_legend()}</figure>\n"
-        for run in runs
-    ]
     intro = (
         "The mean step of each rank. Communicating is data exchange that no computation hides; waiting is the time until "
         "the last rank joins an exchange; the program's own is everything else: Python, reading data, starting kernels."
     )
-    return _section("steps", "A step, rank by rank", intro, _side_by_side(parts))
+    return _section("steps", "A step, rank by rank", intro, _figures(runs, drawing.bars, longest))
 
 
 def _moment(runs: Sequence[Analysis], timelines: Sequence[str]) -> str:
-    width = drawing.WIDTH if len(runs) == 1 else drawing.WIDTH // 2
     longest = max(run.moment.end - run.moment.begin for run in runs)
-    parts = [
-        f'{_caption(run, runs)}<figure class="drawing"><div class="scroll">\n{drawing.lanes(run, longest, width)}</div>\n'
-        f"{_legend()}</figure>\n"
-        for run in runs
-    ]
     steps = " and ".join(dict.fromkeys(f"step {run.moment.number}" for run in runs))
     files = " and ".join(f"<code>{escape(path)}</code>" for path in timelines)
     intro = (
         f"All ranks in {steps}, whose duration is typical, by the clock of rank 0. All steps and operations are in "
         f"{files}: open it at https://ui.perfetto.dev, which does not upload it."
     )
-    return _section("timeline", "All ranks at the same time", intro, _side_by_side(parts))
+    return _section("timeline", "All ranks at the same time", intro, _figures(runs, drawing.lanes, longest))
 
 
 def _ranks(runs: Sequence[Analysis]) -> str:

@@ -15,7 +15,7 @@ from typing import Dict, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import LIBRARY, environment_of
 
 #: The timeout in seconds, for 250 MiB of packages over a slow line.
@@ -92,7 +92,5 @@ def last_json(said: str) -> Dict[str, str]:
 
 def others(folder: str) -> List[str]:
     """Environments of earlier versions."""
-    if not os.path.isdir(LIBRARY):
-        return []
-    paths = (os.path.join(LIBRARY, name) for name in sorted(os.listdir(LIBRARY)))
+    paths = (os.path.join(LIBRARY, name) for name in names_in(LIBRARY))
     return [path for path in paths if path != folder and os.path.isdir(path)]

@@ -134,24 +134,16 @@ def sql(
     return run(command_as(user, argv), stdin=statements, timeout=_PATIENCE).stdout.splitlines()
 
 
-def exists(run: Runner, cluster: Cluster) -> bool:
+def exists(run: Runner, cluster: Cluster, name: str = ACCOUNT) -> bool:
     """Whether the database exists."""
-    return _exists(run, cluster, ACCOUNT)
-
-
-def _exists(run: Runner, cluster: Cluster, name: str) -> bool:
     return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'name';", name=name) == ["1"]
 
 
-def create(run: Runner, cluster: Cluster) -> None:
+def create(run: Runner, cluster: Cluster, name: str = ACCOUNT) -> None:
     """Create the account and the database if they are missing."""
-    _create(run, cluster, ACCOUNT)
-
-
-def _create(run: Runner, cluster: Cluster, name: str) -> None:
     if not sql(run, cluster, "SELECT 1 FROM pg_roles WHERE rolname = :'account';"):
         sql(run, cluster, 'CREATE ROLE :"account" LOGIN;')
-    if not _exists(run, cluster, name):
+    if not exists(run, cluster, name):
         statement = 'CREATE DATABASE :"name" OWNER :"account" ENCODING \'UTF8\' TEMPLATE template0;'
         sql(run, cluster, statement, name=name)
     sql(run, cluster, 'REVOKE CONNECT ON DATABASE :"name" FROM PUBLIC;', name=name)
@@ -230,7 +222,7 @@ def _comment(run: Runner, cluster: Cluster) -> str:
 
 def _load_new(run: Runner, cluster: Cluster, path: str) -> None:
     sql(run, cluster, _DROP, name=_NEW)
-    _create(run, cluster, _NEW)
+    create(run, cluster, _NEW)
     argv = ["pg_restore", "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
     argv += [f"--host={SOCKETS}", f"--port={cluster.port}", f"--dbname={_NEW}", path]
     try:

@@ -458,7 +458,7 @@ def _serve(run: Runner, request: Request, done: Done) -> None:
     own = {"name": settings.CHECKER, "password": checker_password(), "administrator": True}
     words += [
         f"user {name} changed"
-        for name in settle_users(run, folder, cluster, [own, *(request.users or [])], False)
+        for name in settle_users(run, folder, cluster, [own, *(request.users or [])])
         if name != settings.CHECKER
     ]
     for path in environment.others(folder):
@@ -525,11 +525,9 @@ def _variables() -> Dict[str, str]:
     return {"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION}
 
 
-def settle_users(
-    run: Runner, folder: str, cluster: postgres.Cluster, wanted: Sequence[Mapping[str, Any]], look_only: bool
-) -> List[str]:
+def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Sequence[Mapping[str, Any]]) -> List[str]:
     """Apply MLflow's users. Returns the names of those that differ. The passwords are passed on standard input."""
-    given = {"url": settings.database_url(cluster.port), "users": list(wanted), "look": look_only}
+    given = {"url": settings.database_url(cluster.port), "users": list(wanted)}
     program = os.path.join(settings.LIBRARY, "users.py")
     source = inspect.getsource(users)
     if read_text(program) != source:

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
 ACCOUNT = "gpumesh_tracking"
+UID = 875
 #: The MLflow account, an administrator, with which the check writes a run. Its password belongs to the server.
 CHECKER = "gpumesh"
 #: The name of the user who is always an administrator.

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """MLflow's users. Run with the Python of the tracking server, as its account, with the passwords on standard input.
 
-In: {"url": ..., "users": [{"name", "password" (null: no such user), "administrator"}], "look": bool}.
+In: {"url": ..., "users": [{"name", "password" (null: no such user), "administrator"}]}.
 Out: {"changed": [names]}.
 """
 
@@ -15,7 +15,7 @@ import sys
 from typing import Any, Dict, List
 
 
-def settle(store: Any, users: List[Dict[str, Any]], look: bool) -> List[str]:
+def settle(store: Any, users: List[Dict[str, Any]]) -> List[str]:
     """Apply the users in MLflow's store. Returns the names of those that differ."""
     changed = []
     for user in users:
@@ -24,15 +24,12 @@ def settle(store: Any, users: List[Dict[str, Any]], look: bool) -> List[str]:
         if password is None:
             if known:
                 changed.append(name)
-                if not look:
-                    store.delete_user(name)
+                store.delete_user(name)
             continue
         right = known and store.authenticate_user(name, password)
         if right and bool(store.get_user(name).is_admin) == user["administrator"]:
             continue
         changed.append(name)
-        if look:
-            continue
         if known:
             store.update_user(name, password=password, is_admin=user["administrator"])
         else:
@@ -45,7 +42,7 @@ def main() -> None:
     given = json.load(sys.stdin)
     store = importlib.import_module("mlflow.server.auth.sqlalchemy_store").SqlAlchemyStore()
     store.init_db(given["url"])
-    sys.stdout.write("\n" + json.dumps({"changed": settle(store, given["users"], given["look"])}) + "\n")
+    sys.stdout.write("\n" + json.dumps({"changed": settle(store, given["users"])}) + "\n")
 
 
 if __name__ == "__main__":

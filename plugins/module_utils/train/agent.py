@@ -107,6 +107,8 @@ class Rank:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        #: Its process group.
+        self.group = self._process.pid
         self._copying = threading.Thread(target=self._copy, args=(self._process.stdout, log), daemon=True)
         self._copying.start()
 
@@ -150,11 +152,6 @@ class Rank:
         self._copying.join(1.0)
         return True
 
-    @property
-    def group(self) -> int:
-        """Its process group."""
-        return self._process.pid
-
     def tail(self) -> str:
         """Its last output."""
         return self._tail.decode("utf-8", "replace")
@@ -162,19 +159,7 @@ class Rank:
     def signal(self, number: int) -> None:
         """Send a signal to the rank and its whole process group."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def warn(self) -> None:
-        """Ask the processes that handle the signal for a checkpoint."""
-        processes.send(self._process.pid, signal.SIGUSR1)
-
-    def dump(self) -> None:
-        """Make it print its stacks, if it has a handler for that."""
-        processes.send(self._process.pid, signal.SIGUSR2)
-
-    def stopped(self) -> str:
-        """Why it cannot run; empty while it can."""
-        return processes.stopped(self._process.pid)
+            os.killpg(self.group, number)
 
 
 class Agent:
@@ -290,7 +275,7 @@ class Agent:
                 if self._local:
                     Path(self._local, "stop").touch()
             for rank in self._living():
-                rank.warn()
+                processes.send(rank.group, signal.SIGUSR1)
         elif word == "start" and self._staging and self._staging.path and not self._ranks:
             self._start_ranks(self._staging.path)
         elif word == "end":
@@ -299,12 +284,13 @@ class Agent:
             self._look()
 
     def _look(self) -> None:
-        """Report the state of the ranks."""
+        """Report the state of the ranks. Those that have a handler for the signal print their stacks."""
         for rank in self._living():
-            rank.dump()
+            processes.send(rank.group, signal.SIGUSR2)
         time.sleep(_DUMP)
         for rank in self._living():
-            self.say("state", rank=rank.number, stopped=rank.stopped(), place=cause.place(rank.tail()))
+            stopped = processes.stopped(rank.group)
+            self.say("state", rank=rank.number, stopped=stopped, place=cause.place(rank.tail()))
 
     def end(self) -> None:
         """End the ranks after the attempt: ask them first, and kill them shortly afterwards."""

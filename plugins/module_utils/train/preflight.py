@@ -10,13 +10,13 @@ import shlex
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, Mapping, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import holding, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, scheduler
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
-_MOUNTS = "/proc/self/mountinfo"
 #: File systems that are usually shared with other nodes.
 _SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "9p", "virtiofs", "wekafs")
 #: User-space file systems usually are as well, such as MooseFS, which providers mount into containers, and sshfs.
@@ -44,9 +44,7 @@ def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
 
 def refuse_local(path: str, volumes: Sequence[str], option: str = "--run-dir") -> None:
     """Raises InputError for a directory that only this node sees."""
-    with open(_MOUNTS, encoding="utf-8", errors="replace") as stream:
-        mounts = stream.read()
-    if not is_shared(os.path.realpath(path), volumes, mounts):
+    if not is_shared(os.path.realpath(path), volumes, processes.text("/proc", "self", "mountinfo")):
         known = f"The cluster has {', '.join(volumes)}." if volumes else "The cluster has none."
         raise InputError(
             f"{path} is not on a shared volume.", f"{known} Set {option} to a directory that all nodes share."

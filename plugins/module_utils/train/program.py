@@ -160,26 +160,18 @@ def split(arguments: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
 def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int:
     ours, sbatch, command = split(arguments)
     given = parser().parse_args(ours)
-    request = Request(
-        name=given.name,
+    options = {name: value for name, value in vars(given).items() if name in Request._fields}
+    options.update(
         command=tuple(command),
         folder=f"{settings.base(given.run_dir)}/{given.name}",
-        nodes=given.nodes,
         min_nodes=given.nodes if given.min_nodes is None else given.min_nodes,
-        spare=given.spare,
-        gpus_per_node=given.gpus_per_node,
-        time=given.time,
-        partition=given.partition,
         sbatch=tuple(sbatch),
-        max_restarts=given.max_restarts,
-        hang_timeout=given.hang_timeout,
-        grace=given.grace,
         directory=os.getcwd(),
         code=given.code and os.path.abspath(given.code),
         stage=given.stage and os.path.abspath(given.stage),
         stage_dir=settings.local(given.stage_dir) if given.stage else "",
-        profile=given.profile,
     )
+    request = Request(**options)
     host = host._replace(code_limit=given.code_limit)
     if given.dry_run:
         runs.refuse(host, request)

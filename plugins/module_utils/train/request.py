@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
@@ -79,7 +79,8 @@ def _check_numbers(request: Request) -> None:
 
 def refuse_short(request: Request) -> None:
     """Raises InputError for jobs so short that they would only request a checkpoint and submit the next job."""
-    limit = _seconds(request.time)
+    # Slurm rounds to whole minutes.
+    limit = -(-(seconds(request.time) or 0) // 60) * 60
     if 0 < limit <= request.grace + _RESERVE:
         raise InputError(
             f"--time {request.time} leaves no time besides the {request.grace:g} s for a checkpoint.",
@@ -87,19 +88,15 @@ def refuse_short(request: Request) -> None:
         )
 
 
-def _seconds(limit: str) -> int:
-    """The seconds of a time limit, which Slurm rounds to whole minutes; 0 for none."""
-    days, dash, rest = limit.rpartition("-")
-    if not limit[:1].isdigit():
-        return 0
+def seconds(text: str) -> Optional[int]:
+    """The seconds of a time in Slurm's format; None for text that is none, such as UNLIMITED."""
+    if not text[:1].isdigit() or not _TIME.fullmatch(text):
+        return None
+    days, dash, rest = text.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
-    if dash:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, minutes, seconds = [0, *parts, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes + (seconds > 0)) * 60
+    # Without days, the first of fewer than three numbers is that of the minutes.
+    hours, minutes, more = [*parts, 0, 0][:3] if dash or len(parts) == 3 else [0, *parts, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + more
 
 
 def _check_options(options: Sequence[str]) -> None:

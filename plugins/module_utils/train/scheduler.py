@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 from typing import Dict, List, Optional, Sequence
 
@@ -19,7 +18,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.contract imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Submission
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
-_TIME_LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
 #: Node states in which an attempt continues, but no new one starts.
 _LEAVING = ("drain", "fail")
 #: Node states in which nothing runs.
@@ -117,18 +115,10 @@ def fit(state: str) -> bool:
     return not state.startswith(_LEAVING + _GONE) and not state.endswith("*")
 
 
-def parse_time_left(text: str) -> Optional[float]:
-    """Parse the output of ``squeue --format=%L`` into seconds; None if there is no limit."""
-    found = _TIME_LEFT.fullmatch(text.strip())
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
 def time_left(run: Runner, job: int) -> Optional[float]:
     """The seconds until the time limit of a job; None if it has none. Raises CommandError."""
-    return parse_time_left(run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], timeout=20.0).stdout)
+    shown = run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], timeout=20.0).stdout
+    return requests.seconds(shown.strip())
 
 
 def job_state(run: Runner, job: int, name: str = "") -> str:

@@ -64,6 +64,14 @@ _FULL = 900.0
 _SUCCEEDED = "another node considers this one dead, and continues the run"
 #: The words for what Slurm does with a job; see `scheduler.fate`.
 _FATES = {"preempted": "Slurm has preempted the job", "requeued": "Slurm has requeued the job"}
+#: How a job ends with each decision: the state of the run, and what is noted with the last attempt.
+_ENDS = {
+    "finish": ("finished", ""),
+    "cancel": ("cancelled", ""),
+    "fail": ("failed", "stopped"),
+    "resubmit": ("queued", "another job was submitted"),
+    "requeue": ("queued", "Slurm starts the job again"),
+}
 
 
 class Post(NamedTuple):
@@ -92,17 +100,18 @@ class Supervisor:
         self._folder = folder
         self._post = post
         self._runner = runner
-        self._request: Request = folder.request()
+        self.request: Request = folder.request()
         self._run: Run = folder.read()
         examination = [post.program, "examine", str(folder.path)]
-        self._asking = Asking(runner, post.job, examination, self._request.gpus_per_node)
+        self.asking = Asking(runner, post.job, examination, self.request.gpus_per_node)
         self._lost: List[str] = []
         #: The attempt that this process monitors.
         self._started = 0
         #: The last attempt after which this process has continued the run, and the turn in which it has claimed that.
         self._claimed = (post.inherited, post.turn)
         self._preempted = False
-        self._cancelled = False
+        #: Whether the job was told to end immediately.
+        self.cancelled = False
 
     def preempt(self, _number: int, _frame: Any) -> None:
         """Slurm, or ``scancel --batch --signal=USR1``, announces that the job will end soon."""
@@ -110,7 +119,7 @@ class Supervisor:
 
     def cancel(self, _number: int, _frame: Any) -> None:
         """``scancel``, or the end of the job."""
-        self._cancelled = True
+        self.cancelled = True
 
     def supervise(self) -> int:
         """Supervise the run. Returns the exit status of the job."""
@@ -120,7 +129,7 @@ class Supervisor:
             return self._work()
         except DismissedError as why:
             dismissed = True
-            _say(f"{self._request.name}: {why}")
+            _say(f"{self.request.name}: {why}")
             return self._stand_by()
         finally:
             # Whatever has happened: there is no batch script left whose end would end the job of an heir.
@@ -138,18 +147,18 @@ class Supervisor:
         # Interruptions of earlier jobs do not count for this one, unless it is the same job.
         follows: Optional[decide.Decision] = None
         if self._post.inherited:
-            follows = decide.verdict(self._request, self._counted())
+            follows = decide.verdict(self.request, self._counted())
         while True:
             follows = self._left_to_slurm(follows or self._placement())
             self._note_action(follows)
             if follows.action != "restart":
                 return self._leave(follows)
             self._attempt(follows.nodes)
-            follows = decide.verdict(self._request, self._counted())
+            follows = decide.verdict(self.request, self._counted())
 
     def _too_short(self) -> str:
         """Why this job could do nothing but submit the next one; empty if it can. A partition or QOS may limit its time."""
-        left, least = None, self._request.grace + _RESERVE
+        left, least = None, self.request.grace + _RESERVE
         with contextlib.suppress(CommandError):
             left = scheduler.time_left(self._runner, self._post.job)
         if left is None or left > least:
@@ -186,7 +195,7 @@ class Supervisor:
 
     def _stand_by(self) -> int:
         """Wait for the end of the run if it continues in this job: Slurm ends a job with its batch script."""
-        while not self._post.inherited and not self._cancelled:
+        while not self._post.inherited and not self.cancelled:
             try:
                 state = self._folder.read().state
                 if state in ENDED or self._folder.submission().token != self._post.token:
@@ -211,24 +220,24 @@ class Supervisor:
         """An attempt of this job that its supervisor, which was lost, could not record, since the volume was full."""
         nodes, now = tuple(self._post.allocated), time.time()
         cause = Cause("node", "the node of the supervisor was lost before it could write run.json")
-        ranks = len(nodes) * self._request.ranks_per_node
+        ranks = len(nodes) * self.request.ranks_per_node
         return Attempt(number, self._post.job, nodes, ranks, "", now, end=now, cause=cause)
 
     def _placement(self) -> decide.Decision:
         """Decide where the next attempt runs. Waits for a controller that does not answer."""
         deadline = time.monotonic() + _RETURN
-        while not self._cancelled:
+        while not self.cancelled:
             self._require_charge()
             try:
                 suspects = decide.suspects(self._counted())
-                fit = self._asking.fit(self._post.allocated, self._lost, suspects)
+                fit = self.asking.fit(self._post.allocated, self._lost, suspects)
             except CommandError as failure:
                 _say(f"waiting for the controller: {failure}")
                 # It takes a while until it knows its nodes again.
                 deadline = time.monotonic() + _RECOVERY
                 time.sleep(_SPACING)
                 continue
-            decision = decide.placement(self._request, self._counted(), self._post.allocated, fit)
+            decision = decide.placement(self.request, self._counted(), self._post.allocated, fit)
             if decision.action == "restart" or time.monotonic() > deadline:
                 return decision
             # They may have returned by now.
@@ -250,20 +259,13 @@ class Supervisor:
         return Cause("warned", _FATES[fate]) if fate else cause
 
     def _leave(self, decision: decide.Decision) -> int:
-        states = {
-            "finish": "finished",
-            "cancel": "cancelled",
-            "fail": "failed",
-            "resubmit": "queued",
-            "requeue": "queued",
-        }
-        state, detail = states[decision.action], decision.reason
-        _say(f"{self._request.name}: {state}{': ' if detail else ''}{detail}")
+        state, detail = _ENDS[decision.action][0], decision.reason
+        _say(f"{self.request.name}: {state}{': ' if detail else ''}{detail}")
         deadline = time.monotonic() + _FULL
         while not self._save(self._run._replace(state=state, detail=detail)) and time.monotonic() < deadline:
             time.sleep(_STAND_BY)
         if decision.action == "resubmit":
-            while not self._cancelled and not scheduler.answers(self._runner):
+            while not self.cancelled and not scheduler.answers(self._runner):
                 _say("waiting for the controller, to submit another job")
                 time.sleep(_STAND_BY)
             self._resubmit(decision.excluded)
@@ -278,7 +280,7 @@ class Supervisor:
                 _say(f"waiting for the controller: {failure}")
             else:
                 return
-            if self._cancelled:
+            if self.cancelled:
                 return
             time.sleep(_STAND_BY)
 
@@ -298,12 +300,12 @@ class Supervisor:
 
     def _profile(self) -> str:
         """The profile of the next attempt; none if an earlier attempt has recorded it."""
-        for attempt in self._run.attempts if self._request.profile else ():
+        for attempt in self._run.attempts if self.request.profile else ():
             folder = Path(profile.directory(str(self._folder.path), attempt.number))
             with contextlib.suppress(OSError):
                 if profile.complete(folder, attempt.world_size):
                     return ""
-        return self._request.profile
+        return self.request.profile
 
     def _claim(self) -> None:
         """Claim to continue the run after the attempt that has ended, as a node of it that was cut off may do as well.
@@ -324,7 +326,7 @@ class Supervisor:
 
     def _attempt(self, nodes: Sequence[str]) -> None:
         self._claim()
-        request, post = self._request, self._post
+        request, post = self.request, self._post
         number = len(self._run.attempts) + 1
         with contextlib.suppress(OSError):
             # The agents use this as well.
@@ -341,7 +343,7 @@ class Supervisor:
             _PORTS[(post.job * 31 + number * 7) % len(_PORTS)],
             request.stage_dir,
             self._profile(),
-            self._request.commit,
+            self.request.commit,
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
@@ -363,28 +365,13 @@ class Supervisor:
 
     def interruption(self, watched: Sequence[str]) -> Optional[Cause]:
         """Why the ranks should save a checkpoint and end now, if they should."""
-        left = self._asking.time_left
-        if left is not None and left < self._request.grace + _RESERVE:
+        left = self.asking.time_left
+        if left is not None and left < self.request.grace + _RESERVE:
             return Cause("warned", "the time limit is near")
         if self._preempted:
             return Cause("warned", "Slurm has announced the end of the job")
-        leaving = [node for node in watched if scheduler.leaves(self._asking.states.get(node, ""))]
+        leaving = [node for node in watched if scheduler.leaves(self.asking.states.get(node, ""))]
         return Cause("warned", f"{leaving[0]} is to be drained", None, leaving[0]) if leaving else None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the job was told to end immediately."""
-        return self._cancelled
-
-    @property
-    def grace(self) -> float:
-        """Seconds for a checkpoint after a warning."""
-        return self._request.grace
-
-    @property
-    def asking(self) -> Asking:
-        """The queries."""
-        return self._asking
 
     def take_progress(self, watch: Watch, speed: Optional[float]) -> None:
         """Record the progress of the attempt in run.json. Raises DismissedError."""
@@ -414,19 +401,12 @@ class Supervisor:
 
     def _note_action(self, decision: decide.Decision) -> None:
         if self._run.attempts:
-            where = f"restarted on {', '.join(decision.nodes)}"
-            words = {
-                "finish": "",
-                "cancel": "",
-                "fail": "stopped",
-                "resubmit": "another job was submitted",
-                "requeue": "Slurm starts the job again",
-            }
-            action = words.get(decision.action, where)
+            restarted = f"restarted on {', '.join(decision.nodes)}"
+            action = restarted if decision.action == "restart" else _ENDS[decision.action][1]
             last = self._run.attempts[-1]
             out = []
             if decision.action in ("restart", "resubmit"):
-                out = decide.left_out(self._counted(), last.nodes, self._asking.unfit)
+                out = decide.left_out(self._counted(), last.nodes, self.asking.unfit)
             self._replace_last(last._replace(action="; ".join([action, *out])))
             for text in out:
                 _say(text)
@@ -506,7 +486,7 @@ class Course:
         cause = self._watch.verdict(now)
         if cause is not None:
             return self._supervisor.explained(cause)
-        if self._warned is not None and now - self._warned_at > self._supervisor.grace:
+        if self._warned is not None and now - self._warned_at > self._supervisor.request.grace:
             return self._warned
         if self._step.over():
             self._over_at = self._over_at or now

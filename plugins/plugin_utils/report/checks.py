@@ -22,7 +22,8 @@ def check(
     reason: str = "",
     remedy: str = "",
 ) -> Check:
-    """Create a check."""
+    """Create a check. One that has passed has neither a reason nor a remedy, whatever is given."""
+    passed = status == "pass"
     return {
         "id": name,
         "purpose": purpose,
@@ -31,8 +32,8 @@ def check(
         "required": required,
         "unit": unit,
         "status": status,
-        "reason": reason,
-        "remedy": remedy,
+        "reason": "" if passed else reason,
+        "remedy": "" if passed else remedy,
     }
 
 

@@ -37,8 +37,6 @@ _SLURMS_REASONS = (
     *("Not responding", "Node unexpectedly rebooted", "Low ", "Prolog error", "Epilog error", "Kill task failed"),
     *("batch job complete failure", "Duplicate jobid", "Can't save job state", "gres/", "Reboot ASAP", "slurmctld"),
 )
-#: The format of the output of sinfo for ``slurm_checks``, one line per node and partition.
-SINFO_FORMAT = "%N|%T|%o|%E"
 
 
 def userspace_only_check(name: str, purpose: str, machine: str) -> Check:
@@ -51,30 +49,23 @@ def member_checks(
     machines: Sequence[str], asked: Sequence[str], answered: Sequence[str], userspace_only: Sequence[str] = ()
 ) -> list[Check]:
     """Which members answered. A member that is not in this run is reported as skipped."""
-    purpose = "The member answers over SSH"
+    title = ("members.answer", "The member answers over SSH")
     made = []
     for machine in machines:
         if machine in userspace_only:
-            made.append(userspace_only_check("members.answer", purpose, machine))
+            made.append(userspace_only_check(*title, machine))
         elif machine in answered:
-            made.append(check("members.answer", purpose, machine, "pass", "answers", "answers"))
+            made.append(check(*title, machine, "pass", "answers", "answers"))
         elif machine in asked:
-            made.append(
-                check(
-                    "members.answer",
-                    purpose,
-                    machine,
-                    "fail",
-                    "no answer",
-                    "answers",
-                    reason=f"{machine} does not answer over SSH, or failed before it could be checked.",
-                    remedy=f"Start {machine} or check its network. If it is permanently lost, run the remove playbook "
-                    f"with cluster_machine={machine}.",
-                )
+            reason = f"{machine} does not answer over SSH, or failed before it could be checked."
+            remedy = (
+                f"Start {machine} or check its network. If it is permanently lost, run the remove playbook with "
+                f"cluster_machine={machine}."
             )
+            made.append(check(*title, machine, "fail", "no answer", "answers", "", reason, remedy))
         else:
             reason = f"{machine} is not among the hosts of this run."
-            made.append(check("members.answer", purpose, machine, "skipped", reason=reason))
+            made.append(check(*title, machine, "skipped", reason=reason))
     return made
 
 
@@ -108,7 +99,7 @@ def _unprobed(one: str, other: str, asked: Collection[str], answered: Collection
 
 def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[Check]:
     """For each member, which others it reaches. The verdict contains the pairs individually."""
-    purpose = "Every other member can be reached"
+    title = ("reachability.peers", "Every other member can be reached")
     made = []
     leaving = by_sender(pairs)
     for machine in machines:
@@ -120,24 +111,16 @@ def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[
         if bad or broken:
             listed = bad or broken
             remedies = list(dict.fromkeys(pair["remedy"] for pair in listed if pair["remedy"]))
+            reason = " ".join(_first(list(dict.fromkeys(_said(pair) for pair in listed))))
+            status = "fail" if bad else "error"
             made.append(
-                check(
-                    "reachability.peers",
-                    purpose,
-                    machine,
-                    "fail" if bad else "error",
-                    len(good),
-                    len(own),
-                    "peers",
-                    " ".join(_first(list(dict.fromkeys(_said(pair) for pair in listed)))),
-                    " ".join(_first(remedies)),
-                )
+                check(*title, machine, status, len(good), len(own), "peers", reason, " ".join(_first(remedies)))
             )
         elif not judged:
             reason = own[0]["message"] if own else "The cluster has no other member."
-            made.append(check("reachability.peers", purpose, machine, "skipped", reason=reason))
+            made.append(check(*title, machine, "skipped", reason=reason))
         else:
-            made.append(check("reachability.peers", purpose, machine, "pass", len(good), judged, "peers"))
+            made.append(check(*title, machine, "pass", len(good), judged, "peers"))
     return made
 
 
@@ -159,7 +142,8 @@ def _said(pair: Pair) -> str:
 
 def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float) -> list[Check]:
     """For each member, the largest difference from another's clock. munge rejects differences of minutes."""
-    purpose = "The clock agrees with the other members'"
+    title = ("clock.offset", "The clock agrees with the other members'")
+    remedy = "Run chrony or systemd-timesyncd on both; munge rejects credentials if clocks differ."
     made = []
     leaving = by_sender(pairs)
     for machine in machines:
@@ -168,26 +152,13 @@ def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float)
         }
         if not seen:
             reason = "The clock could not be compared with another member's."
-            made.append(check("clock.offset", purpose, machine, "skipped", reason=reason))
+            made.append(check(*title, machine, "skipped", reason=reason))
             continue
         peer = max(seen, key=lambda one: abs(seen[one]))
         worst = round(abs(seen[peer]), 3)
-        good = worst <= limit_s
-        made.append(
-            check(
-                "clock.offset",
-                purpose,
-                machine,
-                "pass" if good else "fail",
-                worst,
-                f"≤ {limit_s:g}",
-                "s",
-                ""
-                if good
-                else f"{peer}'s clock is {worst:g} s {'ahead of' if seen[peer] > 0 else 'behind'} {machine}'s.",
-                "" if good else "Run chrony or systemd-timesyncd on both; munge rejects credentials if clocks differ.",
-            )
-        )
+        status = "pass" if worst <= limit_s else "fail"
+        reason = f"{peer}'s clock is {worst:g} s {'ahead of' if seen[peer] > 0 else 'behind'} {machine}'s."
+        made.append(check(*title, machine, status, worst, f"≤ {limit_s:g}", "s", reason, remedy))
     return made
 
 
@@ -245,15 +216,14 @@ def bandwidth_checks(
     level: str,
 ) -> list[Check]:
     """For each member, its slowest outgoing link, from pairs processed by ``mark_slow``."""
-    purpose = "The link to every other member is fast enough"
-    name = "reachability.bandwidth"
+    title = ("reachability.bandwidth", "The link to every other member is fast enough")
     if not any("slow" in pair for pair in pairs):
         reason = (
             "Throughput is only measured at levels full and burn."
             if level == "quick"
             else "No throughput was measured."
         )
-        return [check(name, purpose, None, "skipped", reason=reason)]
+        return [check(*title, None, "skipped", reason=reason)]
     made = []
     sites, leaving = _sites(record), by_sender(pairs)
     for machine in asked:
@@ -261,7 +231,7 @@ def bandwidth_checks(
         own = [pair for pair in sent if "slow" in pair]
         lost = [pair["to"] for pair in sent if pair["status"] == "pass" and "slow" not in pair]
         if not own:
-            made.append(check(name, purpose, machine, "skipped", reason=f"No throughput from {machine} was measured."))
+            made.append(check(*title, machine, "skipped", reason=f"No throughput from {machine} was measured."))
             continue
         slow = [pair for pair in own if pair["slow"]]
         judged = [pair for pair in own if _like(sites, pair) in gates]
@@ -277,19 +247,9 @@ def bandwidth_checks(
             remedy = "Check whether the members are busy, and run it again."
         too_few = _too_few({_like(sites, pair) for pair in alone})
         status = "fail" if slow else "error" if lost else "pass" if judged else "skipped"
-        made.append(
-            check(
-                name,
-                purpose,
-                machine,
-                status,
-                round(float(least["bandwidth_gbps"]), 3),
-                f"≥ {gate:.3g}" if gate is not None else None,
-                "Gbit/s",
-                " ".join(words) if status != "skipped" else too_few,
-                remedy if words else "",
-            )
-        )
+        actual, required = round(float(least["bandwidth_gbps"]), 3), None if gate is None else f"≥ {gate:.3g}"
+        reason = too_few if status == "skipped" else " ".join(words)
+        made.append(check(*title, machine, status, actual, required, "Gbit/s", reason, remedy if words else ""))
         if alone and status != "skipped":
             made.append(unjudged(made[-1], too_few, round(float(_slowest(alone)["bandwidth_gbps"]), 3), "Gbit/s"))
     return made
@@ -319,39 +279,28 @@ def health_checks(
     userspace_only: Sequence[str] = (),
 ) -> list[Check]:
     """node_health's own results; an error for a member that answered without a result."""
+    title = ("health.node", "The node is healthy")
     if health is None:
-        return [
-            check(
-                "health.node", "The node is healthy", None, "skipped", reason="Node health was not checked in this run."
-            )
-        ]
+        return [check(*title, None, "skipped", reason="Node health was not checked in this run.")]
     made: list[Check] = []
     for machine in machines:
         results = (health.get(machine) or {}).get("checks")
         if machine in userspace_only:
-            made.append(userspace_only_check("health.node", "The node is healthy", machine))
+            made.append(userspace_only_check(*title, machine))
         elif results:
             made += [{**result, "host": machine} for result in results]
         elif machine in answered:
-            said = str((health.get(machine) or {}).get("msg") or "node_health returned no result")
-            made.append(
-                check(
-                    "health.node",
-                    "The node is healthy",
-                    machine,
-                    "error",
-                    reason=f"{said.rstrip('.')}.",
-                    remedy=f"Run ansible -m gpumesh.cluster.node_health {machine} to see why.",
-                )
-            )
+            said = str((health.get(machine) or {}).get("msg") or "node_health returned no result").rstrip(".")
+            remedy = f"Run ansible -m gpumesh.cluster.node_health {machine} to see why."
+            made.append(check(*title, machine, "error", reason=f"{said}.", remedy=remedy))
         else:
             reason = f"{machine} did not answer, so its health is not known."
-            made.append(check("health.node", "The node is healthy", machine, "skipped", reason=reason))
+            made.append(check(*title, machine, "skipped", reason=reason))
     return made
 
 
 def parse_sinfo(text: str) -> dict[str, tuple[str, str, str]]:
-    """State, address and reason by node, from ``sinfo -h -N`` with SINFO_FORMAT."""
+    """State, address and reason by node, from ``sinfo -h -N -o "%N|%T|%o|%E"``, a line per node and partition."""
     nodes = {}
     for line in text.splitlines():
         fields = line.split("|", 3)
@@ -362,63 +311,38 @@ def parse_sinfo(text: str) -> dict[str, tuple[str, str, str]]:
 
 def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, userspace_only: Sequence[str] = ()) -> list[Check]:
     """Whether each member is a node that accepts jobs, at its cluster address."""
-    purpose = "The Slurm node accepts jobs at the member's cluster address"
+    title = ("slurm.node", "The Slurm node accepts jobs at the member's cluster address")
     manager = record["manager"]
     trouble, status = _command_trouble(slurm, "sinfo", manager)
     if trouble or slurm is None:
         remedy = "Check slurmctld on the manager: systemctl status slurmctld." if status != "skipped" else ""
-        return [check("slurm.node", purpose, None, status, reason=trouble, remedy=remedy)]
+        return [check(*title, None, status, reason=trouble, remedy=remedy)]
     nodes = parse_sinfo(str(slurm.get("stdout", "")))
     made = []
     for machine, view in member_views(record).items():
-        required = f"idle at {view['address']}"
+        required, remedy = f"idle at {view['address']}", "Run the slurm playbook."
         if machine in userspace_only:
-            made.append(userspace_only_check("slurm.node", purpose, machine))
+            made.append(userspace_only_check(*title, machine))
             continue
         if machine not in nodes:
-            made.append(
-                check(
-                    "slurm.node",
-                    purpose,
-                    machine,
-                    "fail",
-                    "no such node",
-                    required,
-                    reason=f"slurmctld on {manager} has no node {machine}.",
-                    remedy="Run the slurm playbook.",
-                )
-            )
+            reason = f"slurmctld on {manager} has no node {machine}."
+            made.append(check(*title, machine, "fail", "no such node", required, "", reason, remedy))
             continue
         state, address, reason = nodes[machine]
         known, flags = show.node_state([state])
-        working = show.ready(known, flags)
         if show.held(flags) and known != "down" and reason and not _of_programs(reason):
             # Whoever drained it knows why, and it is not a fault of the cluster.
             words = f"The node is {state}: {reason}."
-            made.append(check("slurm.node", purpose, machine, "skipped", state, required, reason=words))
+            made.append(check(*title, machine, "skipped", state, required, reason=words))
             continue
-        placed = address == view["address"]
         problem = ""
-        if not working:
+        if not show.ready(known, flags):
             problem = f"The node is {state}{f': {reason}' if reason else ''}."
-        elif not placed:
+            remedy = _node_remedy(machine, reason)
+        elif address != view["address"]:
             problem = f"slurmctld connects to {machine} at {address} instead of {view['address']}."
-        made.append(
-            check(
-                "slurm.node",
-                purpose,
-                machine,
-                "fail" if problem else "pass",
-                f"{state} at {address}",
-                required,
-                reason=problem,
-                remedy=""
-                if not problem
-                else _node_remedy(machine, reason)
-                if not working
-                else "Run the slurm playbook.",
-            )
-        )
+        status = "fail" if problem else "pass"
+        made.append(check(*title, machine, status, f"{state} at {address}", required, "", problem, remedy))
     return made
 
 
@@ -533,11 +457,11 @@ def _job_check(purpose: str, machines: Sequence[str], job: Mapping[str, Any], tr
         "slurm.job",
         purpose,
         None,
-        "pass" if not missing else "fail",
+        "fail" if missing else "pass",
         f"{len(machines) - len(missing)} nodes",
         required,
-        reason="" if not missing else f"No task ran on {', '.join(missing)}.",
-        remedy="" if not missing else _JOB_REMEDY,
+        reason=f"No task ran on {', '.join(missing)}.",
+        remedy=_JOB_REMEDY,
     )
 
 
@@ -555,36 +479,18 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
     made = []
     for result in ran:
         name = str(result.get("collective") or result.get("item") or "unknown")
+        title = (f"collective.{name}", f"{name} is correct and fast enough")
         if "collective" not in result:
             # The module itself failed, or its host does not respond: that is not a pass, and must be reported.
             said = str(result.get("msg") or "collective_test returned no result").rstrip(".")
-            remedy = "Fix the error, and run it again."
-            made.append(
-                check(
-                    f"collective.{name}",
-                    f"{name} is correct and fast enough",
-                    None,
-                    "error",
-                    reason=f"{said}.",
-                    remedy=remedy,
-                )
-            )
+            made.append(check(*title, None, "error", reason=f"{said}.", remedy="Fix the error, and run it again."))
             continue
         failure = result.get("error") or {}
         status = str(result.get("status") or "error")
-        made.append(
-            check(
-                f"collective.{name}",
-                f"{name} is correct and fast enough",
-                None,
-                status,
-                result.get("busbw_gbps"),
-                result.get("min_busbw_gbps"),
-                "GB/s",
-                reason="" if status == "pass" else str(failure.get("message") or "The collective returned no result."),
-                remedy="" if status in ("pass", "skipped") else str(failure.get("remedy") or "Run it manually."),
-            )
-        )
+        measured, required = result.get("busbw_gbps"), result.get("min_busbw_gbps")
+        reason = str(failure.get("message") or "The collective returned no result.")
+        remedy = "" if status == "skipped" else str(failure.get("remedy") or "Run it manually.")
+        made.append(check(*title, None, status, measured, required, "GB/s", reason, remedy))
         if result.get("left_out"):
             words = str(result["left_out"])
             made.append(check(f"collective.{name}_members", f"{name} uses all nodes", None, "skipped", reason=words))

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import in_bytes
 
 Figure = dict[str, Any]
 
@@ -68,7 +71,6 @@ def topology(cluster: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> 
                     "label_y": round(label[1] + (10 if upright and math.sin(angle) > 0 else -6 if upright else 4), 1),
                     "anchor": "middle" if upright else ("end" if flipped else "start"),
                     "rotate": round(turn, 1) if radial else None,
-                    "site": sites.index(site),
                     "manager": member["machine"] == cluster["manager"],
                     "answered": member["answered"],
                     "gpus": member["gpus"],
@@ -150,10 +152,7 @@ def steps(values: Sequence[float], number: int = 5) -> list[float]:
 
 def step_of(value: float, bounds: Sequence[float]) -> int:
     """The class of a value: its index in ``bounds``."""
-    for index, bound in enumerate(bounds):
-        if value <= bound:
-            return index
-    return max(len(bounds) - 1, 0)
+    return min(bisect_left(bounds, value), max(len(bounds) - 1, 0))
 
 
 #: Each of these gives round numbers when an axis is divided in four.
@@ -169,15 +168,6 @@ def nice_ceiling(value: float) -> float:
         if value <= factor * power * 1.0000001:
             return factor * power
     return 10.0 * power
-
-
-def size_name(size: float) -> str:
-    """Bytes in binary units, as message sizes are usually written: 8 B, 64 KiB, 1 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if size == int(size) else f"{size:.1f} {unit}"
-        size /= 1024
-    return ""
 
 
 def _points(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -212,7 +202,7 @@ def curves(results: Sequence[Mapping[str, Any]]) -> Figure | None:
         "left": left,
         "right": width - right,
         "base": height - bottom,
-        "x_ticks": [{"x": x(2.0**power), "text": size_name(2.0**power)} for power in range(low, high + 1, stride)],
+        "x_ticks": [{"x": x(2.0**power), "text": in_bytes(2**power)} for power in range(low, high + 1, stride)],
         "y_ticks": [{"y": y(ceiling * part / 4), "text": f"{ceiling * part / 4:g}"} for part in range(5)],
         "thresholds": [{"y": y(value), "text": f"required {value:g} GB/s"} for value in thresholds],
         "series": [
@@ -224,7 +214,7 @@ def curves(results: Sequence[Mapping[str, Any]]) -> Figure | None:
                     {
                         "x": x(row["size_bytes"]),
                         "y": y(row["busbw_gbps"]),
-                        "title": f"{result['collective']}, {size_name(row['size_bytes'])}: {row['busbw_gbps']:g} GB/s",
+                        "title": f"{result['collective']}, {in_bytes(row['size_bytes'])}: {row['busbw_gbps']:g} GB/s",
                     }
                     for row in _points(result)
                 ],
@@ -250,5 +240,5 @@ def history_bars(history: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
                 size = max(size, 2.0)
                 top -= size
                 parts.append({"status": status, "y": round(top, 1), "height": round(size, 1)})
-        columns.append({"x": index * (width + gap), "parts": parts, "run": run, "current": index == len(runs) - 1})
+        columns.append({"x": index * (width + gap), "parts": parts, "run": run})
     return {"width": len(runs) * (width + gap) - gap, "height": height, "bar": width, "columns": columns}

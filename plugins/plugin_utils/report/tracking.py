@@ -41,11 +41,6 @@ def tracking_checks(
         problem = str(result.get("problem", result.get("msg", "There is no result.")))
         if serves and not problem and not result.get("wrote"):
             problem = f"{machine} does not have the account of the check."
-        status = "fail" if problem else "pass"
-        remedy = _REMEDY.format(server=server) if problem else ""
-        made.append(
-            check(
-                name, purpose, machine, status, "no" if problem else required, required, reason=problem, remedy=remedy
-            )
-        )
+        status, actual = ("fail", "no") if problem else ("pass", required)
+        made.append(check(name, purpose, machine, status, actual, required, "", problem, _REMEDY.format(server=server)))
     return made

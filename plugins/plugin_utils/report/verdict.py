@@ -185,28 +185,22 @@ def assemble(
 
     For a large cluster, the pairs are summarized, and those with a fault listed.
     """
-    reachability: dict[str, Any] = (
-        {"pairs": [dict(pair) for pair in pairs]}
-        if not crowd.is_large(record)
-        else {
-            "summary": crowd.sum_up(record["members"], pairs),
-            "pairs": [dict(pair) for pair in crowd.listed(pairs)],
-        }
-    )
-    judged = [dict(check) for check in checks]
+    reachability: dict[str, Any] = {"pairs": pairs}
+    if crowd.is_large(record):
+        reachability = {"summary": crowd.sum_up(record["members"], pairs), "pairs": crowd.listed(pairs)}
     verdict = {
         "schema_version": SCHEMA_VERSION,
         "generated_at": generated_at,
         "level": level,
-        "status": overall(judged),
-        "counts": count(judged),
+        "status": overall(checks),
+        "counts": count(checks),
         "cluster": _cluster(record, answered),
-        "layers": _layers(record, judged),
-        "checks": judged,
+        "layers": _layers(record, checks),
+        "checks": checks,
         "reachability": reachability,
-        "collectives": [dict(result) for result in collectives],
-        "jobs": [dict(job) for job in jobs],
-        "volumes": [dict(volume) for volume in volumes],
+        "collectives": collectives,
+        "jobs": jobs,
+        "volumes": volumes,
         "history": _history(previous, record["id"]),
     }
     # It contains text from hosts and their users, and is shown in terminals, browsers and job logs.

@@ -37,8 +37,6 @@ _SLOW = {"bandwidth_gbps": "slow", "rdma_gbps": "rdma_slow"}
 _SHOWN = 200
 #: The properties of a pair on the page.
 _TOLD = (
-    "status",
-    "verdict",
     "message",
     "remedy",
     "rtt_ms",
@@ -129,7 +127,7 @@ def matrix(
         cells = []
         for target in machines:
             pair = pairs.get((source, target))
-            cell = {"to": target, "text": "", "kind": "none", "label": f"{source} to {target}: not measured"}
+            cell = {"text": "", "kind": "none", "label": f"{source} to {target}: not measured"}
             if source == target and pair is None:
                 cell.update(kind="self", label="")
             elif pair is not None and pair["status"] != "pass":

@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks impo
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, worst
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
 
+#: The phases of volume_probe whose results count.
 PHASES = ("write", "compare", "release", "take")
 
 #: The measurements: the check, its key in a result, the phase that has it, its unit and its purpose.
@@ -150,8 +151,8 @@ def _over_volumes(
         None if status == "skipped" else sum(1 for finding in findings if finding.status == "pass"),
         None if status == "skipped" else len(findings),
         "" if status == "skipped" else "volumes",
-        _joined(finding.words for finding in telling) if status != "pass" else "",
-        _joined(finding.remedy for finding in telling) if status in ("fail", "error") else "",
+        _joined(finding.words for finding in telling),
+        _joined(finding.remedy for finding in telling),
     )
     return [made, *_left_out(made, findings)]
 
@@ -234,7 +235,7 @@ def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: fl
         min(values) if values else None,
         f"≥ {least:g}" if least and status != "skipped" else None,
         unit if values else "",
-        _joined(finding.words for finding in telling) if status != "pass" else "",
+        _joined(finding.words for finding in telling),
         _joined(finding.remedy for finding in telling),
     )
     return [made, *_left_out(made, findings, unit)]
@@ -277,16 +278,15 @@ def _space(found: Found, limit: float) -> Check:
     if not known:
         return check(*_SPACE, None, "skipped", reason="No volume could be examined.")
     used, volume, machine = max(known, key=lambda one: float(one[0]))
-    good = used <= limit
     return check(
         *_SPACE,
         None,
-        "pass" if good else "fail",
+        "pass" if used <= limit else "fail",
         used,
         f"≤ {limit:g}",
         "%",
-        "" if good else f"{volume['name']} at {volume['mount_point']} is {used:g} % full, as {machine} sees it.",
-        "" if good else f"Free some space: du -xh --max-depth=2 {volume['mount_point']} | sort -h shows what uses it.",
+        f"{volume['name']} at {volume['mount_point']} is {used:g} % full, as {machine} sees it.",
+        f"Free some space: du -xh --max-depth=2 {volume['mount_point']} | sort -h shows what uses it.",
     )
 
 
@@ -312,9 +312,7 @@ def _users(found: Found) -> Check:
         "users",
         _joined(words),
         "Give each user the same UID on all members (usermod --uid, then chown their files), or use a directory service "
-        "such as LDAP on all members."
-        if torn
-        else "",
+        "such as LDAP on all members.",
     )
 
 

@@ -184,7 +184,7 @@ def test_a_node_that_lacks_a_program_of_its_runtime(top: Path, program: str, fir
 
 def test_only_podman_needs_subordinate_ids_and_only_it_gives_gpus(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (top / "subuid").write_text("")
-    monkeypatch.setattr(runtime_charliecloud.tree, "has", lambda *_given: True)
+    monkeypatch.setattr(runtime_charliecloud.Charliecloud, "has", lambda *_given: True)
     given = here(top, "charliecloud")
     assert container.prepare(there, job.encode(parsed()), 7, given, "") == 0
     with pytest.raises(HostStateError, match="get no GPUs. Ask the administrator to set session_runtime: podman"):

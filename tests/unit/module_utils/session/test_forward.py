@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,24 +77,6 @@ def test_a_forward_of_ipv6() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listening:
         port = listening.getsockname()[1]
         assert forward.started([f"{port}:1"], HERE._replace(members={"n1": "::1"}))
-
-
-@pytest.mark.skipif(sys.byteorder == "big", reason="it was recorded on a host with the other byte order")
-def test_the_users_that_listen() -> None:
-    text = """\
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 40123 1 ffff 100 0 0 10 0
-   1: 0100000A:22B8 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 40124 1 ffff 100 0 0 10 0
-   2: 0100000A:22B8 0200000A:9C40 01 00000000:00000000 02:000000A1 00000000  1000        0 40125 2 ffff 20 4 30 10 -1
-  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when
-   0: B80D0120000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 \
-00000000     0        0 40126 1 ffff 100 0 0 10 0
-"""
-    assert forward.parse_listeners(text) == {
-        (ipaddress.ip_address("127.0.0.1"), 8080): {1000},
-        (ipaddress.ip_address("10.0.0.1"), 8888): {1001},
-        (ipaddress.ip_address("2001:db8::1"), 80): {0},
-    }
 
 
 def test_ssh_verifies_the_session_and_goes_through_a_step_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_a_login_with_the_key_of_the_session_runs_the_command_and_no_other_key_d
             (tmp_path / "ssh" / "config").write_text(config.replace(str(key), str(other)))
             assert "Permission denied (publickey)" in run([*login, "127.0.0.1", "x"], check=False).stderr
             # A daemon with another key does not belong to this session.
-            (tmp_path / "ssh" / "known_hosts").write_text(ssh.known_hosts(ssh.public_half(run, str(other))))
+            (tmp_path / "ssh" / "known_hosts").write_text(f"{ssh.ALIAS} {ssh.public_half(run, str(other))}\n")
             assert "Host key verification failed" in run([*login, "127.0.0.1", "x"], check=False).stderr
         finally:
             daemon.terminate()

@@ -82,23 +82,24 @@ def test_an_image_is_fetched_once(tmp_path: Path) -> None:
     tools, place = Tools(), place_in(tmp_path)
     # What a killed one has left.
     (tmp_path / "trees" / "new" / "layout").mkdir(parents=True)
-    assert not tree.has(place, IMAGE)
-    tree.fetch(tools, place, IMAGE)
-    assert tree.has(place, IMAGE)
+    images = tree.Unpacked(tools)
+    assert not images.has(place, IMAGE) and images.find(place, IMAGE) is None
+    images.fetch(place, IMAGE)
+    assert images.has(place, IMAGE)
     assert tree.read(tree.folder(place, IMAGE)).user == (70, 71)
     assert os.listdir(tmp_path) == ["trees"]
     assert sorted(os.listdir(tmp_path / "trees")) == sorted([".lock", runtime.digest(IMAGE)])
     before = len(tools.called)
-    tree.fetch(tools, place, IMAGE)
+    images.fetch(place, IMAGE)
     assert len(tools.called) == before
     assert ["skopeo", "copy", "--quiet", f"docker://{IMAGE}"] in [argv[:4] for argv in tools.called]
 
 
 def test_an_image_that_cannot_be_fetched(tmp_path: Path) -> None:
-    place = place_in(tmp_path)
+    place, images = place_in(tmp_path), tree.Unpacked(Tools("trying\nmanifest unknown\n"))
     with pytest.raises(HostStateError, match=f"The image {IMAGE} cannot be fetched on .*: manifest unknown. Correct"):
-        tree.fetch(Tools("trying\nmanifest unknown\n"), place, IMAGE)
-    assert not tree.has(place, IMAGE)
+        images.fetch(place, IMAGE)
+    assert not images.has(place, IMAGE)
 
 
 def test_the_words_of_skopeo_without_its_log() -> None:

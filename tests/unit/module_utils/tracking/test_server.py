@@ -372,12 +372,10 @@ def test_users_are_made_changed_and_removed_and_others_stay() -> None:
         {"name": "bob", "password": "new-password", "administrator": False},
         {"name": "admin", "password": "the-password", "administrator": True},
     ]
-    assert users.settle(store, wanted, look=True) == ["bob", "admin"]
-    assert "admin" not in store.known
-    assert users.settle(store, wanted, look=False) == ["bob", "admin"]
-    assert users.settle(store, wanted, look=False) == []
+    assert users.settle(store, wanted) == ["bob", "admin"]
+    assert users.settle(store, wanted) == []
     assert store.known == {"bob": ["new-password", False], "admin": ["the-password", True], "carol": ["hers", False]}
-    assert users.settle(store, [{"name": "bob", "password": None, "administrator": False}] * 2, look=False) == ["bob"]
+    assert users.settle(store, [{"name": "bob", "password": None, "administrator": False}] * 2) == ["bob"]
     assert "bob" not in store.known
 
 

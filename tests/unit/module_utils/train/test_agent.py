@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import cast
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import processes, program, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import (
     Agent,
     NodeError,
@@ -89,13 +90,14 @@ def test_a_full_temporary_directory_is_the_nodes_and_a_missing_program_is_not(
 def test_a_full_temporary_directory_does_not_keep_ranks_from_being_warned(
     task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    warned: list[int] = []
+    warned: list[tuple[int, int]] = []
     monkeypatch.setattr(Path, "touch", full_disk)
+    monkeypatch.setattr(processes, "send", lambda *given: warned.append(given))
     agent = Agent(task, "n1", io.StringIO())
     agent._local = str(tmp_path / "local")
-    agent._ranks = [cast("Rank", SimpleNamespace(status=None, warn=lambda: warned.append(0)))]
+    agent._ranks = [cast("Rank", SimpleNamespace(status=None, group=7))]
     agent._obey("warn")
-    assert warned == [0]
+    assert warned == [(7, signal.SIGUSR1)]
 
 
 def test_a_node_that_is_cut_off_does_not_go_on_with_the_run(task: Task) -> None:

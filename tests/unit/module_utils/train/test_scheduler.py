@@ -59,10 +59,18 @@ def test_which_nodes_can_be_used(state: str, fit: bool, leaves: bool) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("1-02:03:04\n", 93784.0), ("2:03:04", 7384.0), ("3:04", 184.0), ("0:00", 0.0), ("UNLIMITED", None), ("", None)],
+    [
+        ("1-02:03:04\n", 93784.0),
+        ("2:03:04", 7384.0),
+        ("3:04", 184.0),
+        ("0:00", 0.0),
+        ("UNLIMITED", None),
+        ("", None),
+        ("x:1", None),
+    ],
 )
 def test_time_that_is_left(text: str, seconds: float | None) -> None:
-    assert scheduler.parse_time_left(text) == seconds
+    assert scheduler.time_left(lambda *_args, **_options: Completed(0, text, ""), 7) == seconds
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_a_volume_that_fails_for_a_moment_does_not_end_the_run(folder: Folder, m
     monkeypatch.setattr(Path, "is_dir", fail)
     monkeypatch.setattr(Path, "glob", lambda path, _pattern: fail(path))
     assert made._profile() == ""
-    made._request = made._request._replace(profile="torch:5")
+    made.request = made.request._replace(profile="torch:5")
     assert made._profile() == "torch:5"
 
 
