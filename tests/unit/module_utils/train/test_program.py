@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +158,13 @@ class Host:
 
 
 @pytest.fixture(name="host")
-def _host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def _host(tmp_path: Path) -> Iterator[Host]:
+    yield Host(tmp_path)
+    # With its job, Slurm would have ended the agent of a supervisor that was killed.
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(tmp_path / "bin") in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def test_the_program_needs_no_ansible() -> None:
