@@ -338,9 +338,7 @@ def _write(manager: str, plan: Plan) -> None:
         os.makedirs(os.path.dirname(plan.path), mode=0o755, exist_ok=True)
         write_atomic(plan.path, plan.after, mode=0o644)
     elif plan.before and not plan.after and remove_file(plan.path) and manager == SYSTEMD:
-        folder = os.path.dirname(plan.path)
-        if not os.listdir(folder):
-            os.rmdir(folder)
+        remove_empty(os.path.dirname(plan.path))
 
 
 def last_words(run: Runner, manager: str, name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags
 
@@ -182,17 +182,8 @@ def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differenc
 
 def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:
     """The text of all mount and automount units of the administrator, by file name."""
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return {}
-    found = {}
-    for name in names:
-        if name.endswith(_SUFFIXES):
-            text = _read(os.path.join(folder, name))
-            if text is not None:
-                found[name] = text
-    return found
+    texts = {name: _read(os.path.join(folder, name)) for name in names_in(folder) if name.endswith(_SUFFIXES)}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def idle_automounts(run: Runner, names: Iterable[str]) -> List[str]:
