@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, names
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import started_at, unread
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import runs_systemd, started_at, unread
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files as job_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install as session
@@ -91,7 +90,7 @@ def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[
             words = failure.message.rstrip(".")
         found.setdefault(expected["layer"], []).extend([words] if words else [])
     names = [service["unit"] for service in services]
-    if names and find("systemctl") is not None and os.path.isdir("/run/systemd/system"):
+    if names and find("systemctl") is not None and runs_systemd():
         shown = run(
             ["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState,MainPID", *names], check=False
         )

@@ -23,6 +23,7 @@ _PORT_DIGITS = re.compile(r"[0-9A-Fa-f]{4}")
 _NATIVE_WORD = "=I"
 
 ESTABLISHED, LISTENING = "01", "0A"
+CAP_SYS_ADMIN, CAP_SYS_NICE = 21, 23
 
 
 class TcpSocket(NamedTuple):
@@ -88,6 +89,12 @@ def text(proc: str, process: str, name: str) -> str:
             return stream.read()
     except OSError:
         return ""
+
+
+def has_capability(status: str, number: int) -> bool:
+    """Whether a process has one of the capabilities of <linux/capability.h>, from the text of its status."""
+    found = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", status, re.MULTILINE)
+    return found is None or bool(int(found.group(1), 16) >> number & 1)
 
 
 def title(proc: str, pid: int) -> str:

@@ -139,6 +139,7 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
     TABLE,
@@ -147,7 +148,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, admitted, present
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 
 _RANGE = "/proc/sys/net/ipv4/ip_local_port_range"

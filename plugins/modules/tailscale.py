@@ -247,8 +247,12 @@ peers:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, commands_of, starts_at_boot
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import (
+    Places,
+    commands_of,
+    runs_systemd,
+    starts_at_boot,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet import (
     Host,
     absent,

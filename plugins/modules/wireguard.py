@@ -190,12 +190,11 @@ handshakes:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import (
     Host,
     absent,
     present,
-    runs_systemd,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD, TUNNEL, TUNNEL_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired

@@ -15,7 +15,7 @@ import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, runs_systemd, starts_at_boot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
@@ -493,11 +493,6 @@ def _implementation(host: Host, runtime: Optional[Runtime]) -> str:
             f"Give the container the device {_TUN} (docker run --device {_TUN}), or load the kernel module wireguard.",
         )
     return "userspace" if find("wireguard-go") else "missing"
-
-
-def runs_systemd() -> bool:
-    """Whether systemd is PID 1 here (sd_booted(3))."""
-    return os.path.isdir("/run/systemd/system")
 
 
 def _starts_at_boot(host: Host, interface: str) -> bool:
