@@ -13,7 +13,7 @@ import re
 import shlex
 import socket
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -383,20 +383,14 @@ def answers(address: str, port: int) -> bool:
         return False
 
 
-def wait_until_ready(
-    name: str,
-    ready: Ready,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_until_ready(name: str, ready: Ready, seconds: float) -> None:
     """Wait until the daemon is ready. Raises HostStateError after ``seconds``."""
-    end = clock() + seconds
+    end = time.monotonic() + seconds
     while not ready.holds():
-        if clock() >= end:
+        if time.monotonic() >= end:
             wanted = ready.path or f"{ready.address}:{ready.port}"
             raise HostStateError(f"{name} runs, but {wanted} is not available after {seconds:g} s.", "See its log.")
-        sleep(0.25)
+        time.sleep(0.25)
 
 
 def bring_about(
