@@ -39,6 +39,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     unknown,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 #: The last one is the shared memory of NCCL and PyTorch's data loaders.
@@ -77,11 +78,6 @@ class Context:
     def nvidia(self) -> bool:
         """Whether there are GPUs that nvidia-smi can query."""
         return self.tree.exists("proc/driver/nvidia/version") and self.find("nvidia-smi") is not None
-
-    def stdout(self, argv: Sequence[str], timeout: float, check: bool = True) -> str:
-        """The output of a command."""
-        completed: Completed = self.run(argv, timeout=timeout, check=check)
-        return completed.stdout
 
     def query(self) -> Completed:
         """The output of nvidia-smi, which exits with an error if one GPU does not respond."""
@@ -174,7 +170,7 @@ def _dcgm(context: Context) -> Judgement:
 
 
 def _memlock(context: Context) -> Judgement:
-    return host.judge_memlock(host.read_memlock(context.tree), host.read_rdma(context.tree))
+    return host.judge_memlock(host.read_memlock(context.tree), read_ports(context.tree))
 
 
 def _swap(context: Context) -> Judgement:
@@ -217,12 +213,12 @@ def _clock(context: Context) -> Judgement:
 
 
 def _name(context: Context) -> Judgement:
-    name, addresses = host.expected_name(context.expected)
-    return host.judge_name(name, addresses, context.expected.cluster_address)
+    name = context.expected.hostname or socket.gethostname()
+    return host.judge_name(name, host.resolve(name), context.expected.cluster_address)
 
 
 def _rdma(context: Context) -> Judgement:
-    ports = host.read_rdma(context.tree)
+    ports = read_ports(context.tree)
     expected, models = context.expected, host.read_rdma_models(context.tree, ports)
     return host.judge_rdma(ports, expected.rdma_rate_gbps, models, expected.rdma)
 
