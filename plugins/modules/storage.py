@@ -231,12 +231,7 @@ def close_ports(params: Mapping[str, Any]) -> Part:
 def have_folders(params: Mapping[str, Any]) -> Part:
     """The volumes that this host serves."""
     steps = host_files.plan_all(params["folders"])
-
-    def apply() -> None:
-        for step in steps:
-            host_files.apply(step)
-
-    return Part(bool(steps), *host_files.as_diff(steps), apply)
+    return Part(bool(steps), *host_files.as_diff(steps), functools.partial(host_files.apply_all, steps))
 
 
 def limit(params: Mapping[str, Any], present: quota.Files) -> Tuple[Part, Dict[str, Any]]:

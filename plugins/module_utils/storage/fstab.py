@@ -116,8 +116,7 @@ def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path
     if plan.write:
         content = "".join(f"{line}\n" for line in wanted.values())
         entry = {"path": path, "marker": marker(cluster), "content": content, "state": "block" if content else "absent"}
-        for step in host_files.plan_all([entry]):
-            host_files.apply(step)
+        host_files.see_to([entry], False)
     flags.apply(run, plan.remount)
     for point in plan.mount:
         os.makedirs(point, exist_ok=True)
