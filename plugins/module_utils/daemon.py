@@ -41,12 +41,12 @@ class Daemon(NamedTuple):
     """
 
     name: str
-    state: str
-    command: str
-    drop_in: str
-    user: str
-    directories: Sequence[str]
-    environment: Mapping[str, str]
+    state: str = "started"
+    command: str = ""
+    drop_in: str = ""
+    user: str = "root"
+    directories: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
     reads: Sequence[str] = ()
     reload: Sequence[str] = ()
 
@@ -363,9 +363,9 @@ def _log(manager: str, name: str) -> str:
 class Ready(NamedTuple):
     """What exists once the daemon is ready. Values that are None are not waited for."""
 
-    path: Optional[str]
-    address: Optional[str]
-    port: Optional[int]
+    path: Optional[str] = None
+    address: Optional[str] = None
+    port: Optional[int] = None
 
     def holds(self) -> bool:
         """Whether it exists."""

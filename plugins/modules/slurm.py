@@ -474,7 +474,7 @@ def _refuse_unreached(given: Mapping[str, Any]) -> None:
     """Raises HostStateError where the controller does not answer."""
     address, port, name = given["controller"], given["controller_port"], given["controller_name"]
     try:
-        daemon.wait_until_ready("slurmctld", daemon.Ready(None, address, port), _REACHED)
+        daemon.wait_until_ready("slurmctld", daemon.Ready(address=address, port=port), _REACHED)
     except HostStateError as failure:
         raise HostStateError(
             f"The controller on {name} does not answer at {address}:{port} (TCP).",
@@ -529,17 +529,7 @@ def _run_daemons(
     places = daemon.Places.given(given)
     plans = []
     for one in daemons:
-        wanted = daemon.Daemon(
-            one["name"],
-            one.get("state", "started"),
-            one["command"],
-            one.get("drop_in", ""),
-            one.get("user", "root"),
-            one.get("directories", []),
-            one.get("environment", {}),
-            one.get("reads", []),
-            one.get("reload", []),
-        )
+        wanted = daemon.Daemon(**{name: one[name] for name in daemon.Daemon._fields if name in one})
         ready = daemon.Ready(one.get("ready_path"), one.get("ready_address"), one.get("ready_port"))
         plan = daemon.bring_about(run, manager, wanted, places, ready, _READY, module.check_mode)
         values["restarted"] += [wanted.name] if plan.restarts else []
