@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import (
     Completed,
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 class Context:
-    """The sources of the checks. Each is read only once, on first use."""
+    """The sources of the checks. nvidia-smi is only run once for all of them."""
 
     def __init__(
         self, expected: Expected, tree: Tree, run: Runner, look: Callable[[str], Optional[str]] = find
@@ -61,18 +61,7 @@ class Context:
         self.run = run
         self.find = look
         self._lock = threading.Lock()
-        self._sources: Dict[str, threading.Lock] = {}
-        self._read: Dict[str, Any] = {}
-
-    def once(self, name: str, read: Callable[[], _T]) -> _T:
-        """The result of ``read()``, cached under ``name``. Two sources can be read at the same time."""
-        with self._lock:
-            source = self._sources.setdefault(name, threading.Lock())
-        with source:
-            if name not in self._read:
-                self._read[name] = read()
-            value: _T = self._read[name]
-            return value
+        self._asked: Optional[Completed] = None
 
     @property
     def nvidia(self) -> bool:
@@ -81,7 +70,10 @@ class Context:
 
     def query(self) -> Completed:
         """The output of nvidia-smi, which exits with an error if one GPU does not respond."""
-        return self.once("query", lambda: self.run(gpu.QUERY_COMMAND, timeout=10, check=False))
+        with self._lock:
+            if self._asked is None:
+                self._asked = self.run(gpu.QUERY_COMMAND, timeout=10, check=False)
+            return self._asked
 
     def gpus(self) -> List[gpu.Gpu]:
         """nvidia-smi's table."""
