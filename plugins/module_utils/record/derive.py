@@ -53,6 +53,12 @@ def cluster_interface(record: Record, member: Member) -> str:
     return member["interface"]
 
 
+def mesh_unit(record: Record) -> Optional[str]:
+    """The systemd unit that provides the interface of the mesh; None without a mesh."""
+    units = {"wireguard": f"wg-quick@{record['mesh']['interface']}.service", "tailscale": "tailscaled.service"}
+    return units.get(record["mesh"]["backend"])
+
+
 def member_views(record: Record) -> Dict[str, MemberView]:
     """Every member by its machine name, in rank order."""
     return {
