@@ -91,6 +91,20 @@ def volumes_of(record: Record, machine: str) -> List[Dict[str, Any]]:
     return [] if is_pod(record, machine) else record["storage"]["volumes"]
 
 
+def node_needs(record: Record, machine: str) -> Dict[str, Any]:
+    """What the checks of a node expect of one member, by the names of their options. Raises InputError."""
+    member, volumes = member_of(record, machine), volumes_of(record, machine)
+    return {
+        "gpus": member["gpus"],
+        "rdma": member["rdma"],
+        "cluster_address": cluster_address(record, member),
+        # The server of a volume has the directory itself, not a mount.
+        "mounts": [volume["mount_point"] for volume in volumes if volume.get("server", machine) != machine],
+        "external_mounts": [volume["mount_point"] for volume in volumes if "server" not in volume],
+        "read_only_mounts": [volume["mount_point"] for volume in volumes if volume.get("read_only")],
+    }
+
+
 def member_of(record: Record, machine: str) -> Member:
     """One member. Raises InputError listing the members."""
     for member in record["members"]:
