@@ -205,7 +205,7 @@ def _clock(context: Context) -> Judgement:
 
 
 def _name(context: Context) -> Judgement:
-    name = context.expected.hostname or socket.gethostname()
+    name = socket.gethostname()
     return host.judge_name(name, host.resolve(name), context.expected.cluster_address)
 
 
