@@ -310,27 +310,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import (
 def work(module: AnsibleModule) -> Outcome:
     """Run, judge, and find the culprit of what is slow."""
     given = module.params
-    request = Request(
-        collective=given["collective"],
-        path=given["path"],
-        launcher=given["launcher"],
-        ranks=given["ranks"],
-        nodes=given["nodes"],
-        nodelist=given["nodelist"],
-        min_bytes=given["min_bytes"],
-        max_bytes=given["max_bytes"] or (8 * LARGE_BYTES if given["path"] else 1 << 26),
-        iterations=given["iterations"],
-        timeout_s=given["timeout"],
-        min_busbw_gbps=given["min_busbw_gbps"],
-        nic_gbps=given["nic_gbps"],
-        nics=given["nics"],
-        python=given["python"],
-        fabric=given["fabric"],
-        mpi=given["mpi"],
-        user=given["user"],
-        gpus=given["gpus"],
-        thresholds=[Own(**entry) for entry in given["thresholds"]],
-    )
+    asked = {
+        **{name: given[name] for name in Request._fields if name in given},
+        "max_bytes": given["max_bytes"] or (8 * LARGE_BYTES if given["path"] else 1 << 26),
+        "timeout_s": given["timeout"],
+        "thresholds": [Own(**entry) for entry in given["thresholds"]],
+    }
+    request = Request(**asked)
     check(request)
     if module.check_mode:
         return Outcome(False, {**as_result(request, Measurement(empty(), None, None), None), "status": "skipped"})
