@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, names
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import runs_systemd, started_at, unread
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import parse_unit, runs_systemd, started_at, unread
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files as job_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install as session
@@ -48,7 +48,7 @@ def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
     """The properties of each unit, from `systemctl show --property=Id,…` with several units."""
     units = {}
     for paragraph in shown.strip().split("\n\n"):
-        properties = dict(line.split("=", 1) for line in paragraph.splitlines() if "=" in line)
+        properties = parse_unit(paragraph)
         if "Id" in properties:
             units[properties["Id"]] = properties
     return units

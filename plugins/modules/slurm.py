@@ -322,7 +322,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure, release
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
@@ -421,19 +420,14 @@ def _checks(given: Mapping[str, Any]) -> Part:
     """The program that checks the node."""
     path = given["health_check"]
     if path:
-        settings = program.settings_of(
-            {
-                "cluster": given["cluster"],
-                "machine": given["machine"],
-                "folder": DEFAULT_FOLDER,
-                "drain_on": list(program.DRAIN_ON),
-                "max_disk_percent": 95.0,
-                "rdma_rate_gbps": given["health_rdma_rate_gbps"] or None,
-                "mount_timeout": given["health_mount_timeout"],
-                "max_drained_percent": given["health_max_drained_percent"],
-            }
+        settings = program.Settings(
+            given["cluster"],
+            given["machine"],
+            rdma_rate_gbps=given["health_rdma_rate_gbps"] or None,
+            mount_timeout=given["health_mount_timeout"],
+            max_drained_percent=given["health_max_drained_percent"],
         )
-        return package.part(path, package.build(sys.executable, program.__name__, settings))
+        return package.part(path, package.build(sys.executable, program.__name__, settings._asdict()))
     if given["keep_checks"]:
         return Part(False, "", "", lambda: None)
     return package.part(_CHECKS, None)

@@ -26,7 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_of, node_needs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER, Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node, parse_nodes_text
 
 #: The prefix of each reason of this program. It differs from that of slurm_node: only a passed check resumes an
@@ -86,9 +86,9 @@ class Settings(NamedTuple):
 
     cluster: str
     machine: str
-    folder: str
-    drain_on: Sequence[str]
-    max_disk_percent: float
+    folder: str = DEFAULT_FOLDER
+    drain_on: Sequence[str] = DRAIN_ON
+    max_disk_percent: float = 95.0
     rdma_rate_gbps: Optional[float] = None
     mount_timeout: float = 10.0
     max_drained_percent: float = 25.0
@@ -344,8 +344,3 @@ def main(
         # A node that could not be checked has not failed: the job may run.
         return 0 if variables.get("SLURM_SCRIPT_CONTEXT") else 2
     return 1 if unfit else 0
-
-
-def settings_of(parameters: Mapping[str, Any]) -> Dict[str, Any]:
-    """The settings as plain values, from a module's parameters."""
-    return {name: parameters[name] for name in Settings._fields}
