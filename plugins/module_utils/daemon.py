@@ -96,11 +96,6 @@ class Plan(NamedTuple):
         return self.before != self.after or bool(self.commands)
 
 
-def runs_systemd() -> bool:
-    """Whether systemd is PID 1 here (sd_booted(3))."""
-    return os.path.isdir("/run/systemd/system")
-
-
 def service_manager(tree: Tree) -> str:
     """The service manager that runs as PID 1."""
     return SYSTEMD if tree.read("proc/1/comm") == "systemd" else SUPERVISORD

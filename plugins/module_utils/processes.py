@@ -91,6 +91,11 @@ def text(proc: str, process: str, name: str) -> str:
         return ""
 
 
+def runs_systemd() -> bool:
+    """Whether systemd is PID 1 here (sd_booted(3))."""
+    return os.path.isdir("/run/systemd/system")
+
+
 def has_capability(status: str, number: int) -> bool:
     """Whether a process has one of the capabilities of <linux/capability.h>, from the text of its status."""
     found = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", status, re.MULTILINE)

@@ -139,7 +139,6 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
     TABLE,
@@ -149,6 +148,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, admitted, present
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 
 _RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 

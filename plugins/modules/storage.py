@@ -148,17 +148,11 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import (
-    command,
-    daemon,
-    files,
-    guarded,
-    holders,
-    host_files,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, guarded, holders, host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point, parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
     foreign,
@@ -187,7 +181,7 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
     be loaded from there."""
     volumes.refuse_missing(params["external"])
     own = [mount["volume"] for mount in params["mounts"] if foreign.wanted_of(mount).filesystem == foreign.BIND]
-    serving.refuse_without_systemd(own if params["serves"] else [], daemon.runs_systemd())
+    serving.refuse_without_systemd(own if params["serves"] else [], runs_systemd())
     served = _program(params) == serving.KERNEL
     missing = mounts.missing_in_kernel(command.run, read("filesystems"), served, fetched)
     if missing:

@@ -190,7 +190,7 @@ handshakes:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import (
     Host,
     absent,
@@ -199,6 +199,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD, TUNNEL, TUNNEL_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 
 
 def work(module: AnsibleModule) -> Outcome:

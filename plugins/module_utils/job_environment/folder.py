@@ -17,11 +17,14 @@ from contextlib import contextmanager
 from typing import Iterator, List, NamedTuple, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import (
+    CAP_SYS_ADMIN,
+    has_capability,
+    runs_systemd,
+)
 
 PATH = "/run/gpumesh/jobs"
 UNIT_FOLDER = "/etc/systemd/system"

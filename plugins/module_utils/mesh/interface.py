@@ -15,7 +15,7 @@ import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, runs_systemd, starts_at_boot
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
@@ -53,6 +53,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
     split_endpoint,
     written_mtu,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 DIRECTORY = "/etc/wireguard"
