@@ -13,7 +13,7 @@ import re
 import shlex
 import socket
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -41,12 +41,12 @@ class Daemon(NamedTuple):
     """
 
     name: str
-    state: str
-    command: str
-    drop_in: str
-    user: str
-    directories: Sequence[str]
-    environment: Mapping[str, str]
+    state: str = "started"
+    command: str = ""
+    drop_in: str = ""
+    user: str = "root"
+    directories: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
     reads: Sequence[str] = ()
     reload: Sequence[str] = ()
 
@@ -338,9 +338,7 @@ def _write(manager: str, plan: Plan) -> None:
         os.makedirs(os.path.dirname(plan.path), mode=0o755, exist_ok=True)
         write_atomic(plan.path, plan.after, mode=0o644)
     elif plan.before and not plan.after and remove_file(plan.path) and manager == SYSTEMD:
-        folder = os.path.dirname(plan.path)
-        if not os.listdir(folder):
-            os.rmdir(folder)
+        remove_empty(os.path.dirname(plan.path))
 
 
 def last_words(run: Runner, manager: str, name: str) -> str:
@@ -360,9 +358,9 @@ def _log(manager: str, name: str) -> str:
 class Ready(NamedTuple):
     """What exists once the daemon is ready. Values that are None are not waited for."""
 
-    path: Optional[str]
-    address: Optional[str]
-    port: Optional[int]
+    path: Optional[str] = None
+    address: Optional[str] = None
+    port: Optional[int] = None
 
     def holds(self) -> bool:
         """Whether it exists."""
@@ -380,20 +378,14 @@ def answers(address: str, port: int) -> bool:
         return False
 
 
-def wait_until_ready(
-    name: str,
-    ready: Ready,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_until_ready(name: str, ready: Ready, seconds: float) -> None:
     """Wait until the daemon is ready. Raises HostStateError after ``seconds``."""
-    end = clock() + seconds
+    end = time.monotonic() + seconds
     while not ready.holds():
-        if clock() >= end:
+        if time.monotonic() >= end:
             wanted = ready.path or f"{ready.address}:{ready.port}"
             raise HostStateError(f"{name} runs, but {wanted} is not available after {seconds:g} s.", "See its log.")
-        sleep(0.25)
+        time.sleep(0.25)
 
 
 def bring_about(

@@ -11,6 +11,8 @@ from typing import Any, Dict, Iterator, Optional, Sequence
 
 #: What the kernel answers where a disk or a quota is full, or a file system read-only.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+#: What code raises that reads values of an unexpected type or form.
+_UNEXPECTED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 class GpumeshError(Exception):
@@ -73,6 +75,18 @@ class CommandError(GpumeshError):
 
 class RecordError(GpumeshError):
     """The cluster record cannot be used as it is."""
+
+
+@contextmanager
+def reading(command: str) -> Iterator[None]:
+    """Turn whatever an unexpected output of a command causes into ParseError: also for a whole function, as a decorator.
+
+    The fields of an output differ between versions, and may contain users' texts.
+    """
+    try:
+        yield
+    except _UNEXPECTED as failure:
+        raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
 
 
 @contextmanager

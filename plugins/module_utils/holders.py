@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import pwd
 import re
 from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import account_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import (
     Mounted,
     holding,
@@ -220,10 +220,6 @@ def _link(proc: str, process: str, name: str) -> str:
 
 def _owner(proc: str, pid: int) -> str:
     try:
-        number = os.stat(os.path.join(proc, str(pid))).st_uid
+        return account_name(os.stat(os.path.join(proc, str(pid))).st_uid)
     except OSError:
         return ""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)

@@ -14,7 +14,7 @@ import pwd
 import re
 import shutil
 import stat
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_open, remove_in, write_in
@@ -100,8 +100,7 @@ def see_to(entries: Sequence[Mapping[str, Any]], check_mode: bool) -> List[Step]
     """
     steps = plan_all(entries)
     if not check_mode:
-        for step in steps:
-            apply(step)
+        apply_all(steps)
     return steps
 
 
@@ -375,6 +374,12 @@ def _number(path: str, key: str, account: Optional[str]) -> Optional[int]:
     if int(account) >= _NO_ID:
         raise InputError(f"{path}: the {key} {account} is not a valid ID.", f"IDs are below {_NO_ID}.", path=path)
     return int(account)
+
+
+def apply_all(steps: Iterable[Step]) -> None:
+    """Apply the changes in their order."""
+    for step in steps:
+        apply(step)
 
 
 def apply(step: Step) -> None:

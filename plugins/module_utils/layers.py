@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, names
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import started_at, unread
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import parse_unit, started_at, unread
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files as job_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts
@@ -49,7 +49,7 @@ def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
     """The properties of each unit, from `systemctl show --property=Id,…` with several units."""
     units = {}
     for paragraph in shown.strip().split("\n\n"):
-        properties = dict(line.split("=", 1) for line in paragraph.splitlines() if "=" in line)
+        properties = parse_unit(paragraph)
         if "Id" in properties:
             units[properties["Id"]] = properties
     return units
@@ -91,7 +91,7 @@ def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[
             words = failure.message.rstrip(".")
         found.setdefault(expected["layer"], []).extend([words] if words else [])
     names = [service["unit"] for service in services]
-    if names and find("systemctl") is not None and os.path.isdir("/run/systemd/system"):
+    if names and find("systemctl") is not None and runs_systemd():
         shown = run(
             ["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState,MainPID", *names], check=False
         )

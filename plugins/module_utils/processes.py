@@ -25,6 +25,7 @@ _PORT_DIGITS = re.compile(r"[0-9A-Fa-f]{4}")
 _NATIVE_WORD = "=I"
 
 ESTABLISHED, LISTENING = "01", "0A"
+CAP_SYS_ADMIN, CAP_SYS_NICE = 21, 23
 
 
 class TcpSocket(NamedTuple):
@@ -92,6 +93,17 @@ def text(proc: str, process: str, name: str) -> str:
             return stream.read()
     except OSError:
         return ""
+
+
+def runs_systemd() -> bool:
+    """Whether systemd is PID 1 here (sd_booted(3))."""
+    return os.path.isdir("/run/systemd/system")
+
+
+def has_capability(status: str, number: int) -> bool:
+    """Whether a process has one of the capabilities of <linux/capability.h>, from the text of its status."""
+    found = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", status, re.MULTILINE)
+    return found is None or bool(int(found.group(1), 16) >> number & 1)
 
 
 def title(proc: str, pid: int) -> str:

@@ -147,8 +147,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, admitted, present
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 
 _RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 

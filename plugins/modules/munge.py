@@ -279,7 +279,7 @@ def _run_daemon(given: Mapping[str, Any], manager: str, rewritten: bool, look_on
     if credential and not renewed:
         renewed = not munge.verify(run, credential)[0]
     wanted = _daemon(given["user"], "restarted" if renewed else "started")
-    ready = daemon.Ready(given["socket"], None, None)
+    ready = daemon.Ready(given["socket"])
     planned = daemon.bring_about(run, manager, wanted, daemon.Places.given(given), ready, _PATIENCE, look_only)
     # munged accepts a credential only once, so it is not asked again unless it was restarted.
     if credential and renewed and not look_only:
@@ -306,10 +306,8 @@ def _leave(module: AnsibleModule) -> Outcome:
     before = ""
     if not daemon.supervisord_missing(manager):
         wanted = _daemon(given["user"], "absent")
-        ready = daemon.Ready(None, None, None)
-        planned = daemon.bring_about(
-            run, manager, wanted, daemon.Places.given(given), ready, _PATIENCE, module.check_mode
-        )
+        places = daemon.Places.given(given)
+        planned = daemon.bring_about(run, manager, wanted, places, daemon.Ready(), _PATIENCE, module.check_mode)
         commands, before = planned.commands, planned.before
     there = munge.read_state(given["path"]).key is not None
     if there and not module.check_mode:
@@ -318,7 +316,7 @@ def _leave(module: AnsibleModule) -> Outcome:
 
 
 def _daemon(user: str, state: str) -> daemon.Daemon:
-    return daemon.Daemon("munge", state, "/usr/sbin/munged --foreground", "", user, ["/run/munge"], {})
+    return daemon.Daemon("munge", state, "/usr/sbin/munged --foreground", user=user, directories=["/run/munge"])
 
 
 def main() -> None:

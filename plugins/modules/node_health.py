@@ -182,31 +182,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
-_EXPECTED = (
-    "machine",
-    "gpus",
-    "rdma",
-    "rdma_rate_gbps",
-    "mounts",
-    "external_mounts",
-    "read_only_mounts",
-    "cluster_address",
-    "mesh_interface",
-    "mesh_peers",
-    "pod",
-    "ssh_peers",
-    "ssh_user",
-    "max_disk_percent",
-    "max_swap_mib",
-    "dcgm_level",
-    "mount_timeout",
-)
-
 
 def work(module: AnsibleModule) -> Outcome:
     """Make the checks and count what they say."""
     given = module.params
-    expected = Expected(**{key: given[key] for key in _EXPECTED})
+    expected = Expected(**{key: given[key] for key in Expected._fields if key in given})
     began = time.monotonic()
     results = make_checks(Context(expected, Tree(), run), given["machine"] or socket.gethostname(), given["only"])
     statuses = {result["status"] for result in results}

@@ -115,11 +115,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store impor
 def work(module: AnsibleModule) -> Outcome:
     """Write or remove the file."""
     given = module.params
-    content = (
-        None
-        if given["state"] == "absent"
-        else package.build(sys.executable, program.__name__, program.settings_of(given))
-    )
+    settings = {name: given[name] for name in program.Settings._fields}
+    content = package.build(sys.executable, program.__name__, settings) if given["state"] == "present" else None
     return bring_about([package.part(given["path"], content)], {"path": given["path"]}, module.check_mode)
 
 

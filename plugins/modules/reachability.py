@@ -135,7 +135,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import phases
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import check_prober
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import HOST, check_prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.ports import check_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Limits, Peer, Port, Self
 
@@ -173,14 +173,7 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "members": {"type": "raw"},
-            "layer": {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"},
-            "run": {"type": "str"},
-            "token": {"type": "str", "no_log": True},
-            "machine": {"type": "str"},
-            "address": {"type": "str"},
-            "interface": {"type": "str"},
-            "ports": {"type": "list", "elements": "int", "default": [22, 2049, 6817, 6818]},
+            **HOST,
             "peers": {
                 "type": "list",
                 "elements": "dict",

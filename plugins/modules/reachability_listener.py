@@ -136,7 +136,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import phases
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import check_listener
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import HOST, check_listener
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.ports import check_ports, parse_range
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Self
 
@@ -168,15 +168,8 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "members": {"type": "raw"},
-            "layer": {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"},
+            **HOST,
             "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
-            "run": {"type": "str"},
-            "token": {"type": "str", "no_log": True},
-            "machine": {"type": "str"},
-            "address": {"type": "str"},
-            "interface": {"type": "str"},
-            "ports": {"type": "list", "elements": "int", "default": [22, 2049, 6817, 6818]},
             "ephemeral_range": {"type": "str", "default": "32768-60999"},
             "sample_count": {"type": "int", "default": 4},
             "lifetime": {"type": "int", "default": 300},

@@ -323,7 +323,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure, release
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
@@ -422,19 +421,14 @@ def _checks(given: Mapping[str, Any]) -> Part:
     """The program that checks the node."""
     path = given["health_check"]
     if path:
-        settings = program.settings_of(
-            {
-                "cluster": given["cluster"],
-                "machine": given["machine"],
-                "folder": DEFAULT_FOLDER,
-                "drain_on": list(program.DRAIN_ON),
-                "max_disk_percent": 95.0,
-                "rdma_rate_gbps": given["health_rdma_rate_gbps"] or None,
-                "mount_timeout": given["health_mount_timeout"],
-                "max_drained_percent": given["health_max_drained_percent"],
-            }
+        settings = program.Settings(
+            given["cluster"],
+            given["machine"],
+            rdma_rate_gbps=given["health_rdma_rate_gbps"] or None,
+            mount_timeout=given["health_mount_timeout"],
+            max_drained_percent=given["health_max_drained_percent"],
         )
-        return package.part(path, package.build(sys.executable, program.__name__, settings))
+        return package.part(path, package.build(sys.executable, program.__name__, settings._asdict()))
     if given["keep_checks"]:
         return Part(False, "", "", lambda: None)
     return package.part(_CHECKS, None)
@@ -475,7 +469,7 @@ def _refuse_unreached(given: Mapping[str, Any]) -> None:
     """Raises HostStateError where the controller does not answer."""
     address, port, name = given["controller"], given["controller_port"], given["controller_name"]
     try:
-        daemon.wait_until_ready("slurmctld", daemon.Ready(None, address, port), _REACHED)
+        daemon.wait_until_ready("slurmctld", daemon.Ready(address=address, port=port), _REACHED)
     except HostStateError as failure:
         raise HostStateError(
             f"The controller on {name} does not answer at {address}:{port} (TCP).",
@@ -530,17 +524,7 @@ def _run_daemons(
     places = daemon.Places.given(given)
     plans = []
     for one in daemons:
-        wanted = daemon.Daemon(
-            one["name"],
-            one.get("state", "started"),
-            one["command"],
-            one.get("drop_in", ""),
-            one.get("user", "root"),
-            one.get("directories", []),
-            one.get("environment", {}),
-            one.get("reads", []),
-            one.get("reload", []),
-        )
+        wanted = daemon.Daemon(**{name: one[name] for name in daemon.Daemon._fields if name in one})
         ready = daemon.Ready(one.get("ready_path"), one.get("ready_address"), one.get("ready_port"))
         plan = daemon.bring_about(run, manager, wanted, places, ready, _READY, module.check_mode)
         values["restarted"] += [wanted.name] if plan.restarts else []

@@ -116,17 +116,17 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import release, show
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Ask for what the parameters say."""
     given = module.params
-    release = show.version(run)
-    values: Dict[str, Any] = {"version": "{:d}.{:02d}.{:d}".format(*release)}
+    version = show.version(run)
+    values: Dict[str, Any] = {"version": release.text(version)}
     if "nodes" in given["gather"]:
-        found = show.nodes(run, release)
+        found = show.nodes(run, version)
         if given["nodes"] is not None:
             names = {name for expression in given["nodes"] for name in expand(expression)}
             found = [node for node in found if node["name"] in names]
@@ -134,7 +134,7 @@ def work(module: AnsibleModule) -> Outcome:
     if "partitions" in given["gather"]:
         values["partitions"] = show.partitions(run)
     if "jobs" in given["gather"]:
-        values["jobs"] = show.jobs(run, release)
+        values["jobs"] = show.jobs(run, version)
     return Outcome(False, values)
 
 

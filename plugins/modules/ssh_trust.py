@@ -144,10 +144,10 @@ def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
     others = host_files.plan_all(files.entries(params, found))
     certified, stale = list(found.uncertified), files.stale_keys(params, found) if users else []
     if not check_mode:
-        _apply(folders)
+        host_files.apply_all(folders)
         if certified:
             keys.certify(run, folder, certified, identifier)
-        _apply(others)
+        host_files.apply_all(others)
         # Last, since they say whose lines have to go.
         for path in stale:
             remove_file(path)
@@ -161,11 +161,6 @@ def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
     before, after = host_files.as_diff(steps)
     made, gone = _as_diff(folder, certified, stale)
     return Outcome(bool(certified or values["paths"]), values, before + gone[0] + made[0], after + gone[1] + made[1])
-
-
-def _apply(steps: List[host_files.Step]) -> None:
-    for step in steps:
-        host_files.apply(step)
 
 
 def _refuse(machine: str, reasons: List[str]) -> None:

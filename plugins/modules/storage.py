@@ -152,6 +152,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import command, fi
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point, parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
     foreign,
@@ -180,7 +181,7 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
     be loaded from there."""
     volumes.refuse_missing(params["external"])
     own = [mount["volume"] for mount in params["mounts"] if foreign.wanted_of(mount).filesystem == foreign.BIND]
-    serving.refuse_without_systemd(own if params["serves"] else [], mounts.systemd())
+    serving.refuse_without_systemd(own if params["serves"] else [], runs_systemd())
     served = _program(params) == serving.KERNEL
     missing = mounts.missing_in_kernel(command.run, read("filesystems"), served, fetched)
     if missing:
@@ -224,12 +225,7 @@ def close_ports(params: Mapping[str, Any]) -> Part:
 def have_folders(params: Mapping[str, Any]) -> Part:
     """The volumes that this host serves."""
     steps = host_files.plan_all(params["folders"])
-
-    def apply() -> None:
-        for step in steps:
-            host_files.apply(step)
-
-    return Part(bool(steps), *host_files.as_diff(steps), apply)
+    return Part(bool(steps), *host_files.as_diff(steps), functools.partial(host_files.apply_all, steps))
 
 
 def limit(params: Mapping[str, Any], present: quota.Files) -> Tuple[Part, Dict[str, Any]]:

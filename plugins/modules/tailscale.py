@@ -253,7 +253,6 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, commands_of, starts_at_boot
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet import (
     Host,
     absent,
@@ -264,6 +263,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import NOBODY, login_key, make_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 
 
 def work(module: AnsibleModule) -> Outcome:

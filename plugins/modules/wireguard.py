@@ -195,11 +195,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface imp
     Host,
     absent,
     present,
-    runs_systemd,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD, TUNNEL, TUNNEL_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 
 
 def work(module: AnsibleModule) -> Outcome:

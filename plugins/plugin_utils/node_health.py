@@ -18,21 +18,9 @@ def desired(record: Record, machine: str, silent: Collection[str], relays: Seque
 
     ``silent``: members that do not respond to anyone, which is a finding of its own. Raises InputError.
     """
-    member = derive.member_of(record, machine)
     peers = [one["machine"] for one in record["members"] if one["machine"] not in (machine, *silent)]
-    volumes = derive.volumes_of(record, machine)
-    parameters: dict[str, Any] = {
-        "machine": machine,
-        "gpus": member["gpus"],
-        "cluster_address": derive.cluster_address(record, member),
-        # The server of a volume has the directory itself, not a mount.
-        "mounts": [one["mount_point"] for one in volumes if one.get("server", machine) != machine],
-        "external_mounts": [one["mount_point"] for one in volumes if "server" not in one],
-        "read_only_mounts": [one["mount_point"] for one in volumes if one.get("read_only")],
-        "ssh_peers": {peer: peer for peer in peers},
-    }
-    if member["rdma"] is not None:
-        parameters["rdma"] = member["rdma"]
+    needs = {name: value for name, value in derive.node_needs(record, machine).items() if value is not None}
+    parameters: dict[str, Any] = {"machine": machine, **needs, "ssh_peers": {peer: peer for peer in peers}}
     if derive.is_pod(record, machine):
         parameters["pod"] = True
     if record["mesh"]["backend"] == "wireguard":

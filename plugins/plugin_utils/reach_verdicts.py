@@ -57,6 +57,15 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+def _fault(verdict: str, message: str, remedy: str) -> Finding:
+    return Finding("fail", verdict, message, remedy)
+
+
+def _unknown(message: str, remedy: str) -> Finding:
+    """What should have been checked, and could not be."""
+    return Finding("error", "not_checked", message, remedy)
+
+
 class _Pair(NamedTuple):
     """Everything that is known about one ordered pair."""
 
@@ -146,15 +155,12 @@ def _not_probed(evidence: Evidence, one: Target, other: Target) -> Finding:
     trouble = evidence.trouble(one.machine) or f"{one.machine} did not probe {other.machine}"
     if not evidence.took_part(one.machine):
         return Finding("skipped", "not_checked", f"Not checked: {trouble}.")
-    return Finding(
-        "error", "not_checked", f"Not checked: {trouble}.", f"Make {one.machine} reachable, then check again."
-    )
+    return _unknown(f"Not checked: {trouble}.", f"Make {one.machine} reachable, then check again.")
 
 
 def _duplicate_address(pair: _Pair) -> Finding | None:
     if pair.there["route"]["dev"] == "lo":
-        return Finding(
-            "fail",
+        return _fault(
             "duplicate_address",
             f"{pair.one.machine} itself has {pair.other.address}, the address of {pair.other.machine}.",
             f"Remove {pair.other.address} from {pair.one.machine} (see `ip addr`), or change the address of "
@@ -179,8 +185,7 @@ def _duplicate_of(evidence: Evidence, machine: str) -> Finding | None:
         names = [f"{mac} ({maker(mac)})" for mac in macs]
         message = f"{len(macs)} MAC addresses answer for {machine}'s address {address}: {', '.join(names)}. It is "
         message += "on two hosts, or on two interfaces of one."
-    return Finding(
-        "fail",
+    return _fault(
         "duplicate_address",
         message,
         f"Find the other one by its MAC address in the tables of the switch or the DHCP server, and remove {address} "
@@ -191,8 +196,7 @@ def _duplicate_of(evidence: Evidence, machine: str) -> Finding | None:
 def _route(pair: _Pair) -> Finding | None:
     route, one, other = pair.there["route"], pair.one, pair.other
     if route["error"] is not None:
-        return Finding(
-            "fail",
+        return _fault(
             "no_route",
             f"{one.machine} has no route to {other.machine} ({other.address}): {route['error']}.",
             f"Connect {one.interface} of {one.machine} to the network of {other.address}, or add a route to it.",
@@ -204,8 +208,7 @@ def _route(pair: _Pair) -> Finding | None:
             if engine
             else f"Keep only one interface in this network, or lower the metric of the route through {one.interface}."
         )
-        return Finding(
-            "fail",
+        return _fault(
             "wrong_interface",
             f"{one.machine} sends to {other.machine} ({other.address}) via {route['dev']} instead of {one.interface}"
             + (f", from {route['prefsrc']}." if route["prefsrc"] else "."),
@@ -218,8 +221,7 @@ def _route(pair: _Pair) -> Finding | None:
 
 def _wrong_source(pair: _Pair, source: str) -> Finding:
     one, other = pair.one, pair.other
-    return Finding(
-        "fail",
+    return _fault(
         "wrong_interface",
         f"{one.machine} sends to {other.machine} from {source} instead of {one.address}, its address in the record.",
         f"Make {one.address} the first address of {one.interface}, or add `src {one.address}` to the route.",
@@ -240,10 +242,9 @@ def _no_listener(pair: _Pair) -> Finding | None:
         message = f"Not checked: {trouble}. {other.address} is alive: it {how}."
         if not pair.evidence.took_part(other.machine):
             return Finding("skipped", "not_checked", message)
-        return Finding("error", "not_checked", message, f"Make {other.machine} reachable, then check again.")
+        return _unknown(message, f"Make {other.machine} reachable, then check again.")
     silent = f" No host answers ARP requests for {other.address}." if pair.there["macs"] == [] else ""
-    return Finding(
-        "fail",
+    return _fault(
         "no_answer",
         f"{other.machine} ({other.address}) does not answer {one.machine} at all, and {trouble}.{silent}",
         f"Start {other.machine} and check its network. If it is permanently lost, remove it from the cluster.",
@@ -256,9 +257,7 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
         return None
     outcomes = {port["outcome"] for port in pair.ports("tcp")}
     if not outcomes:
-        return Finding(
-            "error",
-            "not_checked",
+        return _unknown(
             f"Not checked: {other.machine} could not listen on any of the ports.",
             "Choose ports that are free.",
         )
@@ -268,8 +267,7 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
         return _stranger(pair)
     verdict, words = _how_nothing_passes(pair, outcomes)
     if pair.back is not None and any(port["outcome"] == "ok" for port in pair.back["ports"]):
-        return Finding(
-            "fail",
+        return _fault(
             "asymmetric",
             f"One way only: {words}, while {other.machine} reaches {one.machine}.",
             f"Allow {one.address} to connect to {other.address} in the firewalls of {other.machine} and on the path; "
@@ -283,7 +281,7 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
         )
     else:
         remedy = f"Allow {one.address} to connect to {other.address} on all ports in both firewalls and on the path."
-    return Finding("fail", verdict, f"{words[0].upper()}{words[1:]}.", remedy)
+    return _fault(verdict, f"{words[0].upper()}{words[1:]}.", remedy)
 
 
 def _how_nothing_passes(pair: _Pair, outcomes: set[str]) -> tuple[str, str]:
@@ -307,8 +305,7 @@ def _how_nothing_passes(pair: _Pair, outcomes: set[str]) -> tuple[str, str]:
 
 def _stranger(pair: _Pair) -> Finding:
     one, other = pair.one, pair.other
-    return Finding(
-        "fail",
+    return _fault(
         "wrong_host",
         f"The host that answers {one.machine} at {other.address} is not {other.machine}: it does not know the token of "
         "this run.",
@@ -329,8 +326,7 @@ def _some_ports(pair: _Pair) -> Finding | None:
     passed = [port for port in pair.there["ports"] if port["outcome"] in _PASSED]
     deed = "refuses" if refused else "closes the connections of" if closed else "does not answer"
     opening = "TCP and UDP on the whole ephemeral range" if _ephemeral_only(failed) else _port_names(failed)
-    return Finding(
-        "fail",
+    return _fault(
         "refused" if refused else "filtered",
         f"{other.machine} {deed} {one.machine} on {_port_names(failed)}; {_port_names(passed)} pass.",
         f"Open {opening} from {one.address} in the firewall of {other.machine} (`nft list ruleset`) and on the path.",
@@ -342,9 +338,7 @@ def _unopened(pair: _Pair) -> Finding | None:
     ports = [port for port in pair.ports("tcp") if port["outcome"] == "not_checked"]
     if not ports:
         return None
-    return Finding(
-        "error",
-        "not_checked",
+    return _unknown(
         f"Not checked: {_port_names(ports)} of {pair.other.machine}, since {ports[0]['detail']}.",
         f"Raise the limit of open files on {pair.one.machine} (`ulimit -n`), or free memory there; then check again.",
     )
@@ -370,8 +364,7 @@ def _translated(pair: _Pair) -> Finding | None:
     if source is None or seen is None:
         return None
     if seen != source:
-        return Finding(
-            "fail",
+        return _fault(
             "nat",
             f"{other.machine} sees {one.machine} as {seen} instead of {one.address}: NAT is between them.",
             "Members must see each other's own addresses. Remove the translation (a masquerade rule, the bridge "
@@ -394,8 +387,7 @@ def _large_packets(pair: _Pair) -> Finding | None:
                 f"{other.interface} of {other.machine} has an MTU of {peers_own}: set the same MTU on all members, and "
                 "at least that on the switches."
             )
-        return Finding(
-            "fail",
+        return _fault(
             "mtu_black_hole",
             f"Packets of {mtu['to_peer']} bytes pass from {one.machine} to {other.machine}, but larger ones, up to the "
             f"interface's {mtu['interface']}, are lost without a message.{transfer}",
@@ -405,8 +397,7 @@ def _large_packets(pair: _Pair) -> Finding | None:
     transfers = [sent] if pair.back is not None else [sent, pair.there["received"]]
     stalled = next((given for given in transfers if given is not None and given["outcome"] == "stalled"), None)
     if stalled is not None:
-        return Finding(
-            "fail",
+        return _fault(
             "mtu_black_hole",
             f"Small messages pass between {one.machine} and {other.machine}, but a payload of {stalled['size']} bytes "
             f"stalls: {stalled['detail']}.",
@@ -419,8 +410,7 @@ def _corrupted(pair: _Pair) -> Finding | None:
     transfers = [transfer for transfer in (pair.there["sent"], pair.there["received"]) if transfer is not None]
     if not any(transfer["outcome"] == "corrupted" for transfer in transfers):
         return None
-    return Finding(
-        "fail",
+    return _fault(
         "corrupted",
         f"A payload between {pair.one.machine} and {pair.other.machine} was corrupted without TCP noticing it.",
         f"Suspect the NICs: disable their offloads (`ethtool -K {pair.one.interface} rx off tx off`), and test the "
@@ -438,8 +428,7 @@ def _name_of(evidence: Evidence, machine: str) -> Finding | None:
     if name is None or not name["loopback"]:
         return None
     found = ", ".join(name["addresses"])
-    return Finding(
-        "fail",
+    return _fault(
         "name_is_loopback",
         f"{machine} resolves its own name {name['name']} to {found}: others cannot reach what it announces by name.",
         f"Map {name['name']} only to {evidence.members[machine].address} in /etc/hosts of {machine}: if there is also "
@@ -452,8 +441,7 @@ def _clock_skew(pair: _Pair) -> Finding | None:
     if clock is None or abs(clock["offset_s"]) <= pair.max_offset:
         return None
     way = "ahead of" if clock["offset_s"] > 0 else "behind"
-    return Finding(
-        "fail",
+    return _fault(
         "clock_skew",
         f"{pair.other.machine}'s clock is {abs(clock['offset_s']):.1f} s {way} {pair.one.machine}'s; "
         f"{pair.max_offset:g} s are allowed.",
@@ -473,9 +461,7 @@ def _cut_short(pair: _Pair) -> Finding | None:
             return None
         ends = f"{pair.one.machine} received from {pair.other.machine}"
         what = f"{received['detail']} once when {ends}, while another transfer passed"
-    return Finding(
-        "error",
-        "not_checked",
+    return _unknown(
         f"Not checked: {what}.",
         "Check again; if it happens again, check the load of both hosts.",
     )
@@ -485,9 +471,7 @@ def _no_path_mtu(pair: _Pair) -> Finding | None:
     mtu = pair.there["path_mtu"]
     if mtu is None or mtu["to_peer"] is not None:
         return None
-    return Finding(
-        "error",
-        "not_checked",
+    return _unknown(
         f"Not checked: the path MTU from {pair.one.machine} to {pair.other.machine}. All packets that measure it were "
         "lost, although one had passed before.",
         "Check again; if it happens again, look for packet loss between both hosts.",
@@ -530,8 +514,7 @@ def _judge_host(evidence: Evidence, machine: str, max_offset: float) -> list[Fin
     ahead = evidence.clock_errors.get(machine, 0.0)
     if abs(ahead) > max_offset:
         found.append(
-            Finding(
-                "fail",
+            _fault(
                 "clock_skew",
                 f"{machine}'s clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the other members'.",
                 f"Run chrony or systemd-timesyncd on {machine}.",
@@ -539,7 +522,7 @@ def _judge_host(evidence: Evidence, machine: str, max_offset: float) -> list[Fin
         )
     trouble = evidence.trouble(machine)
     if trouble and evidence.took_part(machine):
-        found.append(Finding("error", "not_checked", f"{trouble[0].upper()}{trouble[1:]}.", f"Repair {machine} first."))
+        found.append(_unknown(f"{trouble[0].upper()}{trouble[1:]}.", f"Repair {machine} first."))
     return [finding for finding in found if finding is not None]
 
 

@@ -286,9 +286,7 @@ def _dbd_settings(address: str) -> dict[str, str]:
 
 def _after(record: model.Record) -> list[str]:
     """The cluster's addresses exist only while the tunnel is up."""
-    mesh = record["mesh"]
-    units = {"wireguard": f"wg-quick@{mesh['interface']}.service", "tailscale": "tailscaled.service"}
-    unit = units.get(mesh["backend"])
+    unit = derive.mesh_unit(record)
     return [f"After={unit}", f"Wants={unit}"] if unit else []
 
 

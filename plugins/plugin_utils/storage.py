@@ -288,12 +288,8 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
         host = f"[{server}]" if ":" in server else server
         what, kind = f"{host}:{volume['path']}", "nfs4"
         options = _network_options(record, volume)
-        after = ["network-online.target"]
-        if record["mesh"]["backend"] == "wireguard":
-            after.append(f"wg-quick@{record['mesh']['interface']}.service")
-        elif record["mesh"]["backend"] == "tailscale":
-            after.append("tailscaled.service")
-        order = f"Wants=network-online.target\nAfter={' '.join(after)}\n"
+        mesh = derive.mesh_unit(record)
+        order = f"Wants=network-online.target\nAfter=network-online.target{f' {mesh}' if mesh else ''}\n"
     mount = (
         # However often it fails, the next access tries again: otherwise, systemd would give up the automount as well.
         f"[Unit]\nDescription={title}\n{order}StartLimitIntervalSec=0\n\n"

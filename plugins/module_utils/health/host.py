@@ -22,7 +22,6 @@ from typing import Container, Dict, Hashable, List, Mapping, NamedTuple, Optiona
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
     SLURMD,
-    Expected,
     Judgement,
     failed,
     passed,
@@ -30,7 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     unknown,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import fabric_of, read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import fabric_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
@@ -526,12 +525,6 @@ def judge_rdma(
     return passed(", ".join(actual), ", ".join(required))
 
 
-def read_rdma(tree: Tree) -> List[RdmaPort]:
-    """The RDMA ports of this host."""
-    ports: List[RdmaPort] = read_ports(tree)
-    return ports
-
-
 def read_rdma_models(tree: Tree, ports: Sequence[RdmaPort]) -> Dict[str, str]:
     """The model of each RDMA device: the identifiers of its vendor and of the product on the PCI bus."""
     folder = "sys/bus/pci/devices"
@@ -559,9 +552,3 @@ def judge_ssh(attempts: Dict[str, Optional[str]], user: str, left: Sequence[str]
         "Run the site playbook, which renews the cluster's keys and known hosts.",
         "peers",
     )
-
-
-def expected_name(expected: Expected) -> Tuple[str, List[str]]:
-    """The host's own name and the addresses that it should have."""
-    name = expected.hostname or socket.gethostname()
-    return name, resolve(name)

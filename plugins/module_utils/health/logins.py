@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner
@@ -70,13 +70,12 @@ def was_dropped(done: Completed) -> bool:
 
 
 class _Caller:
-    def __init__(self, run: Runner, user: str, peers: Mapping[str, str], sleep: Callable[[float], None]) -> None:
+    def __init__(self, run: Runner, user: str, peers: Mapping[str, str]) -> None:
         self._run = run
         self._user = user
         # Each user has a key of their own.
         self._prefix = command_prefix(user)
         self._peers = peers
-        self._sleep = sleep
         self._lock = threading.Lock()
         self._failed = 0
         self._worked = False
@@ -104,16 +103,14 @@ class _Caller:
             if wait is None or not was_dropped(done) or time.monotonic() >= end:
                 break
             # Spread the repetitions.
-            self._sleep(wait * random.uniform(0.5, 1.0))
+            time.sleep(wait * random.uniform(0.5, 1.0))
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return None if done.rc == 0 else (said[-1] if said else f"ssh {machine} exited {done.rc}")
 
 
-def log_in(
-    run: Runner, machine: str, user: str, peers: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
-) -> Logins:
+def log_in(run: Runner, machine: str, user: str, peers: Mapping[str, str]) -> Logins:
     """Try all peers, as this user and to the same one. ``peers`` are addresses or names by machine. Raises InputError."""
-    caller = _Caller(run, user, peers, sleep)
+    caller = _Caller(run, user, peers)
     names = order(machine, peers)
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         results = dict(zip(names, pool.map(caller.call, names)))

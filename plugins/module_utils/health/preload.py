@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import List, NamedTuple, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import SLURMD, Judgement, failed, passed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preload import NAME
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import sockets
 
 #: tailscaled is the mesh itself.
 _DAEMON = "tailscaled"
@@ -37,21 +37,10 @@ def programs(tree: Tree) -> List[Program]:
     found: Set[Program] = set()
     for pid in tree.names("proc"):
         maps = tree.read("proc", pid, "maps") if pid.isdecimal() else None
-        if not maps or NAME in maps or not _sockets(tree, pid) & inodes:
+        if not maps or NAME in maps or not sockets(tree.path("proc"), int(pid)) & inodes:
             continue
         found.add(Program(tree.read("proc", pid, "comm") or pid, "/ld-" not in maps))
     return sorted(found)
-
-
-def _sockets(tree: Tree, pid: str) -> Set[str]:
-    folder = tree.path(f"proc/{pid}/fd")
-    links = set()
-    for number in tree.names("proc", pid, "fd"):
-        try:
-            links.add(os.readlink(os.path.join(folder, number)))
-        except OSError:
-            continue
-    return {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
 
 
 def judge(listed: str, running: Sequence[Program]) -> Judgement:

@@ -24,13 +24,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import (
-    cluster_address,
-    member_of,
-    volumes_of,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_of, node_needs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER, Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node, parse_nodes_text
 
 #: The prefix of each reason of this program. It differs from that of slurm_node: only a passed check resumes an
@@ -90,9 +86,9 @@ class Settings(NamedTuple):
 
     cluster: str
     machine: str
-    folder: str
-    drain_on: Sequence[str]
-    max_disk_percent: float
+    folder: str = DEFAULT_FOLDER
+    drain_on: Sequence[str] = DRAIN_ON
+    max_disk_percent: float = 95.0
     rdma_rate_gbps: Optional[float] = None
     mount_timeout: float = 10.0
     max_drained_percent: float = 25.0
@@ -111,19 +107,9 @@ class Action(NamedTuple):
 
 def expected_of(record: Record, settings: Settings) -> Expected:
     """The record's data of this node. Raises InputError if the machine is not among the members."""
-    member = member_of(record, settings.machine)
-    volumes = volumes_of(record, settings.machine)
     return Expected(
-        gpus=member["gpus"],
-        rdma=member["rdma"],
+        **node_needs(record, settings.machine),
         rdma_rate_gbps=settings.rdma_rate_gbps,
-        # The server of a volume has the folder itself, not a mount.
-        mounts=[
-            volume["mount_point"] for volume in volumes if volume.get("server", settings.machine) != settings.machine
-        ],
-        read_only_mounts=[volume["mount_point"] for volume in volumes if volume.get("read_only")],
-        external_mounts=[volume["mount_point"] for volume in volumes if "server" not in volume],
-        cluster_address=cluster_address(record, member),
         max_disk_percent=settings.max_disk_percent,
         drains=True,
         mount_timeout=settings.mount_timeout,
@@ -358,8 +344,3 @@ def main(
         # A node that could not be checked has not failed: the job may run.
         return 0 if variables.get("SLURM_SCRIPT_CONTEXT") else 2
     return 1 if unfit else 0
-
-
-def settings_of(parameters: Mapping[str, Any]) -> Dict[str, Any]:
-    """The settings as plain values, from a module's parameters."""
-    return {name: parameters[name] for name in Settings._fields}

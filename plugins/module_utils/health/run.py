@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import (
     Completed,
@@ -39,6 +39,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     unknown,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 #: The last one is the shared memory of NCCL and PyTorch's data loaders.
@@ -50,7 +51,7 @@ _T = TypeVar("_T")
 
 
 class Context:
-    """The sources of the checks. Each is read only once, on first use."""
+    """The sources of the checks. nvidia-smi is only run once for all of them."""
 
     def __init__(
         self, expected: Expected, tree: Tree, run: Runner, look: Callable[[str], Optional[str]] = find
@@ -60,32 +61,19 @@ class Context:
         self.run = run
         self.find = look
         self._lock = threading.Lock()
-        self._sources: Dict[str, threading.Lock] = {}
-        self._read: Dict[str, Any] = {}
-
-    def once(self, name: str, read: Callable[[], _T]) -> _T:
-        """The result of ``read()``, cached under ``name``. Two sources can be read at the same time."""
-        with self._lock:
-            source = self._sources.setdefault(name, threading.Lock())
-        with source:
-            if name not in self._read:
-                self._read[name] = read()
-            value: _T = self._read[name]
-            return value
+        self._asked: Optional[Completed] = None
 
     @property
     def nvidia(self) -> bool:
         """Whether there are GPUs that nvidia-smi can query."""
         return self.tree.exists("proc/driver/nvidia/version") and self.find("nvidia-smi") is not None
 
-    def stdout(self, argv: Sequence[str], timeout: float, check: bool = True) -> str:
-        """The output of a command."""
-        completed: Completed = self.run(argv, timeout=timeout, check=check)
-        return completed.stdout
-
     def query(self) -> Completed:
         """The output of nvidia-smi, which exits with an error if one GPU does not respond."""
-        return self.once("query", lambda: self.run(gpu.QUERY_COMMAND, timeout=10, check=False))
+        with self._lock:
+            if self._asked is None:
+                self._asked = self.run(gpu.QUERY_COMMAND, timeout=10, check=False)
+            return self._asked
 
     def gpus(self) -> List[gpu.Gpu]:
         """nvidia-smi's table."""
@@ -174,7 +162,7 @@ def _dcgm(context: Context) -> Judgement:
 
 
 def _memlock(context: Context) -> Judgement:
-    return host.judge_memlock(host.read_memlock(context.tree), host.read_rdma(context.tree))
+    return host.judge_memlock(host.read_memlock(context.tree), read_ports(context.tree))
 
 
 def _swap(context: Context) -> Judgement:
@@ -217,12 +205,12 @@ def _clock(context: Context) -> Judgement:
 
 
 def _name(context: Context) -> Judgement:
-    name, addresses = host.expected_name(context.expected)
-    return host.judge_name(name, addresses, context.expected.cluster_address)
+    name = socket.gethostname()
+    return host.judge_name(name, host.resolve(name), context.expected.cluster_address)
 
 
 def _rdma(context: Context) -> Judgement:
-    ports = host.read_rdma(context.tree)
+    ports = read_ports(context.tree)
     expected, models = context.expected, host.read_rdma_models(context.tree, ports)
     return host.judge_rdma(ports, expected.rdma_rate_gbps, models, expected.rdma)
 

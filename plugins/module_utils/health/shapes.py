@@ -60,7 +60,6 @@ class Expected(NamedTuple):
     read_only_mounts: Sequence[str] = ()
     external_mounts: Sequence[str] = ()
     cluster_address: Optional[str] = None
-    hostname: Optional[str] = None
     mesh_interface: Optional[str] = None
     mesh_peers: Mapping[str, str] = MappingProxyType({})
     pod: bool = False

@@ -20,6 +20,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import (
+    CAP_SYS_ADMIN,
+    has_capability,
+    runs_systemd,
+)
 
 PATH = "/run/gpumesh/jobs"
 UNIT_FOLDER = "/etc/systemd/system"
@@ -30,8 +35,6 @@ OPTIONS = "mode=1777,nosuid,nodev,noexec,size=128m,nr_inodes=32768"
 _HOSTFILE = re.compile(r"^[0-9]+(?:\.[0-9]+)?\.hosts$")
 _LARGEST_HOSTFILE = 16 * 1024 * 1024
 _SECONDS = 60
-#: A capability of capabilities(7), without which nothing can be mounted.
-_CAP_SYS_ADMIN = 21
 
 
 class Host(NamedTuple):
@@ -67,10 +70,10 @@ class Result(NamedTuple):
 
 def see_to(run: Runner, present: bool, check_mode: bool, path: str = PATH) -> Result:
     """Set up or remove the file system. systemd mounts it at each boot; without systemd, each run does."""
-    systemd = os.path.isdir("/run/systemd/system")
+    systemd = runs_systemd()
     host = read(path, parse_mountinfo(_text("/proc/self/mountinfo")), systemd)
     plan, trouble = make_plan(path, host, present), ""
-    if plan.mount and not _may_mount():
+    if plan.mount and not has_capability(_text("/proc/self/status"), CAP_SYS_ADMIN):
         trouble = "it lacks CAP_SYS_ADMIN."
     elif plan.changed and not check_mode:
         trouble = apply(run, plan, path)
@@ -86,11 +89,6 @@ def see_to(run: Runner, present: bool, check_mode: bool, path: str = PATH) -> Re
 def _text(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as stream:
         return stream.read()
-
-
-def _may_mount() -> bool:
-    found = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", _text("/proc/self/status"))
-    return found is None or bool(int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def unit_name(path: str) -> str:

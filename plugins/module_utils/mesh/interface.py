@@ -53,6 +53,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
     split_endpoint,
     written_mtu,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 DIRECTORY = "/etc/wireguard"
@@ -94,25 +95,22 @@ class Result(NamedTuple):
     """What was done, or would be in check mode. ``before`` and ``after`` are for the diff and contain no secrets."""
 
     changed: bool
-    public_key: Optional[str]
-    interface_up: bool
-    #: ``kernel``, ``userspace``, or ``missing`` if this host cannot run either yet.
-    implementation: str
     #: Whether wg(8) is installed.
     tools: bool
+    #: ``kernel``, ``userspace``, or ``missing`` if this host cannot run either yet.
+    implementation: str = "missing"
+    public_key: Optional[str] = None
+    interface_up: bool = False
     #: Whether a service brings the interface up at boot.
-    boot: bool
+    boot: bool = False
     #: Bytes; 0 if only the key was handled.
-    mtu: int
-    peers: PeerChanges
+    mtu: int = 0
+    peers: PeerChanges = PeerChanges([], [], [])
     #: Per public key: machine, latest_handshake (seconds since 1970, 0 for never), endpoint, received, sent (bytes).
-    handshakes: Dict[str, Dict[str, Any]]
+    handshakes: Mapping[str, Mapping[str, Any]] = {}
     warnings: Tuple[str, ...] = ()
     before: str = ""
     after: str = ""
-
-
-_NO_CHANGES = PeerChanges([], [], [])
 
 
 def present(
@@ -150,14 +148,12 @@ def present(
     if desired is None or (expected_key is not None and expected_key != key.public_key):
         return Result(
             key.changed,
-            key.public_key,
-            runtime is not None,
-            implementation,
             tools,
-            _starts_at_boot(host, interface),
-            0,
-            _NO_CHANGES,
-            _handshakes(runtime, {}),
+            implementation,
+            key.public_key,
+            interface_up=runtime is not None,
+            boot=_starts_at_boot(host, interface),
+            handshakes=_handshakes(runtime, {}),
         )
     folder = host.preshared_path(interface)
     taken = preshared.store(folder, preshared_keys or {}, host.check_mode)
@@ -188,18 +184,8 @@ def absent(host: Host, interface: str) -> Result:
         remove_file(f"{host.key_path(interface)}.next")
         preshared.prune(host.preshared_path(interface), [])
     old = {key: peer.machine for key, peer in parse_conf(conf).items()}
-    return Result(
-        changed,
-        None,
-        False,
-        "missing",
-        find("wg") is not None,
-        False,
-        0,
-        PeerChanges([], sorted(old.values()), []),
-        {},
-        before=redact(conf),
-    )
+    gone = PeerChanges([], sorted(old.values()), [])
+    return Result(changed, find("wg") is not None, peers=gone, before=redact(conf))
 
 
 def read_runtime(host: Host, interface: str) -> Optional[Runtime]:
@@ -300,10 +286,10 @@ def _configure(
     before, after = _live_lines(steps, names, desired)
     return Result(
         key.changed or new_conf != old_conf or steps.needed,
+        True,
+        implementation,
         key.public_key,
         runtime is not None,
-        implementation,
-        True,
         _starts_at_boot(host, interface),
         desired.mtu,
         peer_changes(desired, old_names, [peer.public_key for peer in steps.set_peers], steps.drop_peers),
@@ -495,11 +481,6 @@ def _implementation(host: Host, runtime: Optional[Runtime]) -> str:
     return "userspace" if find("wireguard-go") else "missing"
 
 
-def runs_systemd() -> bool:
-    """Whether systemd is PID 1 here (sd_booted(3))."""
-    return os.path.isdir("/run/systemd/system")
-
-
 def _starts_at_boot(host: Host, interface: str) -> bool:
     return starts_at_boot(f"wg-quick@{interface}", runs_systemd(), host.places)
 
@@ -520,7 +501,7 @@ def _without_tools(host: Host, desired: Optional[Desired], implementation: str) 
     """The result on a host without wg(8): what to install, and in check mode, that everything would be created."""
     added = sorted(peer.machine for peer in desired.peers) if desired else []
     mtu = desired.mtu if desired else 0
-    return Result(host.check_mode, None, False, implementation, False, False, mtu, PeerChanges(added, [], []), {})
+    return Result(host.check_mode, False, implementation, mtu=mtu, peers=PeerChanges(added, [], []))
 
 
 def _handshakes(runtime: Optional[Runtime], names: Dict[str, str]) -> Dict[str, Dict[str, Any]]:

@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import base64
 import os
-from typing import Container, Dict, Iterable, List, Mapping
+from typing import Collection, Container, Dict, Iterable, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    names_in,
+    read_text,
+    remove_empty,
+    remove_file,
+    write_atomic,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
     UNSHARED,
     Desired,
@@ -70,16 +76,12 @@ def equip(folder: str, desired: Desired, without: Container[str] = ()) -> Desire
     )
 
 
-def prune(folder: str, keep: Iterable[str]) -> bool:
-    """Remove the keys of all peers but these. Returns whether there were any."""
-    if not os.path.isdir(folder):
-        return False
-    gone = [name for name in os.listdir(folder) if name not in set(keep)]
-    for name in gone:
-        remove_file(os.path.join(folder, name))
-    if not os.listdir(folder):
-        os.rmdir(folder)
-    return bool(gone)
+def prune(folder: str, keep: Collection[str]) -> None:
+    """Remove the keys of all peers but these."""
+    for name in names_in(folder):
+        if name not in keep:
+            remove_file(os.path.join(folder, name))
+    remove_empty(folder)
 
 
 def _equipped(folder: str, peer: Peer) -> Peer:

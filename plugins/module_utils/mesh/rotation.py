@@ -25,7 +25,7 @@ import select
 import signal
 import socket
 import time
-from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -55,8 +55,6 @@ _ASK_FOR, _ASK_IDLE_FOR, _ASK_EVERY, _SETTLE_FOR = 15.0, 2.0, 0.25, 15.0
 _GO_TIMES = 3
 #: Seconds after which an armed process gives up.
 _PATIENCE = 3600.0
-
-Clock = Callable[[], float]
 
 
 class Switched(NamedTuple):
@@ -180,7 +178,7 @@ def disarm(interface: str) -> None:
     remove_file(path)
 
 
-def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
+def switch(host: Host, desired: Desired) -> Switched:
     """Change this host's key to the prepared one, in step with its peers.
 
     Raises HostStateError, with nothing changed.
@@ -194,7 +192,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
     if runtime is None:
         raise HostStateError(f"The interface {interface} is not up.", "Run the mesh playbook without mesh_rotate_keys.")
     peers = runtime.dump.peers
-    alive = {key for key, peer in peers.items() if now() - peer.latest_handshake < SESSION_SECONDS}
+    alive = {key for key, peer in peers.items() if time.time() - peer.latest_handshake < SESSION_SECONDS}
     own = str(ipaddress.ip_interface(desired.address).ip)
     with _socket(own) as announcer:
         announcer.bind((own, 0))

@@ -141,8 +141,7 @@ def read_status(host: Host) -> Optional[Status]:
 
 def read_prefs(host: Host) -> Prefs:
     """The daemon's settings."""
-    prefs: Prefs = parse_prefs(host.run(["tailscale", "debug", "prefs"]).stdout)
-    return prefs
+    return parse_prefs(host.run(["tailscale", "debug", "prefs"]).stdout)
 
 
 def paths(host: Host, status: Status, addresses: Sequence[str], probe: bool) -> Dict[str, Dict[str, Any]]:
@@ -194,7 +193,7 @@ def _settled(host: Host) -> Optional[Status]:
         # It exits with 1 for a logged-out daemon too, but reports that in JSON.
         if not answer.stdout.lstrip().startswith("{"):
             return None
-        status: Status = parse_status(answer.stdout)
+        status = parse_status(answer.stdout)
         if status.state not in ("NoState", "Starting") or time.monotonic() > end:
             return status
         time.sleep(0.2)

@@ -15,7 +15,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ansible.module_utils.urls import open_url
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    GpumeshError,
+    InputError,
+    ParseError,
+    reading,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import DEFAULT_LOGIN_SERVER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
@@ -72,7 +77,7 @@ def api_of(login_server: Optional[str]) -> Api:
 
 def parse_devices(api: Api, answer: Dict[str, Any]) -> List[Device]:
     """Read the list of devices. Raises ParseError."""
-    try:
+    with reading(f"GET {api.list_path}"):
         return [
             Device(
                 str(one.get("nodeId") or one["id"]),
@@ -82,8 +87,6 @@ def parse_devices(api: Api, answer: Dict[str, Any]) -> List[Device]:
             )
             for one in answer[api.list_key]
         ]
-    except (LookupError, TypeError, AttributeError) as failure:
-        raise ParseError(f"GET {api.list_path}", f"{type(failure).__name__} at {failure}") from failure
 
 
 def present(api: Api, fetch: Fetch, sought: Sought, tags: Sequence[str], check_mode: bool) -> Result:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, reading
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: The default login server.
@@ -177,24 +177,10 @@ def _network(text: str) -> str:
 # --- read what the tools print -------------------------------------------------------------------------------
 
 
-def _reader(command: str) -> Callable[[Callable[[Dict[str, Any]], Any]], Callable[[str], Any]]:
-    """Convert a function of a JSON object into one of a text, which raises ParseError for any unexpected content."""
-
-    def wrap(read: Callable[[Dict[str, Any]], Any]) -> Callable[[str], Any]:
-        def guarded(text: str) -> Any:
-            try:
-                return read(from_json(text))
-            except (ValueError, LookupError, TypeError, AttributeError) as failure:
-                raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
-
-        return guarded
-
-    return wrap
-
-
-@_reader("tailscale debug prefs")
-def parse_prefs(content: Dict[str, Any]) -> Prefs:
+@reading("tailscale debug prefs")
+def parse_prefs(text: str) -> Prefs:
     """Read ``tailscale debug prefs``. Raises ParseError."""
+    content = from_json(text)
     return Prefs(
         str(content["ControlURL"] or DEFAULT_LOGIN_SERVER).rstrip("/"),
         str(content.get("Hostname") or ""),
@@ -208,9 +194,10 @@ def parse_prefs(content: Dict[str, Any]) -> Prefs:
     )
 
 
-@_reader("tailscale status --json")
-def parse_status(content: Dict[str, Any]) -> Status:
+@reading("tailscale status --json")
+def parse_status(text: str) -> Status:
     """Read ``tailscale status --json``. Raises ParseError."""
+    content = from_json(text)
     own = content.get("Self") or {}
     return Status(
         str(content["Version"]),

@@ -14,7 +14,7 @@ import re
 import socket
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError, reading
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
@@ -322,38 +322,32 @@ def parse_dump(text: str) -> Dump:
     return Dump(None if own[1] == "(none)" else own[1], port, peers)
 
 
+@reading("ip -j -d address show")
 def parse_link(text: str) -> Link:
     """Read ``ip -j -d address show dev <interface>``. Raises ParseError."""
-    command = "ip -j -d address show"
-    try:
-        # iproute2 before 6.x pads the list with empty objects.
-        found = [entry for entry in from_json(text) if entry]
-        entry = found[0]
-        addresses = tuple(
-            f"{one['local']}/{one['prefixlen']}" for one in entry.get("addr_info", []) if one.get("scope") != "link"
-        )
-        return Link(
-            int(entry["mtu"]),
-            "UP" in entry["flags"],
-            addresses,
-            str(entry.get("linkinfo", {}).get("info_kind", "")),
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as failure:
-        raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
+    # iproute2 before 6.x pads the list with empty objects.
+    found = [entry for entry in from_json(text) if entry]
+    entry = found[0]
+    addresses = tuple(
+        f"{one['local']}/{one['prefixlen']}" for one in entry.get("addr_info", []) if one.get("scope") != "link"
+    )
+    return Link(
+        int(entry["mtu"]),
+        "UP" in entry["flags"],
+        addresses,
+        str(entry.get("linkinfo", {}).get("info_kind", "")),
+    )
 
 
+@reading("ip -j route show")
 def parse_routes(*texts: str) -> FrozenSet[str]:
     """The destinations in ``ip -j [-6] route show dev <interface>`` that the kernel did not add. Raises ParseError."""
-    routes = set()
-    for text in texts:
-        try:
-            entries = from_json(text) if text.strip() else []
-            for entry in entries:
-                if entry.get("protocol") != "kernel" and entry["dst"] != "default":
-                    routes.add(str(ipaddress.ip_network(str(entry["dst"]))))
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as failure:
-            raise ParseError("ip -j route show", f"{type(failure).__name__} at {failure}") from failure
-    return frozenset(routes)
+    return frozenset(
+        str(ipaddress.ip_network(str(entry["dst"])))
+        for text in texts
+        for entry in (from_json(text) if text.strip() else [])
+        if entry.get("protocol") != "kernel" and entry["dst"] != "default"
+    )
 
 
 # --- the configuration ---------------------------------------------------------------------------------------

@@ -7,21 +7,6 @@ from __future__ import annotations
 
 from typing import Optional
 
-#: The kinds that interface_info distinguishes.
-KINDS = (
-    "ethernet",
-    "infiniband",
-    "bond",
-    "vlan",
-    "bridge",
-    "veth",
-    "tun",
-    "wireguard",
-    "vxlan",
-    "loopback",
-    "other",
-)
-
 #: From the kernel's kind (linkinfo.info_kind) to ours. A team is a bond by another driver, Open vSwitch a bridge.
 _BY_LINK_KIND = {
     "bond": "bond",
@@ -45,7 +30,7 @@ _HONEST_VIRTUAL_SPEED = ("bond", "vlan")
 
 
 def kind_of(link_type: str, link_kind: Optional[str]) -> str:
-    """One of KINDS, from the hardware type and the driver's kind in ``ip -d``."""
+    """One of the kinds of interface_info, from the hardware type and the driver's kind in ``ip -d``."""
     if link_type == "loopback":
         return "loopback"
     if link_kind is not None:

@@ -11,7 +11,7 @@ lease; it does if, in addition, no module has come for a part of the lifetime.
 from __future__ import annotations
 
 import time
-from typing import Callable, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
@@ -78,22 +78,15 @@ def from_text(text: str) -> Optional[Process]:
 class Lease:
     """What keeps a detached process alive. Without a known connection, only the lifetime, which the kernel enforces."""
 
-    def __init__(
-        self,
-        lifetime: int,
-        connection: Optional[Process],
-        tree: Tree,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, lifetime: int, connection: Optional[Process], tree: Tree) -> None:
         self.lifetime = lifetime
         self._connection = connection
         self._tree = tree
-        self._clock = clock
-        self._renewed = clock()
+        self._renewed = time.monotonic()
 
     def renew(self) -> None:
         """Record that a module of this run has come."""
-        self._renewed = self._clock()
+        self._renewed = time.monotonic()
 
     def follow(self, connection: Optional[Process]) -> None:
         """Record that a later module of the same run has come through ``connection``."""
@@ -114,7 +107,7 @@ class Lease:
             return False
         if self._connected():
             self.renew()
-        return self._clock() - self._renewed >= self.lifetime / _PART
+        return time.monotonic() - self._renewed >= self.lifetime / _PART
 
     def wait(self) -> None:
         """Wait until the lease is over."""

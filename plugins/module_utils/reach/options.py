@@ -1,17 +1,29 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ranges of the options. Values outside of them would look like faults of the network."""
+"""The options that both modules have, and their ranges. Values outside of them would look like faults of the network."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.protocol import PAYLOAD_LIMIT
 
 #: The servers of iperf3 and perftest end after 60 s, and need some of these to start.
 LONGEST_MEASUREMENT = 50
+
+#: Documented in the fragment ``gpumesh.cluster.reachability.host``.
+HOST: Dict[str, Any] = {
+    "members": {"type": "raw"},
+    "layer": {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"},
+    "run": {"type": "str"},
+    "token": {"type": "str", "no_log": True},
+    "machine": {"type": "str"},
+    "address": {"type": "str"},
+    "interface": {"type": "str"},
+    "ports": {"type": "list", "elements": "int", "default": [22, 2049, 6817, 6818]},
+}
 
 _OF_PROBER = {
     "timeout": (0.1, 3600),

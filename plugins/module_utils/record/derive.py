@@ -53,6 +53,12 @@ def cluster_interface(record: Record, member: Member) -> str:
     return member["interface"]
 
 
+def mesh_unit(record: Record) -> Optional[str]:
+    """The systemd unit that provides the interface of the mesh; None without a mesh."""
+    units = {"wireguard": f"wg-quick@{record['mesh']['interface']}.service", "tailscale": "tailscaled.service"}
+    return units.get(record["mesh"]["backend"])
+
+
 def member_views(record: Record) -> Dict[str, MemberView]:
     """Every member by its machine name, in rank order."""
     return {
@@ -83,6 +89,20 @@ def pods(record: Record) -> List[str]:
 def volumes_of(record: Record, machine: str) -> List[Dict[str, Any]]:
     """The volumes that a member mounts: none on a pod, which cannot mount."""
     return [] if is_pod(record, machine) else record["storage"]["volumes"]
+
+
+def node_needs(record: Record, machine: str) -> Dict[str, Any]:
+    """What the checks of a node expect of one member, by the names of their options. Raises InputError."""
+    member, volumes = member_of(record, machine), volumes_of(record, machine)
+    return {
+        "gpus": member["gpus"],
+        "rdma": member["rdma"],
+        "cluster_address": cluster_address(record, member),
+        # The server of a volume has the directory itself, not a mount.
+        "mounts": [volume["mount_point"] for volume in volumes if volume.get("server", machine) != machine],
+        "external_mounts": [volume["mount_point"] for volume in volumes if "server" not in volume],
+        "read_only_mounts": [volume["mount_point"] for volume in volumes if volume.get("read_only")],
+    }
 
 
 def member_of(record: Record, machine: str) -> Member:

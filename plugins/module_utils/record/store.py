@@ -156,8 +156,7 @@ class Store:
         # Only our own empty folders, never the one that contains them.
         for folder in (self.folder, os.path.dirname(self.folder)):
             if os.path.basename(folder) in ("clusters", "gpumesh"):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
+                files.remove_empty(folder)
         return had_copy or had_record
 
     def _open(self) -> int:

@@ -19,7 +19,6 @@ import socket
 from typing import Optional, Union
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
-Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 #: Bytes (RFC 8200). The kernel does not run IPv6 on an interface with a smaller MTU.
 SMALLEST_IPV6_MTU = 1280

@@ -9,13 +9,9 @@ Source: slurm.conf(5). Keys are case insensitive, a line ends at 1024 characters
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-
-#: The types of a value: a list is joined by commas, a boolean is YES or NO.
-Scalar = Union[str, int, float, bool]
-Setting = Union[Scalar, Sequence[Scalar]]
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _INCLUDE = re.compile(r"^\s*include\s+(\S.*?)\s*$", re.IGNORECASE)

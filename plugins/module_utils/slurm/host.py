@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import SYST
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_NICE, has_capability
 
 _PLUGIN_FOLDERS = (
     "/usr/lib/*/slurm-wlm",
@@ -25,8 +26,6 @@ _PLUGIN_FOLDERS = (
     "/usr/local/lib/slurm",
 )
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})")
-#: The number of CAP_SYS_NICE in <linux/capability.h>.
-_SYS_NICE = 23
 #: What Slurm's plugin for version 1 uses for tracking, binding and limits.
 _V1_NEEDED = ("freezer", "cpuset")
 
@@ -56,7 +55,7 @@ class SlurmHost(NamedTuple):
     memory: int
     cpus: int
     hostname: str
-    #: Whether slurmd may bind the processes of other users to CPUs.
+    #: Whether slurmd may bind the processes of other users to CPUs. Without it, a job that is to be bound fails to start.
     binds: bool = True
 
 
@@ -94,15 +93,6 @@ def parse_cgroups(mounts: str, controllers: str, systemd: bool) -> Cgroups:
     if missing:
         return Cgroups("none", (), f"no writable control group for {' and '.join(missing)}")
     return Cgroups("v1", known)
-
-
-def may_bind(status: str) -> bool:
-    """Whether root has CAP_SYS_NICE here, from the text of /proc/self/status. Container engines drop it.
-
-    Without it, Slurm cannot bind other users' processes to CPUs, and such a job fails to start.
-    """
-    match = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", status, re.MULTILINE)
-    return match is None or bool(int(match.group(1), 16) >> _SYS_NICE & 1)
 
 
 def gres_type(model: Optional[str]) -> str:
@@ -187,5 +177,6 @@ def read_host(run: Runner, tree: Tree) -> SlurmHost:
         (tree.read("proc/1/comm") or "") == "systemd",
     )
     hostname = os.uname().nodename.split(".")[0]
-    binds = may_bind(tree.read("proc/self/status") or "")
+    # Container engines drop this capability.
+    binds = has_capability(tree.read("proc/self/status") or "", CAP_SYS_NICE)
     return SlurmHost(version, cgroups, _gpu(tree), read_memory(tree), os.cpu_count() or 1, hostname, binds)

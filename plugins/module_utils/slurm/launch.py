@@ -199,18 +199,13 @@ def launch(run: Runner, request: Request) -> Completed:
     return run(_srun(request), timeout=request.timeout_s + 2 * _GRACE, check=False)
 
 
-def prove(
-    run: Runner,
-    request: Request,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Proof:
+def prove(run: Runner, request: Request) -> Proof:
     """Run the job on the nodes with room, and a second time if a node had been away when the controller placed it.
 
     Any other failure, and a second one, is a failure. Raises CommandError if there is no controller.
     """
     # Slurm starts nothing where a job is still ending.
-    before = _settle(run, request, _ending, clock, sleep)
+    before = _settle(run, request, _ending)
     found = look(run, request, before)
     if not found.nodes:
         return Proof(found, _NOT_RUN, [], 0)
@@ -218,7 +213,7 @@ def prove(
     done = launch_all(run, jobs(request, found.nodes, found.partitions))
     away = away_since(before, read(run), found.nodes) if done.rc else []
     if away:
-        now = look(run, request, _settle(run, request, _unsettled, clock, sleep))
+        now = look(run, request, _settle(run, request, _unsettled))
         if now.nodes == found.nodes:
             second = launch_all(run, jobs(request, now.nodes, now.partitions))
             again = found._replace(partitions=now.partitions)
@@ -245,25 +240,19 @@ def _unsettled(node: show.Node) -> bool:
     return not node["ready"] or _ending(node)
 
 
-def _settle(
-    run: Runner,
-    request: Request,
-    unsettled: Callable[[show.Node], bool],
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> Dict[str, show.Node]:
+def _settle(run: Runner, request: Request, unsettled: Callable[[show.Node], bool]) -> Dict[str, show.Node]:
     """Read the nodes until each of the request's has been seen settled, for at most the time that a job may take.
 
     On a busy cluster, there is always one on which a job is just ending.
     """
-    end = clock() + request.timeout_s
+    end = time.monotonic() + request.timeout_s
     waiting = set(request.nodes)
     while True:
         known = read(run)
         waiting = {name for name in waiting if name in known and unsettled(known[name])}
-        if not waiting or clock() >= end:
+        if not waiting or time.monotonic() >= end:
             return known
-        sleep(_PAUSE)
+        time.sleep(_PAUSE)
 
 
 def launch_all(run: Runner, requests: Sequence[Request]) -> Completed:

@@ -100,23 +100,18 @@ def carry_out(run: Runner, planned: Plan) -> None:
 
 
 def wait(
-    read: Callable[[], Mapping[str, Node]],
-    names: Sequence[str],
-    state: str,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    read: Callable[[], Mapping[str, Node]], names: Sequence[str], state: str, seconds: float
 ) -> Mapping[str, Node]:
     """Read until nothing is missing, for at most ``seconds``. Raises HostStateError, naming what is missing."""
-    end = clock() + seconds
+    end = time.monotonic() + seconds
     while True:
         present = read()
         missing = waiting_for(present, names, state)
         if not missing:
             return present
-        if clock() >= end:
+        if time.monotonic() >= end:
             raise HostStateError(
                 f"After {seconds:g} s: {'; '.join(missing)}.",
                 "See 'squeue' for the jobs and 'scontrol show node' for the reason, or increase the wait.",
             )
-        sleep(min(_PAUSE, max(0.1, end - clock())))
+        time.sleep(min(_PAUSE, max(0.1, end - time.monotonic())))

@@ -9,13 +9,12 @@ reasons cannot be mistaken for other fields; recorded from 22.05.8 and 24.11.5.
 
 from __future__ import annotations
 
-import functools
 import re
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, ParseError, reading
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.conf import parse_pairs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import parse_version
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
@@ -179,25 +178,6 @@ def ready(state: str, flags: Sequence[str]) -> bool:
     return state in _RUNNING and not _BARRED.intersection(flags)
 
 
-_Found = TypeVar("_Found")
-
-
-def _reader(command: str) -> Callable[[Callable[[str], List[_Found]]], Callable[[str], List[_Found]]]:
-    """Convert any unexpected output into ParseError: its fields are those of many versions, and contain users' texts."""
-
-    def wrap(read: Callable[[str], List[_Found]]) -> Callable[[str], List[_Found]]:
-        @functools.wraps(read)
-        def guarded(text: str) -> List[_Found]:
-            try:
-                return read(text)
-            except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as failure:
-                raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
-
-        return guarded
-
-    return wrap
-
-
 def held(flags: Sequence[str]) -> bool:
     """Whether an administrator, a program or Slurm has taken the node out of service, so that waiting does not help."""
     return bool(_HELD.intersection(flags))
@@ -223,7 +203,7 @@ def node_state(words: Sequence[str]) -> Tuple[str, List[str]]:
     return (states or ["unknown"])[0], sorted(set(flags))
 
 
-@_reader("scontrol show node --json")
+@reading("scontrol show node --json")
 def parse_nodes_json(text: str) -> List[Node]:
     """The nodes in the output of `scontrol show node --json`."""
     found: List[Node] = []
@@ -253,7 +233,7 @@ def parse_nodes_json(text: str) -> List[Node]:
     return found
 
 
-@_reader("scontrol show -o node")
+@reading("scontrol show -o node")
 def parse_nodes_text(text: str) -> List[Node]:
     """The nodes in the output of `scontrol show -o node`."""
     found: List[Node] = []
@@ -298,7 +278,7 @@ def job_state(words: Any) -> str:
     return (flags or states or [""])[0]
 
 
-@_reader("scontrol show job --json")
+@reading("scontrol show job --json")
 def parse_jobs_json(text: str) -> List[Job]:
     """The jobs in the output of `scontrol show job --json`."""
     return [
@@ -321,7 +301,7 @@ def parse_jobs_json(text: str) -> List[Job]:
     ]
 
 
-@_reader("scontrol show -o job")
+@reading("scontrol show -o job")
 def parse_jobs_text(text: str) -> List[Job]:
     """The jobs in the output of `scontrol show -o job`."""
     found: List[Job] = []
@@ -350,7 +330,7 @@ def parse_jobs_text(text: str) -> List[Job]:
     return found
 
 
-@_reader("scontrol show -o partition")
+@reading("scontrol show -o partition")
 def parse_partitions_text(text: str) -> List[Partition]:
     """The partitions in the output of `scontrol show -o partition`."""
     found: List[Partition] = []

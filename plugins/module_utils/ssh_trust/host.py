@@ -14,7 +14,7 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import server
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.server import Account, Login
 
@@ -174,10 +174,7 @@ def host_keys(files: Sequence[str]) -> List[str]:
 
 def trusted_users(folder: str) -> List[str]:
     """Users whose keys exist were trusted; the list of users may have become shorter since."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
+    names = names_in(folder)
     bases = {name[: -len(_PUBLIC)] for name in names if name.endswith(_PUBLIC) and not name.endswith(_CERTIFICATE)}
     return sorted(bases - {SIGNING})
 

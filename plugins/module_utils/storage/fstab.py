@@ -22,11 +22,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags
 
 PATH = "/etc/fstab"
-#: A capability of capabilities(7), without which nothing can be mounted.
-_CAP_SYS_ADMIN = 21
 _MOUNT_SECONDS = 100
 #: Seconds between attempts to mount what a server refuses.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -101,8 +100,7 @@ def make_plan(wanted: Mapping[str, str], host: Host, force: bool = False) -> Pla
 
 def refuse_without_right(status: str) -> None:
     """``status`` is /proc/self/status. A container may have the kernel's NFS, but not the permission to mount."""
-    found = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", status)
-    if found and not int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1:
+    if not has_capability(status, CAP_SYS_ADMIN):
         raise HostStateError(
             "This container cannot mount file systems: it lacks CAP_SYS_ADMIN.",
             "Start it with that capability, have its provider mount the volume and declare it without a server, or exclude "
@@ -118,8 +116,7 @@ def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path
     if plan.write:
         content = "".join(f"{line}\n" for line in wanted.values())
         entry = {"path": path, "marker": marker(cluster), "content": content, "state": "block" if content else "absent"}
-        for step in host_files.plan_all([entry]):
-            host_files.apply(step)
+        host_files.see_to([entry], False)
     flags.apply(run, plan.remount)
     for point in plan.mount:
         os.makedirs(point, exist_ok=True)

@@ -18,8 +18,9 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags
 
 UNIT_FOLDER = "/etc/systemd/system"
@@ -34,8 +35,8 @@ _SYSTEMCTL_SECONDS = 100
 _PROBE = "import os, sys\ntry:\n    os.statvfs(sys.argv[1])\nexcept OSError as failure:\n    print(failure.errno)\n"
 
 
-#: Whether systemd runs, and the kernel's device for automounts, which containers do not get.
-_NEEDED = ("/run/systemd/system", "/dev/autofs")
+#: The kernel's device for automounts, which containers do not get.
+_AUTOFS = "/dev/autofs"
 
 
 class Units(NamedTuple):
@@ -76,14 +77,9 @@ class Plan(NamedTuple):
         return any(self)
 
 
-def systemd() -> bool:
-    """Whether systemd runs here."""
-    return os.path.exists(_NEEDED[0])
-
-
 def automounts() -> bool:
     """Whether systemd can mount on first use here. Otherwise, volumes are in fstab."""
-    return all(os.path.exists(path) for path in _NEEDED)
+    return runs_systemd() and os.path.exists(_AUTOFS)
 
 
 def parse_ours(texts: Mapping[str, str], cluster: str) -> Dict[str, str]:
@@ -182,17 +178,8 @@ def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differenc
 
 def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:
     """The text of all mount and automount units of the administrator, by file name."""
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return {}
-    found = {}
-    for name in names:
-        if name.endswith(_SUFFIXES):
-            text = _read(os.path.join(folder, name))
-            if text is not None:
-                found[name] = text
-    return found
+    texts = {name: _read(os.path.join(folder, name)) for name in names_in(folder) if name.endswith(_SUFFIXES)}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def idle_automounts(run: Runner, names: Iterable[str]) -> List[str]:

@@ -268,8 +268,7 @@ def apply(run: Runner, plan: Plan) -> None:
     """Carry out the plan."""
     for step in plan.release:
         _apply(run, step)
-    for file in plan.files:
-        host_files.apply(file)
+    host_files.apply_all(plan.files)
     for step in plan.limit:
         _apply(run, step)
 

@@ -121,8 +121,7 @@ def _is_wanted(run: Runner, unit: str) -> bool:
 
 def apply(run: Runner, plan: Plan) -> None:
     """Carry out the plan. It takes effect immediately: machines that have left the cluster are refused from here on."""
-    for step in plan.files:
-        host_files.apply(step)
+    host_files.apply_all(plan.files)
     # Even if nothing was written: an earlier run may have been interrupted before this.
     if plan.server == KERNEL or KERNEL in plan.forgotten:
         run(["exportfs", "-ra"], timeout=_SECONDS)

@@ -108,8 +108,7 @@ def make_plan(cluster: str, connections: int, host: Host, path: str = PATH) -> P
 
 def apply(run: Runner, plan: Plan) -> None:
     """Carry out the plan. The running server keeps its connections."""
-    for step in plan.files:
-        host_files.apply(step)
+    host_files.apply_all(plan.files)
     if plan.live is not None:
         run(["rpc.nfsd", str(plan.live)])
 

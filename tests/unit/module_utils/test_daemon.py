@@ -276,15 +276,15 @@ def test_a_reload_comes_first_and_may_be_enough(tmp_path: Path) -> None:
     assert RESTART not in host.asked and ["scontrol", "reconfigure"] in host.asked
 
 
-def test_waiting_ends_with_the_socket_or_with_what_is_missing(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_socket_or_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     socket = tmp_path / "socket"
     times = iter(range(100))
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    monkeypatch.setattr("time.sleep", lambda _seconds: socket.touch())
     ready = daemon.Ready(str(socket), None, None)
-    daemon.wait_until_ready("munge", ready, 10, lambda: next(times), lambda _seconds: socket.touch())
+    daemon.wait_until_ready("munge", ready, 10)
     with pytest.raises(HostStateError, match=r"munge runs, but .*/other is not available after 10 s"):
-        daemon.wait_until_ready(
-            "munge", daemon.Ready(str(tmp_path / "other"), None, None), 10, lambda: next(times), lambda _seconds: None
-        )
+        daemon.wait_until_ready("munge", daemon.Ready(str(tmp_path / "other"), None, None), 10)
     daemon.wait_until_ready("munge", daemon.Ready(None, None, None), 0)
 
 

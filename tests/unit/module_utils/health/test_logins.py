@@ -22,6 +22,11 @@ DROPPED = Completed(
 GOOD = Completed(0, "", "")
 
 
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+
+
 class Ssh:
     """Returns results in turn, by host."""
 
@@ -45,7 +50,7 @@ class Ssh:
 
 def log_in(ssh: Any, number: int, machine: str = "n00") -> logins.Logins:
     peers = {f"n{index:02}": f"10.0.0.{index}" for index in range(number) if f"n{index:02}" != machine}
-    return logins.log_in(ssh, machine, "root", peers, sleep=lambda _seconds: None)
+    return logins.log_in(ssh, machine, "root", peers)
 
 
 @pytest.mark.parametrize("number", [2, 3, 12, 40])

@@ -37,12 +37,13 @@ class Host:
         (self.root / "proc" / str(number) / "stat").unlink()
 
     def lease(self, connection: Process | None) -> Lease:
-        return Lease(300, connection, self.tree, lambda: self.now)
+        return Lease(300, connection, self.tree)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host(tmp_path)
+    monkeypatch.setattr("time.monotonic", lambda: made.now)
     made.start(1, "systemd", 0, 1)
     made.start(80, "sshd", 1, 5)
     made.start(90, "sshd-session", 80, 7)

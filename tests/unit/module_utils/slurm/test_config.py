@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_NICE, has_capability
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config, configure
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import (
     Cgroups,
@@ -24,7 +25,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import 
     SlurmHost,
     choose_autodetect,
     gres_type,
-    may_bind,
     parse_cgroups,
     parse_version,
     read_memory,
@@ -384,7 +384,7 @@ def test_detected_control_groups(mounts: str, systemd: bool, version: str, why: 
 )
 def test_tasks_are_bound_where_that_is_allowed(capabilities: str, plugin: str) -> None:
     """Without CAP_SYS_NICE, slurmd cannot start a task of another user that it would have to bind to CPUs."""
-    binds = may_bind(f"Name:\tpython3\nCapPrm:\t{capabilities}\nCapEff:\t{capabilities}\n")
+    binds = has_capability(f"Name:\tpython3\nCapPrm:\t{capabilities}\nCapEff:\t{capabilities}\n", CAP_SYS_NICE)
     host = HOST._replace(cgroups=Cgroups("none", ()), binds=binds)
     assert config.node_settings(host)["TaskPlugin"] == plugin
 

@@ -103,7 +103,10 @@ class Returning:
         return self.answers.pop(0)
 
     def prove(self) -> launch.Proof:
-        return launch.prove(self, launch.Request(NODES, "root", 60), lambda: self.slept, self.sleep)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("time.monotonic", lambda: self.slept)
+            patch.setattr("time.sleep", self.sleep)
+            return launch.prove(self, launch.Request(NODES, "root", 60))
 
     def sleep(self, seconds: float) -> None:
         self.slept += seconds

@@ -78,28 +78,32 @@ def test_waiting_for(present: Node, state: str, missing: int) -> None:
     assert len(nodes.waiting_for({"n1": present}, ["n1"], state)) == missing
 
 
-def test_wait_ends_when_the_jobs_have_ended() -> None:
-    states = [node("MIXED+DRAIN"), node("MIXED+DRAIN"), node("IDLE+DRAIN")]
-    now = [0.0]
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that only sleeping moves."""
+    moment = [0.0]
 
     def sleep(seconds: float) -> None:
-        now[0] += seconds
+        moment[0] += seconds
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: moment[0])
+    return moment
+
+
+def test_wait_ends_when_the_jobs_have_ended(now: list[float]) -> None:
+    states = [node("MIXED+DRAIN"), node("MIXED+DRAIN"), node("IDLE+DRAIN")]
 
     def read() -> dict[str, Node]:
         return {"n1": states.pop(0)}
 
-    assert nodes.wait(read, ["n1"], "drained", 60, lambda: now[0], sleep)["n1"]["state"] == "idle"
+    assert nodes.wait(read, ["n1"], "drained", 60)["n1"]["state"] == "idle"
     assert now == [4.0]
 
 
-def test_wait_gives_up_and_says_on_what() -> None:
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
+def test_wait_gives_up_and_says_on_what(now: list[float]) -> None:
     with pytest.raises(HostStateError, match=r"After 10 s: n1 still has jobs \(mixed\+drain\)"):
-        nodes.wait(lambda: {"n1": node("MIXED+DRAIN")}, ["n1"], "drained", 10, lambda: now[0], sleep)
+        nodes.wait(lambda: {"n1": node("MIXED+DRAIN")}, ["n1"], "drained", 10)
     assert now == [10.0]
 
 
