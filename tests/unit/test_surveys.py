@@ -43,7 +43,12 @@ NOT_ASKED = {
     "a file on the machine that runs Ansible, which is gone with the job": {"discover_facts_file"},
     "patterns of the site's names": {"discover_prefer", "discover_exclude", "discover_include"},
     "for one run, once somebody has looked: in the inventory": {"cluster_trusted_copy", "cluster_trusted_generation"},
-    "internal to the playbooks": {"cluster_adopted_record", "cluster_changes", "cluster_keep_record"},
+    "internal to the playbooks": {
+        "cluster_adopted_record",
+        "cluster_join_only",
+        "cluster_changes",
+        "cluster_keep_record",
+    },
 }
 #: Questions of one playbook only: others use the record, or a readable form of it.
 OF_ONE = {"cluster_subnet": "create", "cluster_manager": "create", "cluster_output": "show"}

@@ -102,7 +102,7 @@ def test_what_a_host_lacks_is_said_before_anything_changes(programs: Path, given
 def test_the_checks_know_the_rate_of_the_rdma_ports(
     programs: Path, given: dict[str, Any], rate: float, stored: str
 ) -> None:
-    run(programs, {**given, "health_rdma_rate_gbps": rate})
+    run(programs, {**given, "state": "configured", "health_rdma_rate_gbps": rate})
     with zipfile.ZipFile(given["health_check"]) as archive:
         assert f'"rdma_rate_gbps": {stored}' in archive.read("__main__.py").decode()
 
