@@ -188,7 +188,7 @@ class Again(NamedTuple):
 @pytest.fixture(name="again", scope="module")
 def _again(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Again:
     """Run site once more, with the member that was stopped. bench_site.py measures its duration."""
-    lab.wait("all nodes are idle", lambda: idle(lab), seconds=180)
+    lab.await_idle("n1")
     before, folder = main_pids(lab), tmp_path_factory.mktemp("report")
     run = lab.play(SITE, "-e", f"check_report_dir={folder}")
     return Again(run, before, main_pids(lab), folder)
