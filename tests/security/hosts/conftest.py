@@ -7,8 +7,24 @@ from __future__ import annotations
 
 import pytest
 from lab_hosts import Lab
+from told_secrets import Rotation, rotate
+
+MEMBERS = ("e1", "e2")
 
 
 @pytest.fixture(scope="session")
 def lab() -> Lab:
     return Lab("molecule-security")
+
+
+@pytest.fixture(scope="session")
+def rotation(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Rotation:
+    """Both rotations in one run of site. What AWX keeps as artifacts is printed, and facts are written where a site
+    keeps them between runs.
+    """
+    folder = tmp_path_factory.mktemp("rotation")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANSIBLE_SHOW_CUSTOM_STATS", "true")
+        patch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
+        patch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(folder / "facts"))
+        return rotate(lab, MEMBERS, folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab_hosts import Lab, Run
+from told_secrets import Rotation
 
 OUTSIDER = "e3"
 SERVICES = ("munge", "slurmd", "slurmctld", "wg-quick@gpumesh0", "nfs-server", "supervisor")
@@ -35,10 +36,16 @@ def test_the_first_site_has_left_it_alone(lab: Lab) -> None:
     assert untouched(lab)
 
 
-@pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm", "check", "site"])
+@pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm", "check"])
 def test_no_playbook_reaches_it(lab: Lab, playbook: str, tmp_path: Path) -> None:
     run = played(lab, playbook, tmp_path)
     assert f"{OUTSIDER}: not among the members of cluster 'security'" in run.words
+    assert untouched(lab)
+
+
+def test_neither_does_site(lab: Lab, rotation: Rotation) -> None:
+    assert rotation.site.code == 0, rotation.site.output[-4000:]
+    assert f"{OUTSIDER}: not among the members of cluster 'security'" in rotation.site.words
     assert untouched(lab)
 
 

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import base64
-import re
-import threading
 from pathlib import Path
 
 import pytest
 from lab_hosts import Lab
+from told_secrets import Rotation, keys, secrets
 
 MEMBERS = ("e1", "e2")
 #: Where secrets are at home, with the owner that each file must have. Nobody else may read any of them.
@@ -29,73 +27,22 @@ def test_only_its_owner_reads_a_secret(lab: Lab, host: str) -> None:
         assert found in ([], [owner, "600"], [owner, "400"]), (path, found)
 
 
-def secrets(lab: Lab, host: str) -> set[str]:
-    """Each secret of the host, in every way of writing it that a program could print."""
-    munge = lab.read(host, "/etc/munge/munge.key")
-    tokens = lab.run(host, "sh", "-c", "cat /var/lib/slurm/slurmctld/jwt_hs256.key 2>/dev/null; true").strip()
-    keys = lab.run(host, "sh", "-c", "wg show all private-key; wg show all preshared-keys")
-    signing = lab.run(host, "sh", "-c", "cat /etc/gpumesh/ssh/*/SIGNING /etc/gpumesh/ssh/*/root")
-    told = {word for word in re.findall(r"[A-Za-z0-9+/]{43}=", keys) if word not in public_keys(lab, host)}
-    told |= {base64.b64encode(munge).decode()[:64], munge.hex()[:64], repr(munge)[2:40]}
-    # All OpenSSH keys of a kind begin with the same line.
-    told |= {line for line in signing.splitlines() if len(line) == 70 and not line.startswith("b3BlbnNzaC1r")}
-    told |= {tokens} - {""}
-    assert len(told) >= 6
-    return told
-
-
-def public_keys(lab: Lab, host: str) -> str:
-    return lab.run(host, "sh", "-c", "wg show all public-key; wg show all peers")
-
-
-WATCH = """
-import glob, os, time
-seen = set()
-end = time.time() + 600
-while time.time() < end and not os.path.exists("/root/enough"):
-    for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
-        try:
-            seen.add(open(path, "rb").read())
-        except OSError:
-            pass
-open("/root/seen", "wb").write(b"\\n".join(seen))
-"""
-
-
-def test_nothing_tells_a_secret(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both rotations, with all the output that there is, while the processes of the members are watched."""
-    # What AWX keeps as artifacts is printed, and the facts are written where a site keeps them between runs.
-    monkeypatch.setenv("ANSIBLE_SHOW_CUSTOM_STATS", "true")
-    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
-    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(tmp_path / "facts"))
-    before = set().union(*(secrets(lab, host) for host in MEMBERS))
-    watchers = [
-        threading.Thread(target=lab.run, args=(host, "python3", "-c", WATCH), kwargs={"timeout": 700})
-        for host in MEMBERS
-    ]
-    for watcher in watchers:
-        watcher.start()
-    report = f"check_report_dir={tmp_path / 'report'}"
-    runs = [
-        lab.play("gpumesh.cluster.mesh", "-vvv", "--diff", "-e", "mesh_rotate_keys=true"),
-        lab.play("gpumesh.cluster.slurm", "-vvv", "--diff", "-e", "munge_rotate_key=true"),
-        lab.play("gpumesh.cluster.show", "-vvv", "-e", "show_output=json"),
-        lab.play("gpumesh.cluster.check", "-vvv", "-e", report),
-    ]
-    for host, watcher in zip(MEMBERS, watchers, strict=True):
-        lab.run(host, "touch", "/root/enough")
-        watcher.join()
-    for run in runs:
+def test_nothing_tells_a_secret(lab: Lab, rotation: Rotation) -> None:
+    """While all keys were replaced, and the processes of the members were watched."""
+    for run in rotation.runs:
         assert run.code == 0, run.output[-3000:]
     now = set().union(*(secrets(lab, host) for host in MEMBERS))
-    assert now - before, "the rotations made no new key"
-    told = "\n".join(run.output for run in runs)
+    assert not set(rotation.keys) & set(keys(lab, MEMBERS[0])), "a key was not rotated, so nothing was tried"
+    told = "\n".join(run.output for run in rotation.runs)
     assert "CUSTOM STATS" in told
-    told += "\n".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    # Each byte is a character, so that munge's key, which is no text, can be found as it is.
+    raw = {key.decode("latin-1") for key in (rotation.keys[0], lab.read(MEMBERS[0], "/etc/munge/munge.key"))}
+    told += "\n".join(path.read_text("latin-1") for path in rotation.folder.rglob("*") if path.is_file())
+    logs = "find /var/log /var/lib/gpumesh -xdev -type f -not -path '*/journal/*' -exec cat {} +"
     for host in MEMBERS:
-        told += lab.read(host, "/root/seen").decode(errors="replace")
-        told += lab.run(host, "sh", "-c", "journalctl --no-pager; cat /var/log/*.log /var/log/slurm/*", check=False)
-    assert not [secret for secret in before | now if secret in told]
+        lab.run(host, "sh", "-c", f"(journalctl --no-pager --output=cat; {logs}; true) >>/root/seen")
+        told += lab.read(host, "/root/seen").decode("latin-1")
+    assert not [secret for secret in rotation.before | now | raw if secret in told]
 
 
 @pytest.mark.parametrize("host", MEMBERS)

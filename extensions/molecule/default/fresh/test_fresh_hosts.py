@@ -15,9 +15,9 @@ MACHINES = ("n1", "n2", "n3")
 SITE = "gpumesh.cluster.site"
 
 
-@pytest.fixture(name="lab")
+@pytest.fixture(name="lab", scope="module")
 def _lab() -> Iterator[Lab]:
-    """The lab, on whose hosts nothing may have changed in the end."""
+    """The lab, on whose hosts nothing may have changed after all of the tests."""
     lab = Lab("molecule-default")
     lab.mark((*MACHINES, "far"))
     before = {host: lab.run(host, "ip", "-brief", "link") for host in MACHINES}
@@ -64,7 +64,7 @@ def test_subnet_with_no_member_in_it(lab: Lab) -> None:
 
 
 def test_check_mode_ends_well_and_changes_nothing(lab: Lab) -> None:
-    run = lab.play(SITE, "--check")
+    run = lab.play(SITE, "--check", "--diff")
     assert run.code == 0, run.output[-4000:]
     # It says what it would do.
     assert all(run.changed[machine] > 0 for machine in MACHINES), run.changed

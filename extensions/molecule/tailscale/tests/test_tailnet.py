@@ -131,16 +131,6 @@ def test_a_job_runs_on_both_nodes_over_the_tailnet(lab: Lab) -> None:
     assert sorted(output.split()) == ["t1", "t2"]
 
 
-def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing(lab: Lab) -> None:
-    before = {member: started(lab, member) for member in ("t1", "t2")}
-    assert before["t1"]["tailscaled.service"] != "0"
-    run = lab.play("gpumesh.cluster.site")
-    assert run.code == 0, run.output[-6000:]
-    assert set(run.changed.values()) == {0}, run.changes
-    assert {member: started(lab, member) for member in ("t1", "t2")} == before
-    assert drift(lab) == {"t1": {}, "t2": {}}
-
-
 def test_a_container_without_tun_serves_no_volume(lab: Lab) -> None:
     volume = {"name": "data", "server": "t3", "path": "/srv/data", "mount_point": "/data"}
     served = ("-e", json.dumps({"storage_volumes": [volume]}))
@@ -159,18 +149,27 @@ def test_a_container_without_tun_is_a_member_and_no_node(lab: Lab) -> None:
     assert sorted(output.split()) == ["t1", "t2"]
 
 
-def test_with_it_a_second_run_changes_nothing(lab: Lab) -> None:
+def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing(lab: Lab) -> None:
+    before = {member: started(lab, member) for member in ("t1", "t2")}
+    assert before["t1"]["tailscaled.service"] != "0"
     run = lab.play("gpumesh.cluster.site", *ALL)
     assert run.code == 0, run.output[-6000:]
     assert "t3 is a userspace-only member" in run.words
-    assert run.changed == dict.fromkeys(MEMBERS, 0), run.output[-4000:]
+    assert run.changed == dict.fromkeys(MEMBERS, 0), run.changes
+    assert {member: started(lab, member) for member in ("t1", "t2")} == before
+    assert drift(lab, *ALL) == {"t1": {}, "t2": {}, "t3": {}}
 
 
-def test_a_member_that_is_logged_in_does_not_get_the_key(lab: Lab) -> None:
+@pytest.fixture(name="reported", scope="module")
+def _reported(lab: Lab) -> Run:
+    """A run that has the key although all members are logged in, and reports the way to every peer."""
+    return mesh(lab, "-vvv", *with_key(), "-e", "mesh_report_paths=true")
+
+
+def test_a_member_that_is_logged_in_does_not_get_the_key(reported: Run) -> None:
     """For a secret option, Ansible only shows that it was given."""
-    run = mesh(lab, "-vvv", *with_key())
-    assert "auth_key" in run.output
-    assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" not in run.output
+    assert "auth_key" in reported.output
+    assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" not in reported.output
 
 
 def test_a_container_without_tun_does_not_take_the_cluster_over(lab: Lab) -> None:
@@ -180,14 +179,13 @@ def test_a_container_without_tun_does_not_take_the_cluster_over(lab: Lab) -> Non
     assert set(run.changed.values()) == {0}, run.changes
 
 
-def test_the_way_to_every_peer_is_reported(lab: Lab) -> None:
-    run = mesh(lab, "-e", "mesh_report_paths=true")
+def test_the_way_to_every_peer_is_reported(reported: Run) -> None:
     ways = {}
-    for line in run.output.splitlines():
+    for line in reported.output.splitlines():
         cells = [cell.strip() for cell in line.split("│") if cell.strip()]
         if len(cells) == 4 and cells[0] in MEMBERS:
             ways[cells[0], cells[1]] = cells[2]
-    assert len(ways) == 6, run.output[-4000:]
+    assert len(ways) == 6, reported.output[-4000:]
     # t3's network lets only TCP through, so its connections are relayed.
     assert {way for pair, way in ways.items() if "t3" in pair} == {"relayed"}
     assert ways["t1", "t2"] == ways["t2", "t1"] == "direct"
