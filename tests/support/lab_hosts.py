@@ -94,7 +94,7 @@ def lab_playbook(name: str, description: Path, settings: Mapping[str, Any]) -> N
     assert done.code == 0, f"lab/{name}.yml ended with {done.code}:\n{done.output[-3000:]}"
 
 
-def chaos(part: str, *options: str) -> None:
+def chaos(part: str, *options: str, **environment: str) -> None:
     """Run a part of `make chaos`. Its output is printed, since it has the seed with which the run can be repeated."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "chaos" / f"{part}.py"), *options],
@@ -102,6 +102,7 @@ def chaos(part: str, *options: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
+        env={**os.environ, **environment},
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]

@@ -32,13 +32,9 @@ def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
     """The process ID of each daemon, by machine and name."""
     found = {}
     for machine in machines:
-        for name in DAEMONS.get(machine, OTHERS):
-            argv = (
-                ["supervisorctl", "pid", name]
-                if machine == "s4"
-                else ["systemctl", "show", "--property=MainPID", "--value", name]
-            )
-            pid = lab.run(machine, *argv).strip()
+        names = DAEMONS.get(machine, OTHERS)
+        ask = ["supervisorctl", "pid"] if machine == "s4" else ["systemctl", "show", "--property=MainPID", "--value"]
+        for name, pid in zip(names, lab.run(machine, *ask, *names).split(), strict=True):
             assert pid.isdigit() and pid != "0", f"{machine}: {name} does not run ({pid})"
             found[f"{machine} {name}"] = pid
     return found

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +15,10 @@ from lab_hosts import ROOT, Lab
 MANAGER, OTHERS = "t1", ("t2", "t3", "t4")
 SCENARIO = ROOT / "extensions" / "molecule" / "train"
 TRAINER = "/mnt/shared/trainer.py"
-SECONDS = 0.2
+#: Seconds of a step of the small program. In `make chaos`, its 120 steps must last longer than a volume is full.
+SECONDS = float(os.environ.get("GPUMESH_STEP_SECONDS", "0.2"))
+#: Enough for runs that are only killed.
+SHORT = 0.1
 #: The code of examples/full is only on the manager, in a folder of its own; the corpus is only on the shared volume.
 CODE, CORPUS = "/root/full", "/mnt/shared/corpus"
 #: A model that two processors can train in seconds.
@@ -31,8 +35,8 @@ class Outcome(NamedTuple):
 
 class Program(NamedTuple):
     """A program to train. ``options`` are those of gpumesh-train, ``process`` is the pattern with which pgrep finds the
-    ranks, ``draft`` the file name of a checkpoint while it is written, and ``saving`` makes writing slow enough to be
-    hit.
+    ranks, ``draft`` the file name of a checkpoint while it is written, ``saving`` makes writing slow enough to be hit,
+    and ``seconds`` is the length of a step, where that can be given.
     """
 
     command: tuple[str, ...]
@@ -40,12 +44,13 @@ class Program(NamedTuple):
     draft: str
     options: tuple[str, ...] = ()
     saving: tuple[str, ...] = ()
+    seconds: float = SECONDS
 
     def argv(self, steps: int, interval: int, extra: Sequence[str] = ()) -> list[str]:
         """The command line of a rank."""
         if self.options:
             return [*self.command, "--steps", str(steps), "--interval", str(interval), *extra]
-        return [*self.command, str(steps), str(SECONDS), *extra]
+        return [*self.command, str(steps), str(self.seconds), *extra]
 
     def bring(self, lab: Lab) -> None:
         """Copy the program to where a run expects it."""

@@ -1,7 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sessions whose containers are run by something else than podman."""
+"""Sessions whose containers are run by something else than podman. The last tests of the scenario: podman is not chosen
+again.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ def _stopped() -> Iterator[None]:
 
 
 @pytest.fixture(name="runtime", scope="module", params=["charliecloud", "slurm"])
-def _runtime(request: pytest.FixtureRequest) -> Iterator[str]:
-    LAB.play("gpumesh.cluster.slurm", "--extra-vars", f"session_runtime={request.param}")
-    yield request.param
-    LAB.play("gpumesh.cluster.slurm")
+def _runtime(request: pytest.FixtureRequest) -> str:
+    done = LAB.play("gpumesh.cluster.slurm", "--extra-vars", f"session_runtime={request.param}")
+    assert done.code == 0, done.output
+    return str(request.param)
 
 
 def test_containers_reach_each_other_with_their_own_images_and_environments(runtime: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from lab_hosts import chaos
-from train_programs import MANAGER, OTHERS, SECONDS, TRAINER
+from train_programs import MANAGER, OTHERS, SHORT, SMALL, TRAINER
 from train_runs import PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
 
 NAME = "molecule-train"
@@ -24,7 +24,7 @@ CHANCE = random.Random(SEED)
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> TrainLab:
-    lab = TrainLab(NAME)
+    lab = TrainLab(NAME, SMALL._replace(seconds=SHORT))
     lab.bring()
     print(f"GPUMESH_SEED={SEED}")
     return lab
@@ -35,10 +35,10 @@ def at_random_step(lab: TrainLab, name: str, attempt: int) -> dict[str, Any]:
     return lab.at_step(name, attempt, CHANCE.randrange(2, 20))
 
 
-def hit(lab: TrainLab, *arguments: str) -> None:
+def hit(lab: TrainLab, *arguments: str, **environment: str) -> None:
     """Run a part of `make chaos` in this lab."""
     which = ["--experiment", *arguments] if not arguments[0].startswith("--") else arguments
-    chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *which)
+    chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *which, **environment)
 
 
 def test_a_second_run_of_the_layer_changes_nothing(lab: TrainLab) -> None:
@@ -106,7 +106,7 @@ def test_a_cancelled_run_is_resumed_by_the_playbook_and_not_started_again(lab: T
     at_random_step(lab, "again", 1)
     lab.train("cancel", "again")
     assert causes(lab.state("again"))[0][0] == "cancelled"
-    options = {"train_name": "again", "train_nodes": 2, "train_command": f"python3 {TRAINER} {STEPS} {SECONDS}"}
+    options = {"train_name": "again", "train_nodes": 2, "train_command": f"python3 {TRAINER} {STEPS} {SHORT}"}
     for changed in (1, 0):
         done = lab.play("gpumesh.cluster.train", "-e", json.dumps(options))
         assert done.code == 0 and done.changed[MANAGER] == changed, done.output
@@ -121,7 +121,7 @@ def test_a_rank_under_a_limit_is_named_while_the_run_goes_on_and_nothing_is_kill
 
 
 def test_it_goes_on_after_a_sample_of_what_make_chaos_does(lab: TrainLab) -> None:
-    hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4")
+    hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4", GPUMESH_STEP_SECONDS=str(SHORT))
 
 
 def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab) -> None:
