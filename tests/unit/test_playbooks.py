@@ -81,6 +81,12 @@ def test_home_directories_on_a_volume_are_mounted_before_users_get_keys_in_them(
     assert "end_host" not in before
 
 
+def test_the_check_of_a_site_sees_members_that_it_does_not_ask() -> None:
+    """The report names them, and nobody has to be able to log in to them."""
+    plays = plays_of(PLAYBOOKS / "site.yml")
+    assert [play["hosts"] for play in plays if "check" in steps_of(play)] == [HANDED_ON % "members"]
+
+
 def handed_on(folder: Path, *clusters: list[str]) -> Run:
     """Register clusters with these members, one after the other, on the hosts a to d, each followed by a play."""
     plays: list[dict[str, Any]] = []
