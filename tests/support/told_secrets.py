@@ -35,9 +35,11 @@ class Rotation(NamedTuple):
 
     site: Run
     runs: list[Run]
-    #: The keys of the first member and all secrets, both as they were before.
+    #: The keys of the first member, before and after.
+    former: tuple[bytes, str]
     keys: tuple[bytes, str]
-    before: set[str]
+    #: All secrets, before and after. Later tests remove a member, whose keys go with it.
+    secrets: set[str]
     #: Where the report and the cached facts are.
     folder: Path
 
@@ -62,6 +64,10 @@ def secrets(lab: Lab, host: str) -> set[str]:
     told |= {tokens} - {""}
     assert len(told) >= 6
     return told
+
+
+def of_all(lab: Lab, hosts: Sequence[str]) -> set[str]:
+    return set().union(*(secrets(lab, host) for host in hosts))
 
 
 def public_keys(lab: Lab, host: str) -> str:
@@ -96,11 +102,11 @@ def rotate(lab: Lab, members: Sequence[str], folder: Path) -> Rotation:
         '    - {ansible.builtin.debug: {var: "hostvars[inventory_hostname]"}}\n',
         encoding="utf-8",
     )
-    former, before = keys(lab, members[0]), set().union(*(secrets(lab, host) for host in members))
+    former, before = keys(lab, members[0]), of_all(lab, members)
     rotating = ("-e", "mesh_rotate_keys=true", "-e", "munge_rotate_key=true")
     report = ("-e", f"check_report_dir={folder / 'report'}")
     with watched(lab, members):
         site = lab.play("gpumesh.cluster.site", "-vvv", "--diff", *rotating, *report)
         shown = lab.play("gpumesh.cluster.show", "-vvv", "-e", "show_output=json")
         told = lab.play(str(facts), "-vvv")
-    return Rotation(site, [site, shown, told], former, before, folder)
+    return Rotation(site, [site, shown, told], former, keys(lab, members[0]), before | of_all(lab, members), folder)

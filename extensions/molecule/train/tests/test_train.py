@@ -81,7 +81,8 @@ def test_a_name_is_used_once(lab: TrainLab) -> None:
 
 def test_it_goes_on_after_a_crash_and_a_hang_while_the_controller_is_away(lab: TrainLab) -> None:
     lab.idle()
-    lab.begin("ranks", "--nodes", "4", "--hang-timeout", "20")
+    # With longer steps: it is hit twice, and goes on while the controller is away.
+    TrainLab(NAME).begin("ranks", "--nodes", "4", "--hang-timeout", "20")
     found = at_random_step(lab, "ranks", 1)
     lab.run(MANAGER, "systemctl", "stop", "slurmctld")
     time.sleep(5)
