@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
 
 
 class ActionModule(HostAction):
@@ -23,7 +25,10 @@ class ActionModule(HostAction):
         # In check mode, joining machines are not in the record, which would refuse them.
         if not members or self.check_mode:
             return {"changed": bool(members)}
-        return self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
+        result = self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
+        # The tasks after this one use the record, and delegate tasks to the manager that it names.
+        refuse_other(model.parse(result["record"]), str(given["cluster"]), str(self._task.delegate_to or self.machine))
+        return result
 
     def _returned(self, name: str) -> list[Any]:
         """The ``registration`` in the variable of this name, for each host that is still in the play."""

@@ -63,7 +63,9 @@ class ActionModule(HostAction):
             former = tracking["server"] if tracking else ""
             return {"changed": False, "settings": wanted, "former": former, "was_on": was_on(record)}
         if given["state"] == "movable":
-            previews = self.registered(given["registered"], self.present)
+            # They are in the play, but run nothing of this layer.
+            taking_part = [machine for machine in self.present if machine not in self.userspace_only]
+            previews = self.registered(given["registered"], taking_part)
             return {"changed": False, "leaves": moved_from(record, given["former"], previews, given["force"])}
         parameters = {**desired(record, self.machine, given["uid"]), **self.supervisor(), "state": given["state"]}
         if given["state"] != "present":

@@ -115,10 +115,20 @@ def test_what_all_hosts_have_registered_is_one_change_of_the_record() -> None:
     entries = {"n1": {"machine": "n1", "ssh_public_key": KEY}, "n3": {"machine": "n3", "ssh_public_key": KEY}}
     results = {machine: {"keys": {"registration": entry}} for machine, entry in entries.items()}
     hostvars = {**results, "n2": {"keys": {"changed": False}}, "n4": {}, "failed": results["n1"]}
-    variables = {"hostvars": hostvars, "ansible_play_batch": ["n1", "n2", "n3", "n4"]}
+    variables = {
+        "hostvars": hostvars,
+        "inventory_hostname": "n1",
+        "ansible_play_batch": ["n1", "n2", "n3", "n4"],
+    }
     given = {"cluster": "lab", "registered": "keys", "joining": []}
     expected = {"cluster": "lab", "joining": [], "members": [entries["n1"], entries["n3"]]}
-    assert sent(cluster_member, given, **variables) == expected
+    module = "gpumesh.cluster.cluster_member"
+    written = play(cluster_member.ActionModule, given, {module: [{"changed": True, "record": RECORD}]}, variables)
+    assert (written.result["record"], written.ran) == (RECORD, [(module, expected)])
+    for wrong, why in (({"name": "two"}, "that of 'lab' with n1 was expected"), ({"members": 7}, "members")):
+        result = {"changed": True, "record": {**RECORD, **wrong}}
+        refused = play(cluster_member.ActionModule, given, {module: [result]}, variables).result
+        assert refused["failed"] and why in refused["msg"]
     nothing = play(cluster_member.ActionModule, given, {}, {**variables, "ansible_play_batch": ["n2"]})
     assert (nothing.result, nothing.ran) == ({"changed": False}, [])
     would = play(cluster_member.ActionModule, given, {}, variables, check_mode=True)

@@ -124,13 +124,17 @@ def test_a_server_that_was_away_when_it_was_switched_off_is_removed_later() -> N
 
 
 def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
-    def move(*present: str) -> Any:
-        variables = {"inventory_hostname": "n1", "ansible_play_batch": list(present), "hostvars": {"n1": {}, "n2": {}}}
+    def move(*present: str, **more: Any) -> Any:
+        hosts = {"ansible_play_batch": list(present), "hostvars": {"n1": {}, "n2": {}}}
+        variables = {"inventory_hostname": "n1", **hosts, **more}
         given = {"record": MOVED, "state": "movable", "former": "n2", "registered": "preview"}
         return play(tracking.ActionModule, given, {}, variables).result
 
     assert move("n1", "n2")["leaves"] == "n2"
     assert move("n1")["failed"]
+    # Nor do those that run nothing of this layer.
+    for machine in ("n1", "n2"):
+        assert move("n1", "n2", cluster_userspace_only=[machine])["failed"]
 
 
 def test_a_relative_file_is_where_ansible_was_started_or_beside_the_users_own_playbook(

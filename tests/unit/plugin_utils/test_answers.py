@@ -201,8 +201,8 @@ def test_a_run_that_finds_all_as_it_should_be_sends_less_than_a_mebibyte_for_a_t
         written = wire.call("cluster", **request, _ansible_check_mode=check_mode)
         assert (written["changed"], "record" in written, records[written["digest"]]) == (False, False, record)
     assert outdated_members(results, record) == []
-    # Before the storage, the scheduler and the check.
-    for _layer in range(3):
+    # Before the tunnels, the storage, the scheduler and the check.
+    for _layer in range(4):
         wire.call("cluster_info", hosts=MANY, cluster="lab", generation=record["generation"])
     assert wire.bytes < 1 << 20, wire.bytes
     # Another playbook of the same run, which queries again.

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import write_programs
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
@@ -41,3 +43,20 @@ def test_without_a_record_the_error_says_how_to_read_it(tmp_path: Path, part: st
     run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--tags", part)
     assert run.code == 2, run.output
     assert "Run the role gpumesh.cluster.cluster with tasks_from=load first" in run.words
+
+
+def test_a_build_that_fails_leaves_the_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have taken an hour."""
+    programs = write_programs(tmp_path / "bin", {"sinfo": "echo 'n1|idle|None|none'; echo 'n2|idle|None|none'"})
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    variables = {
+        "check_report_dir": str(tmp_path / "report"),
+        "check_level": "full",
+        "check_collective_source": "/nonexistent",
+        "__check_sources": str(tmp_path / "sources"),
+        "cluster_record": RECORD,
+    }
+    run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--tags", "collectives")
+    assert run.code == 2, run.output
+    assert all(f"{machine}: the collective tests were not built: " in run.words for machine in ("n1", "n2"))
+    assert list((tmp_path / "report").glob("**/verdict.json"))

@@ -119,6 +119,12 @@ def test_a_new_queue_is_marked_before_the_controller_starts(collection: Path) ->
     assert "n2 slurm served True" in run(collection, restarting)[1]
 
 
+def test_a_later_playbook_of_the_run_does_not_restart_for_what_an_earlier_one_wrote(collection: Path) -> None:
+    """What a task has registered outlasts a playbook."""
+    going = {"n2 slurm_state inspected": {**QUEUE, "succession": GO_ON}}
+    assert "n2 slurm served False" in run(collection, going, __slurm_prepared={"reload": "restart"})[1]
+
+
 def test_a_queue_is_taken_over_before_the_controller_starts(collection: Path) -> None:
     results = {
         "n2 slurm_state inspected": {**QUEUE, "succession": {**GO_ON, "former": "n1"}},
