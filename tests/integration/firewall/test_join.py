@@ -57,10 +57,10 @@ def test_a_machine_joins_members_that_have_firewalls(farm: Farm) -> None:
     at_three = {"gpumesh.cluster.firewall": other, "when": "inventory_hostname == 'n3'"}
     changed(farm, at_three)
     farm.arguments.append("--check")
-    changed(farm, role("cluster", "join"), cluster_machines=["n3"])
+    changed(farm, role("cluster", "register"), cluster_join_only=True, cluster_machines=["n3"])
     assert table(one) == before
     farm.arguments.remove("--check")
-    changed(farm, role("cluster", "join"), cluster_machines=["n3"])
+    changed(farm, role("cluster", "register"), cluster_join_only=True, cluster_machines=["n3"])
     assert f"{three.address} timeout 10m30s" in table(two)
     changed(farm, role("cluster", "load"), role("firewall"), **restricted)
     for host in farm.members:
@@ -71,6 +71,6 @@ def test_a_machine_joins_members_that_have_firewalls(farm: Farm) -> None:
 def test_who_does_not_join_is_not_let_in(farm: Farm) -> None:
     one, two, three = farm.members
     changed(farm, role("cluster"), role("firewall"), cluster_machines=["n1"], firewall_enabled=True)
-    changed(farm, role("cluster", "join"), cluster_machines=["n2"])
+    changed(farm, role("cluster", "register"), cluster_join_only=True, cluster_machines=["n2"])
     assert f"{two.address} timeout" in table(one)
     assert f"{three.address} timeout" not in table(one)

@@ -178,12 +178,12 @@ NEW_ACCOUNTS = {"changed": True, "commands": ["sacctmgr"], "diff": {"after": "sa
 
 
 def serve(
-    *results: dict[str, Any], check_mode: bool = False, accounts: dict[str, Any] = NEW_ACCOUNTS, **variables: Any
+    *results: dict[str, Any], check_mode: bool = False, accounts: dict[str, Any] | None = None, **variables: Any
 ) -> Played:
     """Run the services of the manager. ``results``: those of the module slurm."""
     answers = {
         "gpumesh.cluster.slurm": results,
-        "gpumesh.cluster.slurm_accounts": [accounts],
+        "gpumesh.cluster.slurm_accounts": [accounts or NEW_ACCOUNTS],
         "community.mysql.mysql_user": [{"changed": True}],
         "community.mysql.mysql_db": [{"changed": True}],
         "gpumesh.cluster.slurm_database": [{"changed": True}],
