@@ -200,7 +200,8 @@ def test_roles_that_differ_share_nodes_and_have_images_of_their_own(demo: Demo) 
 
 def test_the_log_is_where_show_says(demo: Demo) -> None:
     log = re.search(r"^log (\S+) on (\S+)$", by("alice", "gpumesh-session", "show", "demo"), re.MULTILINE)
-    assert log and log[2] == demo["main1"][1]
+    # Slurm writes it on the node of the batch script, which need not be that of main1.
+    assert log and log[2] in {node for _address, node in demo.values()}
     LAB.run(log[2], "test", "-f", log[1])
 
 
