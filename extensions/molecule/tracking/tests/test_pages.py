@@ -40,7 +40,12 @@ def test_the_run_its_metrics_and_its_file(browser, lab: TrackingLab) -> None:
         (f"{where}/runs/{run['run_id']}/artifacts", ["losses.csv"]),
     ):
         browser.get(page)
-        lab.wait(f"{page} has {words}", lambda words=words: all(word in text(browser) for word in words), 120)
+        try:
+            lab.wait(f"{page} has {words}", lambda words=words: all(word in text(browser) for word in words), 240)
+        except AssertionError:
+            # The test cannot tell from outside whether the server or the page is late.
+            print(text(browser), browser.get_log("browser"))
+            raise
     browser.get(f"{where}/runs/{run['run_id']}/model-metrics")
     drawn = "return document.querySelectorAll('.js-plotly-plot .scatterlayer path, .js-plotly-plot canvas').length > 0"
     lab.wait("the loss is drawn", lambda: browser.execute_script(drawn), 120)
