@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import (
     train,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import OPTIONS, userspace_only
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.drift import questions
 
 
@@ -42,7 +43,14 @@ class ActionModule(HostAction):
             accounting=self.options("slurm", "accounting")["accounting"],
         )
         result = self.module("gpumesh.cluster.layer_info", {**asked, "modules": parameters})
-        return {**result, "drift": {**refused, **result["drift"]}}
+        confined = self._is_userspace_only(record)
+        return {**result, "userspace_only": confined, "drift": {**refused, **result["drift"]}}
+
+    def _is_userspace_only(self, record: model.Record) -> bool:
+        """By what the role cluster has read of the host."""
+        held = {self.machine: self.variables.get("__cluster_held") or {}}
+        options = {self.machine: {name: self.variable(name) for name in OPTIONS}}
+        return record["mesh"]["backend"] == "tailscale" and bool(userspace_only(held, options))
 
     def _layers(self, record: model.Record) -> dict[str, Callable[[], dict[str, Any]]]:
         """Derives the parameters of the modules of the layers, for this host."""

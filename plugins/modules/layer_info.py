@@ -61,6 +61,10 @@ drift:
   type: dict
   returned: always
   sample: {slurm: slurmd.service does not run}
+userspace_only:
+  description: Whether the host can connect to the other members only through a proxy, and so has no layer of nodes.
+  type: bool
+  returned: with O(record)
 munge_key:
   description: The fingerprint of the host's munge key. Empty if there is none.
   type: str

@@ -25,6 +25,9 @@ _READS = {
     "slurmdbd": ["/etc/slurm/slurmdbd.conf"],
 }
 
+#: The layers that a userspace-only member does not get.
+_OF_NODES = ("storage", "tracking", "munge", "job environment", "session", "slurm", "train")
+
 _PEER_WORDS = (("added", "add"), ("removed", "remove"), ("updated", "update"))
 
 
@@ -59,6 +62,8 @@ def drift(record: model.Record, machine: str, states: Mapping[str, Mapping[str, 
     if "drift" not in host:
         return words
     words.update(host["drift"])
+    if host.get("userspace_only"):
+        return {layer: what for layer, what in words.items() if layer not in _OF_NODES}
     if "munge" not in words:
         reference = (states.get(record["manager"], {}).get("host") or {}).get("munge_key")
         if not host["munge_key"]:

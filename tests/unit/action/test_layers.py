@@ -95,6 +95,21 @@ def test_options_that_a_layer_would_refuse_are_what_differs() -> None:
     assert set(played.ran[0][1]["modules"]) == {"names", "storage", "train", "session"}
 
 
+def test_a_host_tells_whether_it_is_a_userspace_only_member() -> None:
+    tailnet = {**RECORD, "mesh": {**RECORD["mesh"], "backend": "tailscale"}}
+    found = {"changed": False, "drift": {}}
+
+    def told(record: Any, tun: bool, **variables: Any) -> bool:
+        played = on_host(layer_info, {"record": record}, found, __cluster_held={"tun": tun}, **variables)
+        return bool(played.result["userspace_only"])
+
+    assert told(tailnet, tun=False)
+    assert told(tailnet, tun=True, mesh_userspace="always")
+    assert not told(tailnet, tun=False, mesh_userspace_nodes=True)
+    assert not told(tailnet, tun=True)
+    assert not told(RECORD, tun=False)
+
+
 def test_who_leaves_is_told_the_name_of_the_cluster_alone() -> None:
     for action in (job_environment, ssh_trust):
         assert sent(action, {"record": RECORD, "state": "absent"}) == {"cluster": "lab", "state": "absent"}

@@ -53,6 +53,12 @@ def test_a_key_that_is_not_the_managers() -> None:
     assert drift.drift(made(), "n2", {"n2": {"host": {"unreachable": True}}}) == {}
 
 
+def test_a_userspace_only_member_lacks_nothing_that_nodes_have() -> None:
+    differs = {"names": "would change", "slurm": "not set up", "train": "not set up", "ssh": "not set up"}
+    host = {"drift": differs, "munge_key": "", "userspace_only": True}
+    assert drift.drift(made(), "n2", {"n2": {"host": host}}) == {"names": "would change", "ssh": "not set up"}
+
+
 TAILNET = {
     "installed": True,
     "running": True,
