@@ -54,7 +54,7 @@ NODES = {f"{host} slurm present" for host in HOSTS}
 
 @pytest.fixture(name="collection")
 def _collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This collection, with the stub in place of three of its actions."""
+    """This collection, with the stub in place of four of its actions."""
     folder = tmp_path / "ansible_collections" / "gpumesh" / "cluster"
     (folder / "plugins" / "action").mkdir(parents=True)
     for path in (ROOT, ROOT / "plugins", ROOT / "plugins" / "action"):
@@ -62,7 +62,7 @@ def _collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             place = folder / entry.relative_to(ROOT)
             if not place.exists() and not entry.name.startswith("."):
                 place.symlink_to(entry)
-    for name in ("slurm", "slurm_state", "slurm_info"):
+    for name in ("slurm", "slurm_state", "slurm_info", "slurm_node"):
         stub = folder / "plugins" / "action" / f"{name}.py"
         stub.unlink(missing_ok=True)
         stub.write_text(STUB, encoding="utf-8")
@@ -168,3 +168,18 @@ def test_no_host_changes_while_the_queue_is_elsewhere(collection: Path, options:
     assert done.code == 2
     assert "The hand-over was interrupted." in done.words
     assert steps == ["n2 slurm_state inspected", "n1 slurm_state inspected"]
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["it ran before", "it has just started"])
+def test_a_node_that_the_controller_has_lost_registers_again(collection: Path, started: bool) -> None:
+    """slurmd registers when it starts. The controller may have lost its power a moment later."""
+    known = [{"name": name, "ready": True} for name in ("n1", "n2")]
+    results = {
+        "n2 slurm_state inspected": {**QUEUE, "succession": GO_ON},
+        "slurm_info present": {"nodes": known},
+        "n3 slurm present": {**RESULTS["slurm present"], "changed": started},
+    }
+    done, steps = run(collection, results, slurm_ready_timeout=2)
+    assert "n3: The node does not accept jobs after 2 s." in done.words, done.output
+    assert steps.count("n3 slurm present") == (1 if started else 2)
+    assert steps.count("n1 slurm present") == 1
