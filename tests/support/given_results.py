@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,22 @@ class Went(NamedTuple):
         return [call.action for call in self.calls if call.host == host]
 
 
+def replace_actions(folder: Path, monkeypatch: pytest.MonkeyPatch, names: Iterable[str], source: str) -> None:
+    """Make a copy of this collection in a folder, with ``source`` in place of these actions, and let Ansible use it."""
+    collection = folder / "ansible_collections" / "gpumesh" / "cluster"
+    actions = collection / "plugins" / "action"
+    actions.mkdir(parents=True)
+    for path in (ROOT, ROOT / "plugins", ROOT / "plugins" / "action"):
+        for entry in path.iterdir():
+            place = collection / entry.relative_to(ROOT)
+            if not place.exists() and not entry.name.startswith("."):
+                place.symlink_to(entry)
+    for name in names:
+        (actions / f"{name}.py").unlink(missing_ok=True)
+        (actions / f"{name}.py").write_text(source, encoding="utf-8")
+    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", str(folder))
+
+
 def go(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,16 +103,8 @@ def go(
     ``role``: the options of import_role; ``hosts``: the results by action, for each of them; ``options``: of
     ansible-playbook; ``tasks``: further ones, after the role.
     """
-    collection = folder / "collections" / "ansible_collections" / "gpumesh" / "cluster"
-    (collection / "plugins" / "action").mkdir(parents=True)
-    for name in ("roles", "meta"):
-        (collection / name).symlink_to(ROOT / name)
-    for path in (ROOT / "plugins").iterdir():
-        if path.name not in ("action", "__pycache__"):
-            (collection / "plugins" / path.name).symlink_to(path)
-    for path in (ROOT / "plugins" / "modules").glob("*.py"):
-        (collection / "plugins" / "action" / path.name).write_text(_ACTION, encoding="utf-8")
-    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", str(folder / "collections"))
+    names = [path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")]
+    replace_actions(folder / "collections", monkeypatch, names, _ACTION)
     log = folder / "calls.jsonl"
     play = {
         "hosts": "all",

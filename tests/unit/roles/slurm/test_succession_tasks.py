@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, Run
+from ansible_collections.gpumesh.cluster.tests.support.given_results import replace_actions
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
@@ -55,18 +56,7 @@ NODES = {f"{host} slurm present" for host in HOSTS}
 @pytest.fixture(name="collection")
 def _collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This collection, with the stub in place of four of its actions."""
-    folder = tmp_path / "ansible_collections" / "gpumesh" / "cluster"
-    (folder / "plugins" / "action").mkdir(parents=True)
-    for path in (ROOT, ROOT / "plugins", ROOT / "plugins" / "action"):
-        for entry in path.iterdir():
-            place = folder / entry.relative_to(ROOT)
-            if not place.exists() and not entry.name.startswith("."):
-                place.symlink_to(entry)
-    for name in ("slurm", "slurm_state", "slurm_info", "slurm_node"):
-        stub = folder / "plugins" / "action" / f"{name}.py"
-        stub.unlink(missing_ok=True)
-        stub.write_text(STUB, encoding="utf-8")
-    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", str(tmp_path))
+    replace_actions(tmp_path, monkeypatch, ("slurm", "slurm_state", "slurm_info", "slurm_node"), STUB)
     return tmp_path
 
 
