@@ -98,6 +98,6 @@ def test_a_copy_that_a_run_did_not_get_to_is_updated_when_the_record_is_loaded(t
 
 
 def test_a_check_leaves_old_copies_as_they_are(tmp_path: Path) -> None:
-    """As when the role check loads the record."""
+    """As when the playbook check loads the record."""
     asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW]}, "load", __cluster_purpose="read")
     assert [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3")] == [NEW, OLD, NEW]
