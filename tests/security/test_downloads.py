@@ -99,13 +99,6 @@ def _impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Impos
             server.server_close()
 
 
-def run(folder: Path, role: str, tasks: str, hosts: Mapping[str, Mapping[str, Any]]) -> tuple[Run, set[str]]:
-    """A file of tasks of a role, for several hosts with their variables."""
-    return run_task(
-        folder, role, {"ansible.builtin.include_tasks": str(ROOT / f"roles/{role}/tasks/{tasks}.yml")}, hosts
-    )
-
-
 def run_task(
     folder: Path, role: str, task: dict[str, Any], hosts: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Run, set[str]]:
@@ -129,10 +122,10 @@ def run_task(
     return done, set(re.findall(r"^fatal: \[(\w+)\]", done.output, re.MULTILINE))
 
 
-def installation() -> dict[str, Any]:
-    """The block of the role mesh that installs Tailscale, on a host without it."""
-    (block,) = (task for task in tasks_of(ROOT / "roles/mesh/tasks/enrol.yml") if task["name"] == "Install Tailscale")
-    return {**block, "vars": {"__mesh_connection": {"installed": False}}}
+def named(tasks: str, name: str, **variables: Any) -> dict[str, Any]:
+    """The task or block of this name in a file of tasks below roles, with the results that it asks for."""
+    (task,) = (task for task in tasks_of(ROOT / "roles" / tasks) if task["name"] == name)
+    return {**task, "vars": variables}
 
 
 def test_programs_are_installed_from_what_can_be_verified_alone(tmp_path: Path, impostor: Impostor) -> None:
@@ -154,7 +147,8 @@ def test_programs_are_installed_from_what_can_be_verified_alone(tmp_path: Path, 
         name: {"mesh_tailscale_archive": archive, "mesh_tailscale_checksum": checksum}
         for name, (archive, checksum) in given.items()
     }
-    done, failed = run_task(tmp_path, "mesh", installation(), hosts)
+    install = named("mesh/tasks/enrol.yml", "Install Tailscale", __mesh_connection={"installed": False})
+    done, failed = run_task(tmp_path, "mesh", install, hosts)
     assert failed == set(given) - {"verified", "local"}, done.output
     # Of these alone was anything asked at all.
     assert len(impostor.asked) == len({"changed", "verified"})
@@ -196,7 +190,13 @@ def test_sources_are_built_from_what_can_be_verified_alone(tmp_path: Path, impos
         name: {"check_collective_source": source, "check_collective_source_checksum": checksum}
         for name, (source, checksum) in given.items()
     }
-    done, failed = run(tmp_path, "check", "collectives", hosts)
+    build = named(
+        "check/tasks/collectives.yml",
+        "Build the collective tests from source",
+        __check_sinfo={"rc": 0},
+        __check_machines=list(given),
+    )
+    done, failed = run_task(tmp_path, "check", build, hosts)
     assert failed == set(given) - {"verified", "local"}, done.output
     assert len(impostor.asked) == len({"changed", "verified"})
     for name in given:

@@ -88,7 +88,8 @@ def test_a_node_that_is_not_ready_in_time_is_explained(tmp_path: Path, shown: st
     given = {
         "cluster_record": RECORD,
         "slurm_ready_timeout": 2,
-        "__slurm_run": {"redefined": False, "leftover": False},
+        # slurmd has just been started.
+        "__slurm_run": {"changed": True, "redefined": False, "leftover": False},
     }
     play = {
         "hosts": "n2",
