@@ -69,8 +69,7 @@ class ActionModule(HostAction):
     def _has_controller(self) -> bool:
         """By what it is run. These files come after its configuration and go before it ends: an interrupted run may
         leave a cluster that has a configuration, and nobody to ask about jobs."""
-        programs = str(self.variable("daemon_supervisor_programs", Places().supervisor_programs))
-        places = Places(supervisor_programs=programs)
+        places = Places()._replace(**self.supervisor())
         return self.exists(places.drop_in("slurmctld")) or self.exists(places.program("slurmctld"))
 
     def _is_of_another_cluster(self, record: model.Record) -> bool:

@@ -311,6 +311,19 @@ class TestDrain:
         played = self.drain([], {self.STAT: self.there(False, False, False)}, machines=["n2"])
         assert (played.result["scheduler"], played.result["changed"]) == (False, False)
 
+    def test_the_controller_is_looked_for_where_the_manager_has_its_programs(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The task is that of any host of the play, and is delegated to the manager."""
+        monkeypatch.setattr(cluster_drain.ActionModule, "delegated", True)
+        hosts = {**held(n2={}), None: {"daemon_supervisor_programs": "/opt/programs"}}
+        results = {self.STAT: self.there(True, False, True), "gpumesh.cluster.slurm_info": [self.SLURM]}
+        results["gpumesh.cluster.host_owner"] = [{"others": []}]
+        played = on_hosts(cluster_drain, {"record": NEW, "machines": ["n2"]}, hosts, results)
+        asked = [given["path"] for module, given in played.ran if module == self.STAT]
+        assert asked[-1] == "/opt/programs/gpumesh-slurmctld.conf"
+        assert "17 of alice (train on n2)" in played.result["msg"]
+
     def test_running_jobs_are_a_reason_to_refuse(self) -> None:
         refused = self.drain(self.JOBS, {}, machines=["n2"]).result
         assert refused["failed"] and "17 of alice (train on n2)" in refused["msg"]
