@@ -40,9 +40,12 @@ class ActionModule(HostAction):
         )
         record = self.record()
         scheduler = self.exists(_NODE)
+        controller = not given["inspect"] and self._has_controller()
+        if (scheduler or controller) and self._is_of_another_cluster(record):
+            scheduler = controller = False
         if scheduler and given["handing_over"]:
             self._refuse_half_a_succession(record)
-        slurm = {} if given["inspect"] or not self._has_controller() else self._ask(given["force"])
+        slurm = self._ask(given["force"]) if controller else {}
         nodes = [node["name"] for node in slurm.get("nodes", [])]
         if given["machines"] is not None:
             nodes = [node for node in nodes if node in given["machines"]]
@@ -66,9 +69,14 @@ class ActionModule(HostAction):
     def _has_controller(self) -> bool:
         """By what it is run. These files come after its configuration and go before it ends: an interrupted run may
         leave a cluster that has a configuration, and nobody to ask about jobs."""
-        programs = str(self.variable("daemon_supervisor_programs", Places().supervisor_programs))
-        places = Places(supervisor_programs=programs)
+        places = Places()._replace(**self.supervisor())
         return self.exists(places.drop_in("slurmctld")) or self.exists(places.program("slurmctld"))
+
+    def _is_of_another_cluster(self, record: model.Record) -> bool:
+        """Whether the Slurm of a host that is in several clusters belongs to another one, whose nodes may have the same
+        names."""
+        asked = {"cluster": record["name"], "cluster_id": record["id"]}
+        return "slurm" in self.module("gpumesh.cluster.host_owner", asked)["others"]
 
     def _refuse_half_a_succession(self, record: model.Record) -> None:
         """Refuse a hand-over that the manager itself has not completed yet. Raises HostStateError."""

@@ -36,7 +36,8 @@ options:
     type: str
   wait:
     description:
-      - Seconds to wait until a drained node has no more jobs, or an idle one accepts jobs. V(0) does not wait.
+      - Seconds to wait until a drained node has no more jobs, whoever has drained it, or an idle one accepts jobs. V(0)
+        does not wait.
     type: int
     default: 0
 """
@@ -104,7 +105,8 @@ def work(module: AnsibleModule) -> Outcome:
     after = before
     if not module.check_mode:
         nodes.carry_out(run, planned)
-        waited = [name for name in names if name not in planned.left_alone]
+        # Jobs end on a drained node, whoever has drained it; what others have drained does not become idle.
+        waited = [name for name in names if given["state"] == "drained" or name not in planned.left_alone]
         if given["wait"]:
             nodes.wait(read, waited, given["state"], given["wait"])
         if planned.commands or given["wait"]:

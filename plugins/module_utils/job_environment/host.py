@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
@@ -40,10 +40,19 @@ def refuse_ports(settings: Mapping[str, Any], ports: Optional[LocalPorts]) -> No
     """Refuse a range that overlaps the ephemeral ports, one of which may be in use. Raises HostStateError."""
     low, high = settings["port_range"]
     wanted = f"{low}-{high}"
-    if ports is None or high < ports["first"] or low > ports["last"] or wanted in ports["reserved"]:
+    if ports is None or not _assigned(range(max(low, ports["first"]), min(high, ports["last"]) + 1), ports["reserved"]):
         return
     raise HostStateError(
         f"job_environment_port_range {wanted} overlaps the kernel's ephemeral ports {ports['first']}-{ports['last']}, so "
         "a job's MASTER_PORT may already be in use.",
         f"Choose another range, or reserve this one with the sysctl net.ipv4.ip_local_reserved_ports={wanted}.",
     )
+
+
+def _assigned(ports: Iterable[int], reserved: Sequence[str]) -> Set[int]:
+    """Those of the ports that are not reserved. The kernel shows adjacent ranges as one, whoever has reserved them."""
+    left = set(ports)
+    for part in reserved:
+        first, _dash, last = part.partition("-")
+        left.difference_update(range(int(first), int(last or first) + 1))
+    return left

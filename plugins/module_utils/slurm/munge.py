@@ -123,8 +123,11 @@ def is_stale(path: str, socket: str) -> bool:
 
 
 def sign(run: Runner) -> Tuple[str, str]:
-    """A credential, or the reason why there is none."""
-    done = run(["munge", "--no-input"], check=False)
+    """A credential, or the reason why there is none.
+
+    With the longest lifetime, an hour: it is signed once for all members, and some may verify it after the usual 300 s.
+    """
+    done = run(["munge", "--no-input", "--ttl=-1"], check=False)
     return (done.stdout.strip(), "") if done.rc == 0 else ("", done.stderr.strip())
 
 

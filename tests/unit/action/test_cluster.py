@@ -301,6 +301,7 @@ class TestDrain:
             self.STAT: self.there(True, True),
             "gpumesh.cluster.slurm_info": [{**self.SLURM, "jobs": jobs}],
             "gpumesh.cluster.slurm_node": [{"changed": True}] * 3,
+            "gpumesh.cluster.host_owner": [{"others": []}],
             **more,
         }
         hosts = held(n1={"holders": []}, n2={"holders": ["vim (7) in /data"]})
@@ -309,6 +310,19 @@ class TestDrain:
     def test_without_a_controller_there_is_nothing_to_drain(self) -> None:
         played = self.drain([], {self.STAT: self.there(False, False, False)}, machines=["n2"])
         assert (played.result["scheduler"], played.result["changed"]) == (False, False)
+
+    def test_the_controller_is_looked_for_where_the_manager_has_its_programs(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The task is that of any host of the play, and is delegated to the manager."""
+        monkeypatch.setattr(cluster_drain.ActionModule, "delegated", True)
+        hosts = {**held(n2={}), None: {"daemon_supervisor_programs": "/opt/programs"}}
+        results = {self.STAT: self.there(True, False, True), "gpumesh.cluster.slurm_info": [self.SLURM]}
+        results["gpumesh.cluster.host_owner"] = [{"others": []}]
+        played = on_hosts(cluster_drain, {"record": NEW, "machines": ["n2"]}, hosts, results)
+        asked = [given["path"] for module, given in played.ran if module == self.STAT]
+        assert asked[-1] == "/opt/programs/gpumesh-slurmctld.conf"
+        assert "17 of alice (train on n2)" in played.result["msg"]
 
     def test_running_jobs_are_a_reason_to_refuse(self) -> None:
         refused = self.drain(self.JOBS, {}, machines=["n2"]).result
@@ -326,6 +340,19 @@ class TestDrain:
         assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.ran
         nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
         assert [one["state"] for one in nodes] == ["drained", "drained", "down"]
+
+    def test_the_slurm_of_another_cluster_on_the_manager_is_left_alone(self) -> None:
+        """Its nodes may have the same names, and its jobs are nobody's reason to refuse."""
+        more = {"gpumesh.cluster.host_owner": [{"others": ["job_environment", "munge", "slurm"]}]}
+        for given in ({"machines": ["n2"], "handing_over": True}, {"machines": ["n2"], "forgotten": ["n2"]}, {}):
+            for force in (False, True):
+                played = self.drain(self.JOBS, more, force=force, **given)
+                assert played.result["scheduler"] is False and not played.result.get("failed")
+                assert (played.result["nodes"], played.result["jobs"], played.result["changed"]) == ([], [], False)
+                assert {module for module, _given in played.ran} == {self.STAT, "gpumesh.cluster.host_owner"}
+        (asked,) = (given for module, given in played.ran if module == "gpumesh.cluster.host_owner")
+        assert asked == {"cluster": "lab", "cluster_id": NEW["id"]}
+        assert "n2: vim (7) in /data" in self.drain(self.JOBS, more, holders="held").result["msg"]
 
     def test_a_job_that_ends_is_waited_for(self) -> None:
         ending = [{**self.JOBS[0], "id": 18, "state": "completing"}]

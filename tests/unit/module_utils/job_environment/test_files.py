@@ -142,6 +142,10 @@ def test_the_ports_of_a_host_without_ipoib(tmp_path: Path) -> None:
         ({"first": 1024, "last": 14999, "reserved": []}, False),
         ({"first": 20000, "last": 60999, "reserved": []}, True),
         ({"first": 20000, "last": 60999, "reserved": ["15000-24999"]}, False),
+        # The kernel joins adjacent and overlapping ranges, such as with those of another service.
+        ({"first": 1024, "last": 65535, "reserved": ["10000-30000"]}, False),
+        ({"first": 20000, "last": 60999, "reserved": ["8080", "19000-22000", "22001-24999"]}, False),
+        ({"first": 20000, "last": 60999, "reserved": ["8080", "15000-22000", "22002-24999"]}, True),
     ],
 )
 def test_a_port_that_an_outgoing_connection_may_have_is_refused(ports: Any, refused: bool) -> None:

@@ -96,3 +96,16 @@ def test_credentials_are_signed_and_verified_by_munged_and_never_in_an_argument(
     assert munge.verify(answer(15, "", ""), "MUNGE:abc:") == (False, "it has expired")
     # Nothing was signed, so there is nothing to verify.
     assert munge.verify(answer(0, "", ""), "") == (False, "the manager has signed nothing")
+
+
+def test_a_credential_lives_until_the_last_of_many_members_has_verified_it() -> None:
+    """The manager signs once. With few forks, a task takes longer on all members than a credential usually lives."""
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], check: bool = True) -> Completed:
+        asked.append(argv)
+        return Completed(0, "MUNGE:abc:\n", "")
+
+    munge.sign(run)
+    # In munge(1): the longest that the daemon allows, an hour instead of five minutes.
+    assert "--ttl=-1" in asked[0]
