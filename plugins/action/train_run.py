@@ -22,7 +22,8 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         own, given = self.own_options(_OWN)
-        given["volumes"] = volumes(self.record(), self.machine)
+        # The task of the role runs on the manager, whichever host is the first of the play: it may be a pod.
+        given["volumes"] = volumes(self.record(), str(self._task.delegate_to or self.machine))
         result = self.module(_MODULE, given)
         changed = result["changed"]
         if own["wait"] and not self.check_mode:

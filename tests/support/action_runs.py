@@ -27,9 +27,11 @@ def play(
     results: Mapping[str, Sequence[Mapping[str, Any]]],
     variables: Mapping[str, Any] | None = None,
     check_mode: bool = False,
+    delegate_to: str | None = None,
 ) -> Played:
     """Run an action. ``results`` has the results of each module in order; a module that is not named must not run."""
     task = Task()
+    task.delegate_to = delegate_to
     task.args, task.check_mode = dict(arguments), check_mode
     given = dict(variables or {})
     loader = DataLoader()

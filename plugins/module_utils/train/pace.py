@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import mean, median
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, FrozenSet, Hashable, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress, Straggler
 
@@ -66,12 +66,12 @@ def _apart(
     compared with each other. If many deviate from the median, there is no reference to compare them with.
     """
     alone = len(set(nodes.values())) == 1
+    groups: Dict[int, Hashable] = {rank: rank if alone else nodes[rank] for rank in values}
+    medians = _of_others(values, groups)
     found: Dict[int, Sign] = {}
     for rank, value in values.items():
-        others = [
-            other for number, other in values.items() if number != rank and (alone or nodes[number] != nodes[rank])
-        ]
-        sign = unlike(value, median(others)) if others else None
+        others = medians.get(groups[rank])
+        sign = None if others is None else unlike(value, others)
         if sign is not None:
             found[rank] = sign._replace(rank=rank)
     units = found if alone else {nodes[rank] for rank in found}
@@ -79,6 +79,29 @@ def _apart(
         return {}
     worst = sorted(found.values(), key=lambda sign: sign.cost)
     return {nodes[sign.rank]: sign for sign in worst if sign.rank is not None}
+
+
+def _of_others(values: Mapping[int, float], groups: Mapping[int, Hashable]) -> Dict[Hashable, float]:
+    """For each group, the median of the values of all others. The only group is omitted.
+
+    The values are sorted once, since a run may have thousands of ranks.
+    """
+    ordered = sorted(values, key=lambda rank: values[rank])
+    places: Dict[Hashable, List[int]] = {}
+    for place, rank in enumerate(ordered):
+        places.setdefault(groups[rank], []).append(place)
+
+    def without(own: List[int], number: int) -> float:
+        for place in own:
+            number += place <= number
+        return values[ordered[number]]
+
+    lefts = {group: len(ordered) - len(own) for group, own in places.items()}
+    return {
+        group: (without(own, (lefts[group] - 1) // 2) + without(own, lefts[group] // 2)) / 2
+        for group, own in places.items()
+        if lefts[group]
+    }
 
 
 def awaited(waits: Mapping[int, float], seconds: float, nodes: Mapping[int, str]) -> Dict[str, Sign]:

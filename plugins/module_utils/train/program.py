@@ -304,7 +304,7 @@ def _examine(settings: Settings, path: str) -> int:
     """Report whether this node is healthy, as far as a user can tell."""
     try:
         gpus = bool(Folder(path).request().gpus_per_node)
-    except InputError as failure:
+    except (HostStateError, InputError) as failure:
         # The other nodes of the run have read it.
         sys.stdout.write(f"{failure.message}\n")
         return node_health.UNHEALTHY

@@ -178,14 +178,22 @@ def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
         # A job whose token is no longer in charge ends as soon as it starts.
         folder.write_submission(Submission(""))
     deadline = time.monotonic() + (_CANCEL if waits.startswith("running") else 0.0)
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not _moved(folder, submission):
         run = folder.read()
         if run.state in ENDED:
             return run
         sleep(0.5)
+    if _moved(folder, submission):
+        # Its supervisor was about to submit the next job, or somebody has resumed it.
+        return cancel(host, folder, sleep)
     run = folder.read()._replace(state="cancelled", detail="cancelled by gpumesh-train")
     folder.write(run)
     return run
+
+
+def _moved(folder: Folder, before: Submission) -> bool:
+    """Whether another job is in charge by now."""
+    return folder.submission().token not in (before.token, "")
 
 
 def find(base: str, name: str) -> Folder:

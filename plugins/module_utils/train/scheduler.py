@@ -29,6 +29,8 @@ def submit(
 ) -> Submission:
     """Submit another job for the run. From then on, it is in charge, and all other jobs end when they notice.
 
+    If the run is cancelled or submitted again meanwhile, this job ends as soon as it starts.
+
     ``hold``: seconds for which its start is delayed. Raises GpumeshError, OSError.
     """
     request = folder.request()
@@ -39,8 +41,9 @@ def submit(
     printed = _sbatch(run, options, text)
     submission = Submission(token, int(printed.strip().partition(";")[0]))
     try:
-        folder.write_submission(submission)
-    except OSError:
+        if folder.submission().token == token:
+            folder.write_submission(submission)
+    except (OSError, HostStateError):
         # A job whose ID is not recorded could not be found again.
         cancel(run, submission.job)
         raise

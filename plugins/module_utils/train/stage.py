@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import stat
 import threading
@@ -43,6 +44,8 @@ DIRECTORY = "/var/tmp/gpumesh-{user}"
 _MANIFEST = "stage.json"
 _SUM = "stage.sum"
 _WHOLE = "whole.json"
+#: The name of a copy. A directory that the user has chosen may contain other things, which are not touched.
+_KEY = re.compile(r"[0-9a-f]{32}")
 #: More files than this should be in shards: each node examines all of them before each attempt.
 _MOST = 100_000
 #: Bytes that are left free for others.
@@ -425,7 +428,7 @@ def make_room(base: int, kept: str, need: int) -> bool:
         return about.f_bavail * about.f_frsize
 
     used: Dict[str, float] = {}
-    for name in os.listdir(base):
+    for name in filter(_KEY.fullmatch, os.listdir(base)):
         # Another process may remove it at the same time.
         with contextlib.suppress(FileNotFoundError):
             used[name] = os.stat(name, dir_fd=base, follow_symlinks=False).st_mtime

@@ -61,6 +61,18 @@ def test_a_pod_has_none_of_them() -> None:
     assert given["volumes"] == []
 
 
+def test_a_run_has_the_volumes_of_the_manager_though_the_first_host_of_the_play_is_a_pod() -> None:
+    pod = {**MEMBERS[0], "machine": "a1", "address": "10.0.0.9", "mesh": {"address": "100.64.0.9", "userspace": True}}
+    mesh = {"backend": "tailscale"}
+    empty = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", mesh, [*MEMBERS, pod], STAMP), STAMP)
+    given = {"record": plan.set_storage(empty, VOLUMES).record, "name": "nano", "command": "true"}
+    first = {"inventory_hostname": "a1"}
+    played = play(train_run.ActionModule, given, {RUN: [looked("finished")]}, first, delegate_to="n1")
+    assert [parameters["volumes"] for _module, parameters in played.ran] == [["/mnt/shared"]]
+    played = play(train_run.ActionModule, given, {RUN: [looked("finished")]}, first)
+    assert [parameters["volumes"] for _module, parameters in played.ran] == [[]]
+
+
 def test_a_run_is_started_and_looked_at_until_it_has_ended() -> None:
     played = followed(looked("queued", "started", changed=True), looked("running"), looked("finished"))
     assert (played.result["changed"], played.result["line"]) == (True, "nano: finished")

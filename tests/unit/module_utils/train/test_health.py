@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking
 
 EXAMINE = ["/usr/local/bin/gpumesh-train", "examine", "/x/nano"]
@@ -92,3 +96,22 @@ def test_a_volume_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert health.words(failing).startswith(f"storage.mounts: {tmp_path}/gone: ")
     # Nothing is written for a healthy one.
     assert health.examine(["/proc"], False) == []
+
+
+def test_a_node_that_cannot_read_the_run_is_not_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examine = {"volumes": [], "run_dir": ""}, ["examine", str(tmp_path)]
+    assert program.main(*examine) == health.UNHEALTHY
+    assert capsys.readouterr().out.startswith(f"There is no run in {tmp_path}.")
+    # Its mount has become stale, while the other nodes still have the volume.
+    real = os.open
+
+    def stale(path: Any, *given: Any, **options: Any) -> int:
+        if path == f"{tmp_path}/request.json":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return real(path, *given, **options)
+
+    monkeypatch.setattr(os, "open", stale)
+    assert program.main(*examine) == health.UNHEALTHY
+    assert "Stale file handle" in capsys.readouterr().out

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import pytest
 
@@ -214,3 +216,39 @@ def test_the_node_that_all_longer_ways_have_in_common_is_far_away(
     before = dict.fromkeys(now, 1.0)
     assert set(pace.farther(now, before, 0.5)) == blamed
     assert pace.farther(now, before, 0.1) == {}
+
+
+class Compared:
+    """Collects the values of ranks with those that they are compared with."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[float, float]] = []
+
+    def __call__(self, own: float, others: float) -> pace.Sign | None:
+        self.pairs.append((own, others))
+        return None
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 3, 40])
+def test_a_rank_is_compared_with_the_median_of_the_other_nodes(ranks_per_node: int) -> None:
+    chance = random.Random(ranks_per_node)
+    for ranks in range(1, 41):
+        nodes = {rank: f"n{rank // ranks_per_node}" for rank in range(ranks)}
+        steps = {rank: chance.choice((1.0, 1.1, 1.3, 9.0)) for rank in nodes}
+        alone = len(set(nodes.values())) == 1
+        compared = Compared()
+        pace._apart(steps, nodes, compared)
+        expected = []
+        for rank, own in steps.items():
+            others = [steps[one] for one in nodes if one != rank and (alone or nodes[one] != nodes[rank])]
+            expected += [(own, median(others))] if others else []
+        assert compared.pairs == expected
+
+
+def test_a_thousand_nodes_do_not_keep_the_supervisor_busy() -> None:
+    nodes = {rank: f"n{rank // 8}" for rank in range(8000)}
+    steps = {rank: 1.0 + rank % 97 / 1000 for rank in nodes}
+    steps[4321] = 9.0
+    begun = time.process_time()
+    assert [sign.rank for sign in pace.slower(steps, nodes).values()] == [4321]
+    assert time.process_time() - begun < 2.0

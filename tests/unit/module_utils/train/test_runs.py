@@ -78,6 +78,36 @@ def test_a_job_that_nobody_knows_yet_does_not_go_on_with_a_cancelled_run(folder:
     assert slurm.ended == [] and folder.submission().token != "token"
 
 
+def test_a_run_that_is_cancelled_while_its_job_is_submitted_stays_cancelled(folder: Folder) -> None:
+    folder.write(Run("nano", "failed"))
+    slurm = Slurm()
+
+    def submit(argv: list[str], **options: Any) -> Completed:
+        if "sbatch" in argv:
+            assert runs.cancel(host(slurm), folder).state == "cancelled"
+        return slurm(argv, **options)
+
+    runs.resume(host(submit), folder)
+    # Its job finds that it is not in charge.
+    assert folder.submission() == Submission("")
+    assert runs.look(host(slurm), folder)[0].state == "cancelled"
+
+
+def test_a_run_that_moves_to_another_job_while_it_is_cancelled_is_cancelled_there(folder: Folder) -> None:
+    """Its supervisor had already decided to submit the next job, as before a time limit."""
+    folder.write_submission(Submission("one", 41))
+    folder.write(Run("nano", "running", "one", 41))
+    slurm = Slurm(j41=("nano", "RUNNING|None"), j42=("nano", "PENDING|Resources"))
+
+    def move(_seconds: float) -> None:
+        folder.write(Run("nano", "queued", "one", 41))
+        folder.write_submission(Submission("two", 42))
+
+    assert runs.cancel(host(slurm), folder, move).state == "cancelled"
+    assert slurm.ended == [41, 42]
+    assert folder.read().state == "cancelled"
+
+
 def test_a_run_that_was_submitted_again_meanwhile_has_not_failed(folder: Folder) -> None:
     folder.write_submission(Submission("one", 41))
     folder.write(Run("nano", "running", "one", 41))

@@ -262,13 +262,25 @@ def test_a_copy_that_another_process_removes_at_the_same_time_fails_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.disk.mkdir(0o700)
-    (node.disk / "there").mkdir()
-    monkeypatch.setattr(stage.os, "listdir", lambda _place: ["removed", "there"])
-    there = node.disk / "there"
+    there = node.disk / ("a" * 32)
+    there.mkdir()
+    monkeypatch.setattr(stage.os, "listdir", lambda _place: ["b" * 32, there.name])
     monkeypatch.setattr(os, "statvfs", lambda _place: SimpleNamespace(f_bavail=2 - there.exists(), f_frsize=1))
     base = stage.owned(str(node.disk), "--stage-dir")
     assert stage.make_room(base, "kept", 2)
     os.close(base)
+
+
+def test_what_else_the_user_keeps_beside_the_copies_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory given with --stage-dir may contain more than copies."""
+    others = [node.disk / name for name in ("checkpoints", "conda", "A" * 32, "a" * 33)]
+    for other in others:
+        other.mkdir(0o700, parents=True)
+        (other / "whole.json").write_text("the user's", encoding="ascii")
+    node.disk.chmod(0o700)
+    monkeypatch.setattr(os, "statvfs", lambda _place: SimpleNamespace(f_bavail=0, f_frsize=1))
+    assert "GB free" in failure(node.bring())
+    assert all((other / "whole.json").exists() for other in others)
 
 
 def test_what_is_no_data_set_is_refused(source: Path, tmp_path: Path) -> None:
