@@ -496,9 +496,9 @@ def _prepare(
 ) -> None:
     """Prepare the database: the transferred one, a new one, or the current one, with the schema of this MLflow."""
     dump = request.server.dump
+    # First, since it allows the database to be deleted, and from now on no other member has what is in it.
+    remove_file(settings.MOVED)
     if postgres.is_there(dump):
-        # First, since it allows the database to be deleted, which will no longer be on the volume.
-        remove_file(settings.MOVED)
         kept = postgres.load(run, cluster, dump, lambda: _stop(run, request, systemd))
         words.append(f"database loaded, the previous one is kept as {kept}" if kept else "database loaded")
     elif not postgres.exists(run, cluster):

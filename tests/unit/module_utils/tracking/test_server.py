@@ -402,3 +402,64 @@ def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
     words = server.look(run, REQUEST)
     assert f"{tmp_path}/UNIT is missing" in words and f"{tmp_path}/AUTHENTICATION is missing" in words
     assert not any("gpumesh-tracking.service" in word for argv in asked for word in argv)
+
+
+class Database:
+    """Stands in for PostgreSQL and for the volume, on a host whose server can be moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.there, self.dump = True, False
+        self.moved = folder / "MOVED"
+        cluster = postgres.Cluster("17", "main", 5432, "/x")
+        for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER", "MOVED", "SHARED_TRUST"):
+            monkeypatch.setattr(settings, name, str(folder / name))
+        (folder / "AUTHENTICATION").touch()
+        monkeypatch.setattr(server, "_RECORDS", str(folder / "clusters"))
+        monkeypatch.setattr(server, "find", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(server, "_cluster", lambda _run: cluster)
+        for name in ("_stop", "_run_daemon"):
+            monkeypatch.setattr(server, name, lambda *_given: None)
+        monkeypatch.setattr(server, "_remove_folders", lambda: None)
+        monkeypatch.setattr(server.daemon, "service_manager", lambda _tree: daemon.SYSTEMD)
+        monkeypatch.setattr(postgres, "exists", lambda _run, _cluster: self.there)
+        monkeypatch.setattr(postgres, "is_there", lambda _path: self.dump)
+        monkeypatch.setattr(postgres, "versions", lambda _run, _cluster: {})
+        monkeypatch.setattr(postgres, "save", lambda *_given: setattr(self, "dump", True))
+        monkeypatch.setattr(postgres, "load", lambda *_given: setattr(self, "dump", False))
+        monkeypatch.setattr(postgres, "drop", lambda *_given: setattr(self, "there", False))
+        self.cluster = cluster
+
+    def serve(self) -> None:
+        server._prepare(done, REQUEST, True, self.cluster, "/x", {}, [])
+
+    def leave(self) -> None:
+        server.retire(done, REQUEST._replace(serves=False), False)
+
+
+def done(*_argv: Any, **_more: Any) -> Completed:
+    return Completed(0, "", "")
+
+
+@pytest.fixture(name="database")
+def _database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Database:
+    return Database(monkeypatch, tmp_path)
+
+
+def test_a_database_that_another_member_has_taken_over_is_deleted(database: Database) -> None:
+    assert server.save(done, REQUEST)
+    assert not server.save(done, REQUEST), "an interrupted move goes on"
+    with pytest.raises(HostStateError, match="has not been taken over yet"):
+        database.leave()
+    database.dump = False
+    database.leave()
+    assert not database.there
+
+
+def test_a_server_that_runs_again_where_it_was_before_keeps_its_database_when_it_leaves(database: Database) -> None:
+    """It was saved for another member, which was lost before this one took part again."""
+    assert server.save(done, REQUEST)
+    database.dump = False
+    database.serve()
+    # Now this member is away, and another one starts with an empty database. Here is the only one with its runs.
+    database.leave()
+    assert database.there
