@@ -573,7 +573,8 @@ def save(run: Runner, request: Request) -> bool:
         if not postgres.exists(run, cluster):
             return False
         postgres.save(run, cluster, request.server.dump)
-    write_atomic(settings.MOVED, "", mode=0o600)
+        # Only here: a file that was there may be a backup to restore, and then no file has what is in this database.
+        write_atomic(settings.MOVED, "", mode=0o600)
     return not there
 
 

@@ -463,3 +463,11 @@ def test_a_server_that_runs_again_where_it_was_before_keeps_its_database_when_it
     # Now this member is away, and another one starts with an empty database. Here is the only one with its runs.
     database.leave()
     assert database.there
+
+
+def test_a_backup_that_is_restored_with_a_move_does_not_cost_the_present_database(database: Database) -> None:
+    database.dump = True
+    assert not server.save(done, REQUEST)
+    database.dump = False
+    database.leave()
+    assert database.there
