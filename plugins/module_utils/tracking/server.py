@@ -40,6 +40,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 _READY = 600.0
 _MIGRATION = 3600.0
 _RECORDS = store.DEFAULT_FOLDER
+#: Owners of a folder on a volume that may become the account when it is used: root, and nobody, to which a volume may
+#: map an account that this host does not have yet.
+_UNCERTAIN = (0, 65534)
 STILL_HERE = "the server is still here"
 
 
@@ -166,6 +169,7 @@ def refuse_server(request: Request) -> None:
             f"{server.mount_point}, where the artifacts belong, does not exist on this host.",
             "Run the playbook storage first.",
         )
+    _refuse_folder(server)
     if server.tls:
         for given, path, option in (
             (request.certificate, settings.CERTIFICATE, "tracking_certificate_file"),
@@ -175,6 +179,22 @@ def refuse_server(request: Request) -> None:
                 raise InputError(
                     f"The tracking server has TLS, and there is no {path} on this host.", f"Set {option} once more."
                 )
+
+
+def _refuse_folder(server: Server) -> None:
+    """Refuse the folder on the volume if it belongs to an account with another number. Raises HostStateError."""
+    try:
+        owner = os.lstat(server.folder).st_uid
+    except OSError:
+        return
+    if owner in (server.uid, *_UNCERTAIN):
+        return
+    raise HostStateError(
+        f"{server.folder} belongs to user {owner}, and {settings.ACCOUNT} has the number {server.uid} on this host.",
+        f"If a server with another number has made it, set tracking_uid={owner} for all members, or give it with its "
+        f"contents to user {server.uid}. Otherwise, move it away.",
+        uid=server.uid,
+    )
 
 
 def postgresql(run: Runner, request: Request) -> str:

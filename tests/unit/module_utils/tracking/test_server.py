@@ -471,3 +471,20 @@ def test_a_backup_that_is_restored_with_a_move_does_not_cost_the_present_databas
     database.dump = False
     database.leave()
     assert database.there
+
+
+def test_a_member_with_another_number_for_the_account_is_refused_before_the_server_moves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The database that is being moved is in that folder: whoever moved it away would start with an empty one."""
+    monkeypatch.setattr(server, "refuse_account", lambda _uid: None)
+    monkeypatch.setattr(server, "other_cluster", lambda _request: "")
+    folder = tmp_path / "mlflow-lab"
+    folder.mkdir()
+    owner = os.geteuid() or 4711
+    os.chown(folder, owner, -1)
+    here = SERVER._replace(mount_point=str(tmp_path), uid=owner)
+    server.refuse_server(REQUEST._replace(server=here))
+    with pytest.raises(HostStateError, match=f"mlflow-lab belongs to user {owner}.*has the number 99") as refused:
+        server.refuse_server(REQUEST._replace(server=here._replace(uid=99)))
+    assert f"set tracking_uid={owner}" in refused.value.remedy
