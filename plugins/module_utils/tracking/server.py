@@ -298,23 +298,34 @@ def _make(path: str, folder: Optional[int]) -> bool:
 
 
 class Secret(NamedTuple):
-    """A file that only the server's account can read. ``text`` None: the current content is kept."""
+    """A file that only the server's account can read."""
 
     path: str
-    text: Optional[str]
+    text: str
 
 
 def secret_files(request: Request, port: int) -> List[Secret]:
     """The files to write, whose content is never shown."""
-    found = []
-    if not os.path.lexists(settings.SECRET):
-        found.append(Secret(settings.SECRET, secrets.token_urlsafe(48)))
-    known = checker_password()
-    wanted = settings.authentication(port, known or secrets.token_urlsafe(24))
-    found.append(Secret(settings.AUTHENTICATION, wanted))
+    password = checker_password() or secrets.token_urlsafe(24)
+    wanted: Dict[str, Optional[str]] = {
+        settings.SECRET: None if os.path.lexists(settings.SECRET) else secrets.token_urlsafe(48),
+        settings.AUTHENTICATION: settings.authentication(port, password),
+    }
     if request.server.tls:
-        found += [Secret(settings.CERTIFICATE, request.certificate), Secret(settings.KEY, request.key)]
-    return [one for one in found if one.text is not None and read_text(one.path) != one.text]
+        wanted.update({settings.CERTIFICATE: request.certificate, settings.KEY: request.key})
+    found = []
+    for path, text in wanted.items():
+        present = read_text(path)
+        right = present if text is None else text
+        if right is not None and (present != right or not _is_private(path)):
+            found.append(Secret(path, right))
+    return found
+
+
+def _is_private(path: str) -> bool:
+    """Whether the account owns the file, if it exists already, and only the owner can read it."""
+    about, owner = os.stat(path), _number(pwd.getpwnam, 2, settings.ACCOUNT)
+    return owner in (None, about.st_uid) and not about.st_mode & 0o077
 
 
 def checker_password() -> Optional[str]:

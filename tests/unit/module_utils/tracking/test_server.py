@@ -488,3 +488,32 @@ def test_a_member_with_another_number_for_the_account_is_refused_before_the_serv
     with pytest.raises(HostStateError, match=f"mlflow-lab belongs to user {owner}.*has the number 99") as refused:
         server.refuse_server(REQUEST._replace(server=here._replace(uid=99)))
     assert f"set tracking_uid={owner}" in refused.value.remedy
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can give files away")
+def test_files_that_the_account_cannot_read_or_everybody_can_are_written_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The account has got another number since, or a backup was put back."""
+    paths = {name: tmp_path / name for name in ("SECRET", "AUTHENTICATION", "CERTIFICATE", "KEY")}
+    for name, path in paths.items():
+        monkeypatch.setattr(settings, name, str(path))
+    monkeypatch.setattr(settings, "ACCOUNT", "games")
+    secure = REQUEST._replace(server=SERVER._replace(tls=True), certificate=CERTIFICATE, key="a key")
+    server.write_secrets(server.secret_files(secure, 5432))
+    texts = {name: path.read_text() for name, path in paths.items()}
+    later = secure._replace(certificate=None, key=None)
+    assert server.secret_files(later, 5432) == []
+    for path in paths.values():
+        os.chown(path, 4711, -1)
+    assert {one.path for one in server.secret_files(later, 5432)} == {str(path) for path in paths.values()}
+    server.write_secrets(server.secret_files(later, 5432))
+    assert server.secret_files(later, 5432) == []
+    assert {name: path.read_text() for name, path in paths.items()} == texts
+    paths["KEY"].chmod(0o644)
+    assert [one.path for one in server.secret_files(later, 5432)] == [str(paths["KEY"])]
+    server.write_secrets(server.secret_files(later, 5432))
+    # Before the account is there, it is not known whose they should be.
+    monkeypatch.setattr(server, "_number", lambda *_given: None)
+    os.chown(paths["KEY"], 4711, -1)
+    assert server.secret_files(later, 5432) == []
