@@ -272,6 +272,9 @@ def main() -> None:
             "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
             "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
         },
+        # Ansible hides values by their text, and a password with '@', a quotation mark or a backslash looks different in
+        # the log, which has the list as Python writes it.
+        no_log=True,
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module.params, module.check_mode), echo=False)

@@ -40,6 +40,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 _READY = 600.0
 _MIGRATION = 3600.0
 _RECORDS = store.DEFAULT_FOLDER
+#: Owners of a folder on a volume that may become the account when it is used: root, and nobody, to which a volume may
+#: map an account that this host does not have yet.
+_UNCERTAIN = (0, 65534)
 STILL_HERE = "the server is still here"
 
 
@@ -166,6 +169,7 @@ def refuse_server(request: Request) -> None:
             f"{server.mount_point}, where the artifacts belong, does not exist on this host.",
             "Run the playbook storage first.",
         )
+    _refuse_folder(server)
     if server.tls:
         for given, path, option in (
             (request.certificate, settings.CERTIFICATE, "tracking_certificate_file"),
@@ -175,6 +179,22 @@ def refuse_server(request: Request) -> None:
                 raise InputError(
                     f"The tracking server has TLS, and there is no {path} on this host.", f"Set {option} once more."
                 )
+
+
+def _refuse_folder(server: Server) -> None:
+    """Refuse the folder on the volume if it belongs to an account with another number. Raises HostStateError."""
+    try:
+        owner = os.lstat(server.folder).st_uid
+    except OSError:
+        return
+    if owner in (server.uid, *_UNCERTAIN):
+        return
+    raise HostStateError(
+        f"{server.folder} belongs to user {owner}, and {settings.ACCOUNT} has the number {server.uid} on this host.",
+        f"If a server with another number has made it, set tracking_uid={owner} for all members, or give it with its "
+        f"contents to user {server.uid}. Otherwise, move it away.",
+        uid=server.uid,
+    )
 
 
 def postgresql(run: Runner, request: Request) -> str:
@@ -278,23 +298,34 @@ def _make(path: str, folder: Optional[int]) -> bool:
 
 
 class Secret(NamedTuple):
-    """A file that only the server's account can read. ``text`` None: the current content is kept."""
+    """A file that only the server's account can read."""
 
     path: str
-    text: Optional[str]
+    text: str
 
 
 def secret_files(request: Request, port: int) -> List[Secret]:
     """The files to write, whose content is never shown."""
-    found = []
-    if not os.path.lexists(settings.SECRET):
-        found.append(Secret(settings.SECRET, secrets.token_urlsafe(48)))
-    known = checker_password()
-    wanted = settings.authentication(port, known or secrets.token_urlsafe(24))
-    found.append(Secret(settings.AUTHENTICATION, wanted))
+    password = checker_password() or secrets.token_urlsafe(24)
+    wanted: Dict[str, Optional[str]] = {
+        settings.SECRET: None if os.path.lexists(settings.SECRET) else secrets.token_urlsafe(48),
+        settings.AUTHENTICATION: settings.authentication(port, password),
+    }
     if request.server.tls:
-        found += [Secret(settings.CERTIFICATE, request.certificate), Secret(settings.KEY, request.key)]
-    return [one for one in found if one.text is not None and read_text(one.path) != one.text]
+        wanted.update({settings.CERTIFICATE: request.certificate, settings.KEY: request.key})
+    found = []
+    for path, text in wanted.items():
+        present = read_text(path)
+        right = present if text is None else text
+        if right is not None and (present != right or not _is_private(path)):
+            found.append(Secret(path, right))
+    return found
+
+
+def _is_private(path: str) -> bool:
+    """Whether the account owns the file, if it exists already, and only the owner can read it."""
+    about, owner = os.stat(path), _number(pwd.getpwnam, 2, settings.ACCOUNT)
+    return owner in (None, about.st_uid) and not about.st_mode & 0o077
 
 
 def checker_password() -> Optional[str]:
@@ -496,9 +527,9 @@ def _prepare(
 ) -> None:
     """Prepare the database: the transferred one, a new one, or the current one, with the schema of this MLflow."""
     dump = request.server.dump
+    # First, since it allows the database to be deleted, and from now on no other member has what is in it.
+    remove_file(settings.MOVED)
     if postgres.is_there(dump):
-        # First, since it allows the database to be deleted, which will no longer be on the volume.
-        remove_file(settings.MOVED)
         kept = postgres.load(run, cluster, dump, lambda: _stop(run, request, systemd))
         words.append(f"database loaded, the previous one is kept as {kept}" if kept else "database loaded")
     elif not postgres.exists(run, cluster):
@@ -573,7 +604,8 @@ def save(run: Runner, request: Request) -> bool:
         if not postgres.exists(run, cluster):
             return False
         postgres.save(run, cluster, request.server.dump)
-    write_atomic(settings.MOVED, "", mode=0o600)
+        # Only here: a file that was there may be a backup to restore, and then no file has what is in this database.
+        write_atomic(settings.MOVED, "", mode=0o600)
     return not there
 
 

@@ -402,3 +402,118 @@ def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
     words = server.look(run, REQUEST)
     assert f"{tmp_path}/UNIT is missing" in words and f"{tmp_path}/AUTHENTICATION is missing" in words
     assert not any("gpumesh-tracking.service" in word for argv in asked for word in argv)
+
+
+class Database:
+    """Stands in for PostgreSQL and for the volume, on a host whose server can be moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.there, self.dump = True, False
+        self.moved = folder / "MOVED"
+        cluster = postgres.Cluster("17", "main", 5432, "/x")
+        for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER", "MOVED", "SHARED_TRUST"):
+            monkeypatch.setattr(settings, name, str(folder / name))
+        (folder / "AUTHENTICATION").touch()
+        monkeypatch.setattr(server, "_RECORDS", str(folder / "clusters"))
+        monkeypatch.setattr(server, "find", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(server, "_cluster", lambda _run: cluster)
+        for name in ("_stop", "_run_daemon"):
+            monkeypatch.setattr(server, name, lambda *_given: None)
+        monkeypatch.setattr(server, "_remove_folders", lambda: None)
+        monkeypatch.setattr(server.daemon, "service_manager", lambda _tree: daemon.SYSTEMD)
+        monkeypatch.setattr(postgres, "exists", lambda _run, _cluster: self.there)
+        monkeypatch.setattr(postgres, "is_there", lambda _path: self.dump)
+        monkeypatch.setattr(postgres, "versions", lambda _run, _cluster: {})
+        monkeypatch.setattr(postgres, "save", lambda *_given: setattr(self, "dump", True))
+        monkeypatch.setattr(postgres, "load", lambda *_given: setattr(self, "dump", False))
+        monkeypatch.setattr(postgres, "drop", lambda *_given: setattr(self, "there", False))
+        self.cluster = cluster
+
+    def serve(self) -> None:
+        server._prepare(done, REQUEST, True, self.cluster, "/x", {}, [])
+
+    def leave(self) -> None:
+        server.retire(done, REQUEST._replace(serves=False), False)
+
+
+def done(*_argv: Any, **_more: Any) -> Completed:
+    return Completed(0, "", "")
+
+
+@pytest.fixture(name="database")
+def _database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Database:
+    return Database(monkeypatch, tmp_path)
+
+
+def test_a_database_that_another_member_has_taken_over_is_deleted(database: Database) -> None:
+    assert server.save(done, REQUEST)
+    assert not server.save(done, REQUEST), "an interrupted move goes on"
+    with pytest.raises(HostStateError, match="has not been taken over yet"):
+        database.leave()
+    database.dump = False
+    database.leave()
+    assert not database.there
+
+
+def test_a_server_that_runs_again_where_it_was_before_keeps_its_database_when_it_leaves(database: Database) -> None:
+    """It was saved for another member, which was lost before this one took part again."""
+    assert server.save(done, REQUEST)
+    database.dump = False
+    database.serve()
+    # Now this member is away, and another one starts with an empty database. Here is the only one with its runs.
+    database.leave()
+    assert database.there
+
+
+def test_a_backup_that_is_restored_with_a_move_does_not_cost_the_present_database(database: Database) -> None:
+    database.dump = True
+    assert not server.save(done, REQUEST)
+    database.dump = False
+    database.leave()
+    assert database.there
+
+
+def test_a_member_with_another_number_for_the_account_is_refused_before_the_server_moves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The database that is being moved is in that folder: whoever moved it away would start with an empty one."""
+    monkeypatch.setattr(server, "refuse_account", lambda _uid: None)
+    monkeypatch.setattr(server, "other_cluster", lambda _request: "")
+    folder = tmp_path / "mlflow-lab"
+    folder.mkdir()
+    owner = os.geteuid() or 4711
+    os.chown(folder, owner, -1)
+    here = SERVER._replace(mount_point=str(tmp_path), uid=owner)
+    server.refuse_server(REQUEST._replace(server=here))
+    with pytest.raises(HostStateError, match=f"mlflow-lab belongs to user {owner}.*has the number 99") as refused:
+        server.refuse_server(REQUEST._replace(server=here._replace(uid=99)))
+    assert f"set tracking_uid={owner}" in refused.value.remedy
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can give files away")
+def test_files_that_the_account_cannot_read_or_everybody_can_are_written_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The account has got another number since, or a backup was put back."""
+    paths = {name: tmp_path / name for name in ("SECRET", "AUTHENTICATION", "CERTIFICATE", "KEY")}
+    for name, path in paths.items():
+        monkeypatch.setattr(settings, name, str(path))
+    monkeypatch.setattr(settings, "ACCOUNT", "games")
+    secure = REQUEST._replace(server=SERVER._replace(tls=True), certificate=CERTIFICATE, key="a key")
+    server.write_secrets(server.secret_files(secure, 5432))
+    texts = {name: path.read_text() for name, path in paths.items()}
+    later = secure._replace(certificate=None, key=None)
+    assert server.secret_files(later, 5432) == []
+    for path in paths.values():
+        os.chown(path, 4711, -1)
+    assert {one.path for one in server.secret_files(later, 5432)} == {str(path) for path in paths.values()}
+    server.write_secrets(server.secret_files(later, 5432))
+    assert server.secret_files(later, 5432) == []
+    assert {name: path.read_text() for name, path in paths.items()} == texts
+    paths["KEY"].chmod(0o644)
+    assert [one.path for one in server.secret_files(later, 5432)] == [str(paths["KEY"])]
+    server.write_secrets(server.secret_files(later, 5432))
+    # Before the account is there, it is not known whose they should be.
+    monkeypatch.setattr(server, "_number", lambda *_given: None)
+    os.chown(paths["KEY"], 4711, -1)
+    assert server.secret_files(later, 5432) == []
