@@ -122,14 +122,13 @@ def pairs(record: Mapping[str, Any], machine: str, relays: Sequence[str], presen
 
 
 def shared_keys(machine: str, made: Results) -> dict[str, str]:
-    """The preshared keys of a member, by peer. ``made``: the results of the module wireguard_preshared, by host."""
-    own = made.get(machine, {}).get("preshared_keys") or {}
-    theirs = {
-        host: found["preshared_keys"][machine]
-        for host, found in made.items()
-        if machine in (found.get("preshared_keys") or {})
-    }
-    return {**own, **theirs}
+    """The preshared keys of a member, by peer. ``made``: the results of the module wireguard_preshared, by host.
+
+    Without those of peers that have no result: they have failed meanwhile, so they do not receive the key.
+    """
+    results = {host: found["preshared_keys"] for host, found in made.items() if found.get("preshared_keys") is not None}
+    own = {peer: key for peer, key in results.get(machine, {}).items() if peer in results}
+    return {**own, **{host: keys[machine] for host, keys in results.items() if machine in keys}}
 
 
 def _interface(record: Mapping[str, Any]) -> dict[str, Any]:

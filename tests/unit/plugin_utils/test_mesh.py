@@ -116,6 +116,13 @@ def test_both_ends_of_a_pair_take_the_key_that_one_of_them_made() -> None:
     assert mesh.shared_keys("d", made) == {}
 
 
+@pytest.mark.parametrize("lost", [{}, {"b": {}}])
+def test_a_key_is_not_used_with_a_member_that_has_failed_since(lost: dict[str, Any]) -> None:
+    """It would use the former one, or none, and the tunnel between the two would be lost."""
+    made = {"a": {"preshared_keys": {"b": "ab", "c": "ac"}}, "c": {"preshared_keys": {}}, **lost}
+    assert mesh.shared_keys("a", made) == {"c": "ac"}
+
+
 def test_only_new_keys_are_registered() -> None:
     cluster = record(HEAD, NEW)
     assert mesh.key_registration(cluster, "head", key("head")) is None
