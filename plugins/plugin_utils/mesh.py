@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology impo
     relayed_pairs,
     with_keys,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 #: The registered results of hosts, by host.
 Results = Mapping[str, Mapping[str, Any]]
@@ -32,6 +33,7 @@ PROXY_ADDRESS = "127.0.0.2"
 def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings of the mesh that differ from the record. Raises InputError while the mesh is in use."""
     mesh = record["mesh"]
+    given = {**given, "subnet": _normal_subnet(given["subnet"])}
     wanted = {name: value for name, value in given.items() if value and value != mesh.get(name)}
     users = enrolled(record)
     # Only the MTU may change at any time.
@@ -43,6 +45,14 @@ def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict
             machines=users,
         )
     return wanted
+
+
+def _normal_subnet(given: str) -> str:
+    """The subnet in the form of the record. An invalid one is returned as it is, and refused by what writes the record."""
+    try:
+        return values.subnet(given)
+    except ValueError:
+        return given
 
 
 def refuse_rotation(record: Mapping[str, Any], backend: str, present: Container[str]) -> None:
@@ -174,7 +184,7 @@ def daemon_flags(settings: Mapping[str, Any], userspace: bool, proxy_port: int) 
 
 def address_in(addresses: Sequence[str], subnet: str) -> str | None:
     """The first of a host's addresses that is in the subnet of the mesh, or None."""
-    network = ipaddress.ip_network(subnet)
+    network = values.network(subnet)
     return next((one for one in addresses if ipaddress.ip_address(one) in network), None)
 
 

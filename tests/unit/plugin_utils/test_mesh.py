@@ -25,6 +25,25 @@ def test_settings_that_nobody_gave_or_that_are_in_the_record_are_no_change() -> 
     assert mesh.wanted_settings(record(HEAD), {**GIVEN, "port": 51820, "backend": "wireguard"}) == {}
 
 
+@pytest.mark.parametrize(("subnet", "given"), [("10.99.0.0/16", "10.99.0.1/16"), ("fd00:99::/64", "FD00:99:0:0::/64")])
+def test_the_same_subnet_in_another_form_is_no_change(subnet: str, given: str) -> None:
+    """The record has its normal form, whatever was given for it."""
+    cluster = record(HEAD)
+    cluster["mesh"]["subnet"] = subnet
+    assert mesh.wanted_settings(cluster, {**GIVEN, "subnet": given}) == {}
+
+
+def test_another_subnet_or_an_invalid_one_is_refused_while_the_mesh_is_in_use() -> None:
+    for given in ("10.98.0.0/16", "10.99.0.1"):
+        with pytest.raises(InputError, match=f"subnet={given} would cut them off"):
+            mesh.wanted_settings(record(HEAD), {**GIVEN, "subnet": given})
+
+
+def test_an_address_is_found_in_a_subnet_in_any_form() -> None:
+    assert mesh.address_in(["fd7a::1", "100.64.0.7"], "100.64.0.1/10") == "100.64.0.7"
+    assert mesh.address_in(["fd7a::1", "100.64.0.7"], "100.65.0.0/16") is None
+
+
 def test_settings_change_while_nobody_uses_them() -> None:
     wanted = mesh.wanted_settings(record(NEW), {**GIVEN, "port": 51830})
     assert wanted == {"port": 51830}
