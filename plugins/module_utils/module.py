@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, refused_writes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
+
+#: With it, the folders that root creates on the way to a file are open to all users, as on most hosts. A hardened host
+#: would close them, and with them volumes, scripts of jobs and libraries. What is secret has a mode of its own.
+_UMASK = 0o022
 
 
 class Outcome(NamedTuple):
@@ -49,14 +54,20 @@ def bring_about(parts: Sequence[Part], values: Dict[str, Any], look_only: bool) 
 
 
 def exit_with(
-    module: AnsibleModule, work: Callable[[], Outcome], host: Optional[str] = None, echo: bool = True
+    module: AnsibleModule,
+    work: Callable[[], Outcome],
+    host: Optional[str] = None,
+    echo: bool = True,
+    own_umask: bool = False,
 ) -> None:
     """Do the work and end the module: the only exit for success and for all errors of this collection.
 
     ``host`` names the machine in error messages, since a delegated task shows another host's name. Without ``echo``,
     the result does not repeat the arguments, as Ansible does by default: they may contain a whole record, or be larger
-    than the result.
+    than the result. With ``own_umask``, root's is kept, for what programs of its own create.
     """
+    if os.geteuid() == 0 and not own_umask:
+        os.umask(_UMASK)
     try:
         with refused_writes():
             outcome = work()

@@ -19,6 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 
 _PATH = "/etc/hosts"
+#: The lines of any cluster.
+_CLUSTERS = re.compile(r"(?ms)^# BEGIN (gpumesh cluster [^\n]+)\n.*?^# END \1(?:\n|\Z)")
 
 
 def files(params: Mapping[str, Any], node: str, hosts: str) -> List[Dict[str, Any]]:
@@ -27,15 +29,19 @@ def files(params: Mapping[str, Any], node: str, hosts: str) -> List[Dict[str, An
 
     Debian maps that name to 127.0.1.1, which other members cannot use, and a container engine to an address outside of
     the mesh. The resolver merges all lines of a name, so being first is not enough: those lines are hidden, and
-    restored when the names are removed. An engine writes its line with a tab, which lines of other clusters do not
+    restored when the last cluster leaves. An engine writes its line with a tab, which lines of other clusters do not
     have.
     """
     block: Dict[str, Any] = {"path": _PATH, "marker": host_files.marker(params["cluster"])}
+    rest = host_files.without_block(_PATH, hosts, block["marker"])
+    others = _CLUSTERS.sub("", rest)
     if params["state"] == "absent":
-        return [{**block, "state": "absent", "hide": ".*"}]
+        # Other clusters of this host still need the lines to be hidden.
+        return [{**block, "state": "absent", "hide": ".*" if others == rest else ""}]
     label = node.split(".", 1)[0]
     hide = _contradicting(params["address"], label)
-    lost = lost_names(host_files.without_block(_PATH, hosts, block["marker"]), hide)
+    # Not those of other clusters, which may be removed: each names this host completely.
+    lost = lost_names(others, hide)
     content = "\n".join(lines(params["members"], params["address"], label, lost))
     wanted = {"state": "block", "content": content, "at_start": True, "hide": hide}
     return [{**block, **wanted, "mode": "0644", "owner": "root"}]

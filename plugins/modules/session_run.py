@@ -187,7 +187,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module))
+    exit_with(module, lambda: work(module), own_umask=True)
 
 
 if __name__ == "__main__":

@@ -150,6 +150,12 @@ boot:
   description: Whether a service of systemd or supervisord brings the interface up at boot.
   type: bool
   returned: success
+others:
+  description: The other interfaces that supervisord runs on this host, such as those of other clusters.
+  type: list
+  elements: str
+  sample: [gpumesh1]
+  returned: with O(state=absent)
 mtu:
   description: The MTU of the tunnel in bytes. 0 if only the key was set up.
   type: int
@@ -238,6 +244,7 @@ def work(module: AnsibleModule) -> Outcome:
             "mtu": result.mtu,
             "peers": result.peers._asdict(),
             "handshakes": result.handshakes,
+            **({"others": list(result.others)} if given["state"] == "absent" else {}),
         },
         result.before,
         result.after,

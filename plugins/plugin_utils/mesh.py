@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology impo
     relayed_pairs,
     with_keys,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 #: The registered results of hosts, by host.
 Results = Mapping[str, Mapping[str, Any]]
@@ -32,6 +33,7 @@ PROXY_ADDRESS = "127.0.0.2"
 def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings of the mesh that differ from the record. Raises InputError while the mesh is in use."""
     mesh = record["mesh"]
+    given = {**given, "subnet": _normal_subnet(given["subnet"])}
     wanted = {name: value for name, value in given.items() if value and value != mesh.get(name)}
     users = enrolled(record)
     # Only the MTU may change at any time.
@@ -43,6 +45,14 @@ def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict
             machines=users,
         )
     return wanted
+
+
+def _normal_subnet(given: str) -> str:
+    """The subnet in the form of the record. An invalid one is returned as it is, and refused by what writes the record."""
+    try:
+        return values.subnet(given)
+    except ValueError:
+        return given
 
 
 def refuse_rotation(record: Mapping[str, Any], backend: str, present: Container[str]) -> None:
@@ -122,14 +132,13 @@ def pairs(record: Mapping[str, Any], machine: str, relays: Sequence[str], presen
 
 
 def shared_keys(machine: str, made: Results) -> dict[str, str]:
-    """The preshared keys of a member, by peer. ``made``: the results of the module wireguard_preshared, by host."""
-    own = made.get(machine, {}).get("preshared_keys") or {}
-    theirs = {
-        host: found["preshared_keys"][machine]
-        for host, found in made.items()
-        if machine in (found.get("preshared_keys") or {})
-    }
-    return {**own, **theirs}
+    """The preshared keys of a member, by peer. ``made``: the results of the module wireguard_preshared, by host.
+
+    Without those of peers that have no result: they have failed meanwhile, so they do not receive the key.
+    """
+    results = {host: found["preshared_keys"] for host, found in made.items() if found.get("preshared_keys") is not None}
+    own = {peer: key for peer, key in results.get(machine, {}).items() if peer in results}
+    return {**own, **{host: keys[machine] for host, keys in results.items() if machine in keys}}
 
 
 def _interface(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,7 +184,7 @@ def daemon_flags(settings: Mapping[str, Any], userspace: bool, proxy_port: int) 
 
 def address_in(addresses: Sequence[str], subnet: str) -> str | None:
     """The first of a host's addresses that is in the subnet of the mesh, or None."""
-    network = ipaddress.ip_network(subnet)
+    network = values.network(subnet)
     return next((one for one in addresses if ipaddress.ip_address(one) in network), None)
 
 

@@ -17,7 +17,12 @@ from typing import Any, Container, Dict, Iterable, List, Mapping, NamedTuple, Op
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    names_in,
+    read_text,
+    remove_file,
+    write_atomic,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import KeyState, ensure_key, read_public_key
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.knock import knock
@@ -111,6 +116,8 @@ class Result(NamedTuple):
     warnings: Tuple[str, ...] = ()
     before: str = ""
     after: str = ""
+    #: The other interfaces that supervisord runs here; only if this one was removed.
+    others: Tuple[str, ...] = ()
 
 
 def present(
@@ -185,7 +192,17 @@ def absent(host: Host, interface: str) -> Result:
         preshared.prune(host.preshared_path(interface), [])
     old = {key: peer.machine for key, peer in parse_conf(conf).items()}
     gone = PeerChanges([], sorted(old.values()), [])
-    return Result(changed, find("wg") is not None, peers=gone, before=redact(conf))
+    return Result(
+        changed, find("wg") is not None, peers=gone, before=redact(conf), others=_others(host.places, interface)
+    )
+
+
+def _others(places: Places, interface: str) -> Tuple[str, ...]:
+    """The other interfaces that supervisord runs, such as those of other clusters."""
+    start, _at, end = os.path.basename(places.program("wg-quick@")).partition("@")
+    names = names_in(places.supervisor_programs)
+    found = [name[len(start) + 1 : -len(end)] for name in names if name.startswith(f"{start}@") and name.endswith(end)]
+    return tuple(name for name in found if name != interface)
 
 
 def read_runtime(host: Host, interface: str) -> Optional[Runtime]:

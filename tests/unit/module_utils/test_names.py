@@ -73,6 +73,21 @@ def test_the_other_names_of_a_hidden_line_go_on_resolving(line: str, rest: str, 
     assert after(named, {"cluster": "lab", "state": "absent"}) == f"{line}\n{rest}"
 
 
+@pytest.mark.parametrize("first", ["lab", "two"])
+def test_lines_stay_hidden_until_the_last_cluster_of_the_host_has_gone(first: str) -> None:
+    """Otherwise, the host's own name would resolve to the loopback address for the other one, too."""
+    members = [{"address": "10.98.0.1", "names": ["n1"]}]
+    two = {"cluster": "two", "state": "present", "members": members, "address": "10.98.0.1"}
+    both = after(after(DEBIANS, PARAMS), two)
+    assert (after(both, PARAMS), after(both, two)) == (both, both)
+    last = "two" if first == "lab" else "lab"
+    left = after(both, {"cluster": first, "state": "absent"})
+    assert "# gpumesh: 127.0.1.1\tgpu1.example.net gpu1\n" in left
+    address = "10.98.0.1" if last == "two" else "10.99.0.1"
+    assert f"{address} n1 gpu1 gpu1.example.net\n" in left, "all names still resolve"
+    assert after(left, {"cluster": last, "state": "absent"}) == DEBIANS
+
+
 @pytest.mark.parametrize("node", ["localhost", "localhost.localdomain", ""])
 def test_localhost_is_never_hidden(node: str) -> None:
     text = "127.0.0.1\tlocalhost\n127.0.1.1 localhost\n::1\tlocalhost ip6-localhost\n"

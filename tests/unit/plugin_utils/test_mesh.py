@@ -25,6 +25,25 @@ def test_settings_that_nobody_gave_or_that_are_in_the_record_are_no_change() -> 
     assert mesh.wanted_settings(record(HEAD), {**GIVEN, "port": 51820, "backend": "wireguard"}) == {}
 
 
+@pytest.mark.parametrize(("subnet", "given"), [("10.99.0.0/16", "10.99.0.1/16"), ("fd00:99::/64", "FD00:99:0:0::/64")])
+def test_the_same_subnet_in_another_form_is_no_change(subnet: str, given: str) -> None:
+    """The record has its normal form, whatever was given for it."""
+    cluster = record(HEAD)
+    cluster["mesh"]["subnet"] = subnet
+    assert mesh.wanted_settings(cluster, {**GIVEN, "subnet": given}) == {}
+
+
+def test_another_subnet_or_an_invalid_one_is_refused_while_the_mesh_is_in_use() -> None:
+    for given in ("10.98.0.0/16", "10.99.0.1"):
+        with pytest.raises(InputError, match=f"subnet={given} would cut them off"):
+            mesh.wanted_settings(record(HEAD), {**GIVEN, "subnet": given})
+
+
+def test_an_address_is_found_in_a_subnet_in_any_form() -> None:
+    assert mesh.address_in(["fd7a::1", "100.64.0.7"], "100.64.0.1/10") == "100.64.0.7"
+    assert mesh.address_in(["fd7a::1", "100.64.0.7"], "100.65.0.0/16") is None
+
+
 def test_settings_change_while_nobody_uses_them() -> None:
     wanted = mesh.wanted_settings(record(NEW), {**GIVEN, "port": 51830})
     assert wanted == {"port": 51830}
@@ -114,6 +133,13 @@ def test_both_ends_of_a_pair_take_the_key_that_one_of_them_made() -> None:
     assert mesh.shared_keys("b", made) == {"a": "ab", "c": "bc"}
     assert mesh.shared_keys("c", made) == {"a": "ac", "b": "bc"}
     assert mesh.shared_keys("d", made) == {}
+
+
+@pytest.mark.parametrize("lost", [{}, {"b": {}}])
+def test_a_key_is_not_used_with_a_member_that_has_failed_since(lost: dict[str, Any]) -> None:
+    """It would use the former one, or none, and the tunnel between the two would be lost."""
+    made = {"a": {"preshared_keys": {"b": "ab", "c": "ac"}}, "c": {"preshared_keys": {}}, **lost}
+    assert mesh.shared_keys("a", made) == {"c": "ac"}
 
 
 def test_only_new_keys_are_registered() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface as mesh_interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import Host, Result, absent, present
@@ -228,6 +229,17 @@ def test_absent_removes_all_and_then_nothing(lab: Lab) -> None:
     assert gone.changed and gone.peers.removed == ["n2"]
     assert not lab.fake.up and list(lab.folder.iterdir()) == []
     assert not absent(lab.host(), "gpumesh0").changed
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_who_leaves_names_the_tunnels_that_supervisord_still_runs(lab: Lab, tmp_path: Path, check_mode: bool) -> None:
+    places = Places(supervisor_programs=str(tmp_path / "programs"))
+    host = lab.host(check_mode=check_mode)._replace(places=places)
+    assert absent(host, "gpumesh0").others == ()
+    (tmp_path / "programs").mkdir()
+    for name in ("wg-quick@gpumesh0", "wg-quick@lan1", "slurmd"):
+        Path(places.program(name)).touch()
+    assert absent(host, "gpumesh0").others == ("lan1",)
 
 
 def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:

@@ -168,6 +168,18 @@ class TestWireGuard:
         assert went.run.code == 0, went.run.output
         assert went.steps("n1") == ["mesh_settings", "mesh", "mesh_settings", "wireguard"]
 
+    @pytest.mark.parametrize("others", [[], ["gpumesh1"]])
+    def test_the_script_of_the_tunnels_stays_where_another_cluster_has_one(
+        self, mesh: Mesh, tmp_path: Path, others: list[str]
+    ) -> None:
+        script = tmp_path / "gpumesh-tunnel"
+        script.touch()
+        hosts = {"n1": {"wireguard": [{"others": others}]}}
+        went = mesh("wireguard", hosts, "--extra-vars", f"__mesh_runner={script}", entry="leave")
+        assert went.run.code == 0, went.run.output
+        assert went.steps("n1") == ["daemon", "wireguard"]
+        assert script.exists() == bool(others)
+
 
 class TestTailscale:
     def test_a_run_that_changes_nothing_takes_one_module_and_on_a_pod_also_its_library(self, mesh: Mesh) -> None:
