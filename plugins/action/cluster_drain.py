@@ -39,10 +39,12 @@ class ActionModule(HostAction):
             force={"type": "bool", "default": False},
         )
         record = self.record()
-        scheduler = self.exists(_NODE)
+        of_another = self._is_of_another(record)
+        scheduler = not of_another and self.exists(_NODE)
         if scheduler and given["handing_over"]:
             self._refuse_half_a_succession(record)
-        slurm = {} if given["inspect"] or not self._has_controller() else self._ask(given["force"])
+        without = of_another or given["inspect"] or not self._has_controller()
+        slurm = {} if without else self._ask(given["force"])
         nodes = [node["name"] for node in slurm.get("nodes", [])]
         if given["machines"] is not None:
             nodes = [node for node in nodes if node in given["machines"]]
@@ -61,7 +63,18 @@ class ActionModule(HostAction):
         silent = [node for node in nodes if node in given["forgotten"]]
         if silent and given["machines"] is not None:
             changed = self._node(silent, "absent") or changed
-        return {"changed": changed, "scheduler": scheduler, "nodes": nodes, "jobs": [str(job["id"]) for job in jobs]}
+        return {
+            "changed": changed,
+            "scheduler": scheduler,
+            "of_another": of_another,
+            "nodes": nodes,
+            "jobs": [str(job["id"]) for job in jobs],
+        }
+
+    def _is_of_another(self, record: model.Record) -> bool:
+        """Whether the Slurm of this host belongs to another cluster, whose nodes and jobs are no concern of this one."""
+        asked = {"cluster": record["name"], "cluster_id": record["id"]}
+        return "slurm" in self.module("gpumesh.cluster.host_owner", asked)["others"]
 
     def _has_controller(self) -> bool:
         """By what it is run. These files come after its configuration and go before it ends: an interrupted run may

@@ -298,6 +298,7 @@ class TestDrain:
 
     def drain(self, jobs: list[Any], more: dict[str, Any], **given: Any) -> Played:
         results = {
+            "gpumesh.cluster.host_owner": [{"others": []}],
             self.STAT: self.there(True, True),
             "gpumesh.cluster.slurm_info": [{**self.SLURM, "jobs": jobs}],
             "gpumesh.cluster.slurm_node": [{"changed": True}] * 3,
@@ -309,6 +310,16 @@ class TestDrain:
     def test_without_a_controller_there_is_nothing_to_drain(self) -> None:
         played = self.drain([], {self.STAT: self.there(False, False, False)}, machines=["n2"])
         assert (played.result["scheduler"], played.result["changed"]) == (False, False)
+
+    @pytest.mark.parametrize("given", [{"machines": ["n2"], "forgotten": ["n2"], "handing_over": True}, {}])
+    @pytest.mark.parametrize("force", [False, True])
+    def test_the_slurm_of_another_cluster_on_the_host_is_left_alone(self, given: dict[str, Any], force: bool) -> None:
+        played = self.drain(
+            self.JOBS, {"gpumesh.cluster.host_owner": [{"others": ["munge", "slurm"]}]}, force=force, **given
+        )
+        owner = {"cluster": "lab", "cluster_id": "0" * 32}
+        assert played.ran == [("gpumesh.cluster.host_owner", owner)], "no job is cancelled, no node drained or deleted"
+        assert (played.result["scheduler"], played.result["of_another"], played.result["nodes"]) == (False, True, [])
 
     def test_running_jobs_are_a_reason_to_refuse(self) -> None:
         refused = self.drain(self.JOBS, {}, machines=["n2"]).result
