@@ -13,7 +13,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import succession
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import holders_in_words, in_words, running_jobs
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import (
+    holders_in_words,
+    in_words,
+    running_jobs,
+    silences_in_words,
+)
 
 _NODE = "/etc/slurm/node/slurmd.env"
 _REASON = "leaves the cluster"
@@ -111,9 +116,10 @@ class ActionModule(HostAction):
     def _refuse_use(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
         held = self.registered(given["holders"], self.variables["ansible_play_hosts_all"]) if given["holders"] else {}
         users = [*(f"job {in_words(job)}" for job in jobs), *holders_in_words(held)]
-        if users and not given["force"]:
+        silent = silences_in_words(held)
+        if (users or silent) and not given["force"]:
             raise HostStateError(
-                f"Cluster '{record['name']}' is in use: {'; '.join(users)}.",
+                f"Cluster '{record['name']}' {'is' if users else 'may be'} in use: {'; '.join([*users, *silent])}.",
                 "Wait until they have ended, or end them (scancel, kill); cluster_force=true ends them, too.",
             )
 

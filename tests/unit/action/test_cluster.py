@@ -358,6 +358,15 @@ class TestDrain:
         forced = self.drain([], {}, holders="held", force=True).result
         assert forced["changed"] and forced["nodes"] == ["n1", "n2"]
 
+    @pytest.mark.parametrize("silence", [SILENT, {"failed": True, "msg": "no such file"}])
+    def test_a_cluster_does_not_end_while_a_member_cannot_say_who_uses_it(self, silence: dict[str, Any]) -> None:
+        results = {"gpumesh.cluster.host_owner": [{"others": []}], self.STAT: self.there(False, False, False)}
+        hosts = held(n1={"holders": []}, n2=silence, n9={"skipped": True})
+        given = {"record": NEW, "holders": "held"}
+        refused = on_hosts(cluster_drain, given, hosts, results).result
+        assert refused["failed"] and f"n2: unknown ({silence['msg']})" in refused["msg"]
+        assert not on_hosts(cluster_drain, {**given, "force": True}, hosts, results).result.get("failed")
+
 
 def test_the_overview_is_shown_and_handed_on(tmp_path: Path) -> None:
     hosts = {
