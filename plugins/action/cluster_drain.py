@@ -77,7 +77,7 @@ class ActionModule(HostAction):
         }
 
     def _is_of_another(self, record: model.Record) -> bool:
-        """Whether the Slurm of this host belongs to another cluster, whose nodes and jobs are no concern of this one."""
+        """Whether the Slurm of this host belongs to another cluster, whose nodes and jobs this one must not touch."""
         asked = {"cluster": record["name"], "cluster_id": record["id"]}
         return "slurm" in self.module("gpumesh.cluster.host_owner", asked)["others"]
 

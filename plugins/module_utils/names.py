@@ -19,6 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 
 _PATH = "/etc/hosts"
+#: The lines of a cluster.
+_BLOCK = re.compile(r"(?ms)^# BEGIN gpumesh cluster \S+$.*?^# END gpumesh cluster \S+$")
 
 
 def files(params: Mapping[str, Any], node: str, hosts: str) -> List[Dict[str, Any]]:
@@ -27,15 +29,16 @@ def files(params: Mapping[str, Any], node: str, hosts: str) -> List[Dict[str, An
 
     Debian maps that name to 127.0.1.1, which other members cannot use, and a container engine to an address outside of
     the mesh. The resolver merges all lines of a name, so being first is not enough: those lines are hidden, and
-    restored when the names are removed. An engine writes its line with a tab, which lines of other clusters do not
-    have.
+    restored when the names of the last cluster are removed. An engine writes its line with a tab, which lines of other
+    clusters do not have.
     """
     block: Dict[str, Any] = {"path": _PATH, "marker": host_files.marker(params["cluster"])}
+    rest = host_files.without_block(_PATH, hosts, block["marker"])
     if params["state"] == "absent":
-        return [{**block, "state": "absent", "hide": ".*"}]
+        return [{**block, "state": "absent", "hide": "" if _BLOCK.search(rest) else ".*"}]
     label = node.split(".", 1)[0]
     hide = _contradicting(params["address"], label)
-    lost = lost_names(host_files.without_block(_PATH, hosts, block["marker"]), hide)
+    lost = lost_names(_BLOCK.sub(lambda found: _of_other_hosts(found[0], label), rest), hide)
     content = "\n".join(lines(params["members"], params["address"], label, lost))
     wanted = {"state": "block", "content": content, "at_start": True, "hide": hide}
     return [{**block, **wanted, "mode": "0644", "owner": "root"}]
@@ -48,6 +51,11 @@ def _contradicting(address: str, label: str) -> str:
     loopback = rf"127\.0\.1\.1\s(?:.*\s)?{re.escape(label)}(?:\s.*)?"
     engines = rf"(?!{re.escape(address)}\t)[0-9A-Fa-f.:]+\t{re.escape(label)}(?:[ \t].*)?"
     return f"{loopback}|{engines}"
+
+
+def _of_other_hosts(text: str, label: str) -> str:
+    """The lines of another cluster without those of this host: they go with that cluster, with all their names."""
+    return "".join(line for line in text.splitlines(keepends=True) if label not in line.split()[1:])
 
 
 def lost_names(text: str, hide: str) -> List[str]:

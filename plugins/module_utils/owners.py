@@ -138,7 +138,8 @@ def _cluster_in(layer: str) -> str:
 def look(records: str, cluster: Owner, things: Optional[Sequence[str]]) -> Note:
     """The file once the cluster has these things too; with None, once it has left. ``records``: their folder.
 
-    With no things, it stays as it is, also with owners that are gone: so the others can be queried. Raises HostStateError if another cluster has one of them.
+    With no things, it stays as it is, also with owners that are gone, so that the others can be queried. Raises
+    HostStateError if another cluster has one of them.
     """
     path = path_beside(records)
     found = store.scan(records)

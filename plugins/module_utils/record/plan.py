@@ -170,8 +170,8 @@ def _refuse_untrusted(record: Record, joining: Set[str]) -> None:
     ]
     if untrusted:
         raise InputError(
-            f"{', '.join(untrusted)} was removed from cluster '{record['name']}' as not trusted, but the keys that it had "
-            "are still in use.",
+            f"{', '.join(untrusted)} was removed from cluster '{record['name']}' as not trusted, but the keys that it "
+            "had are still in use.",
             f"Replace them first: run the playbook remove with cluster_machine={','.join(untrusted)} and "
             "cluster_untrusted=true again.",
             machines=untrusted,

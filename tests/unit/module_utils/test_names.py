@@ -73,6 +73,20 @@ def test_the_other_names_of_a_hidden_line_go_on_resolving(line: str, rest: str, 
     assert after(named, {"cluster": "lab", "state": "absent"}) == f"{line}\n{rest}"
 
 
+def test_a_cluster_that_ends_leaves_the_names_of_another_one_as_they_are() -> None:
+    """The loopback address comes back with the last one: until then, this host would resolve its name to it, too."""
+    other = {**PARAMS, "cluster": "two", "members": [{"address": "10.98.0.1", "names": ["n1"]}], "address": "10.98.0.1"}
+    one = after(DEBIANS, PARAMS)
+    both = after(one, other)
+    assert after(after(both, PARAMS), other) == both, "it is the same whichever runs next"
+    left = after(both, {"cluster": "lab", "state": "absent"})
+    assert left == after(DEBIANS, other), "also the full name of this host"
+    assert after(left, {"cluster": "two", "state": "absent"}) == DEBIANS
+    # Names of the others' members stay theirs.
+    theirs = {**other, "members": [*other["members"], {"address": "10.98.0.7", "names": ["gpu1.example.net"]}]}
+    assert "10.99.0.1 n1 gpu1\n" in after(after(DEBIANS, theirs), PARAMS)
+
+
 @pytest.mark.parametrize("node", ["localhost", "localhost.localdomain", ""])
 def test_localhost_is_never_hidden(node: str) -> None:
     text = "127.0.0.1\tlocalhost\n127.0.1.1 localhost\n::1\tlocalhost ip6-localhost\n"
