@@ -13,7 +13,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import succession
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import holders_in_words, in_words, running_jobs
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import (
+    holders_in_words,
+    in_words,
+    running_jobs,
+    silences_in_words,
+)
 
 _NODE = "/etc/slurm/node/slurmd.env"
 _REASON = "leaves the cluster"
@@ -39,13 +44,12 @@ class ActionModule(HostAction):
             force={"type": "bool", "default": False},
         )
         record = self.record()
-        scheduler = self.exists(_NODE)
-        controller = not given["inspect"] and self._has_controller()
-        if (scheduler or controller) and self._is_of_another_cluster(record):
-            scheduler = controller = False
+        of_another = self._is_of_another(record)
+        scheduler = not of_another and self.exists(_NODE)
         if scheduler and given["handing_over"]:
             self._refuse_half_a_succession(record)
-        slurm = self._ask(given["force"]) if controller else {}
+        without = of_another or given["inspect"] or not self._has_controller()
+        slurm = {} if without else self._ask(given["force"])
         nodes = [node["name"] for node in slurm.get("nodes", [])]
         if given["machines"] is not None:
             nodes = [node for node in nodes if node in given["machines"]]
@@ -64,19 +68,24 @@ class ActionModule(HostAction):
         silent = [node for node in nodes if node in given["forgotten"]]
         if silent and given["machines"] is not None:
             changed = self._node(silent, "absent") or changed
-        return {"changed": changed, "scheduler": scheduler, "nodes": nodes, "jobs": [str(job["id"]) for job in jobs]}
+        return {
+            "changed": changed,
+            "scheduler": scheduler,
+            "of_another": of_another,
+            "nodes": nodes,
+            "jobs": [str(job["id"]) for job in jobs],
+        }
+
+    def _is_of_another(self, record: model.Record) -> bool:
+        """Whether the Slurm of this host belongs to another cluster, whose nodes and jobs this one must not touch."""
+        asked = {"cluster": record["name"], "cluster_id": record["id"]}
+        return "slurm" in self.module("gpumesh.cluster.host_owner", asked)["others"]
 
     def _has_controller(self) -> bool:
         """By what it is run. These files come after its configuration and go before it ends: an interrupted run may
         leave a cluster that has a configuration, and nobody to ask about jobs."""
         places = Places()._replace(**self.supervisor())
         return self.exists(places.drop_in("slurmctld")) or self.exists(places.program("slurmctld"))
-
-    def _is_of_another_cluster(self, record: model.Record) -> bool:
-        """Whether the Slurm of a host that is in several clusters belongs to another one, whose nodes may have the same
-        names."""
-        asked = {"cluster": record["name"], "cluster_id": record["id"]}
-        return "slurm" in self.module("gpumesh.cluster.host_owner", asked)["others"]
 
     def _refuse_half_a_succession(self, record: model.Record) -> None:
         """Refuse a hand-over that the manager itself has not completed yet. Raises HostStateError."""
@@ -106,9 +115,10 @@ class ActionModule(HostAction):
     def _refuse_use(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
         held = self.registered(given["holders"], self.variables["ansible_play_hosts_all"]) if given["holders"] else {}
         users = [*(f"job {in_words(job)}" for job in jobs), *holders_in_words(held)]
-        if users and not given["force"]:
+        silent = silences_in_words(held)
+        if (users or silent) and not given["force"]:
             raise HostStateError(
-                f"Cluster '{record['name']}' is in use: {'; '.join(users)}.",
+                f"Cluster '{record['name']}' {'is' if users else 'may be'} in use: {'; '.join([*users, *silent])}.",
                 "Wait until they have ended, or end them (scancel, kill); cluster_force=true ends them, too.",
             )
 

@@ -135,10 +135,11 @@ def _cluster_in(layer: str) -> str:
 # --- This host
 
 
-def look(records: str, cluster: Owner, things: Optional[Iterable[str]]) -> Note:
+def look(records: str, cluster: Owner, things: Optional[Sequence[str]]) -> Note:
     """The file once the cluster has these things too; with None, once it has left. ``records``: their folder.
 
-    Raises HostStateError if another cluster has one of them.
+    With no things, it stays as it is, also with owners that are gone, so that the others can be queried. Raises
+    HostStateError if another cluster has one of them.
     """
     path = path_beside(records)
     found = store.scan(records)
@@ -153,7 +154,8 @@ def look(records: str, cluster: Owner, things: Optional[Iterable[str]]) -> Note:
     member = cluster in noted.values() or cluster.id in copies
     # Also where its record has been lost.
     owned = [thing for thing, one in {**noted, **present}.items() if one == cluster]
-    return Note(path, text, render(wanted) if wanted else None, member, of_others(present, cluster), owned)
+    after = text if things == [] else render(wanted) if wanted else None
+    return Note(path, text, after, member, of_others(present, cluster), owned)
 
 
 def write(note: Note) -> None:

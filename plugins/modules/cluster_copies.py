@@ -50,7 +50,8 @@ options:
     type: str
     default: ""
   trusted_generation:
-    description: The generation of that copy, if others have a newer one. V(0) for none.
+    description: The generation of that copy, if others have a newer one, or are in another cluster with the same name.
+      V(0) for none.
     type: int
     default: 0
   successor:

@@ -15,7 +15,7 @@ description:
   - Run it on the manager, with C(run_once) and C(delegate_to).
   - Fails while jobs run on O(machines), unless O(timeout) or O(force) is set. Without O(machines), it fails while the cluster
     is in use by a job or one of the users in O(holders).
-  - Without a controller, or with that of another cluster on the machine, there is nothing to drain.
+  - Without a controller, or with one that belongs to another cluster, there is nothing to drain.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -67,6 +67,10 @@ EXAMPLES = r"""
 RETURN = r"""
 scheduler:
   description: Whether the host is set up as a node of the cluster's Slurm.
+  returned: success
+  type: bool
+of_another:
+  description: Whether the Slurm of the host belongs to another cluster. It is not changed.
   returned: success
   type: bool
 nodes:

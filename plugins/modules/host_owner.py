@@ -29,7 +29,7 @@ options:
     type: str
     required: true
   things:
-    description: The parts of the host that the cluster takes ownership of.
+    description: The parts of the host that the cluster takes ownership of. Without any, nothing is changed.
     type: list
     elements: str
     choices: [munge, job_environment, slurm]

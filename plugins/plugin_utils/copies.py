@@ -358,12 +358,46 @@ def _trusted(
             and not answers[machine].silence
         )
     ]
+    if generation != record["generation"]:
+        held = {machine: copies[machine] for machine in replaced if machine in copies}
+        _refuse_to_replace_another(record, trusted, held, answers, spoilt)
     remarks = [
         f"The copy of {machine} is replaced with that of {trusted}"
         + (f": {standing[machine].reason}." if machine in standing else ".")
         for machine in replaced
     ]
     return Found(record, trusted, standing, remarks, replaced)
+
+
+def _refuse_to_replace_another(
+    record: Record,
+    trusted: str,
+    replaced: Mapping[str, Record],
+    answers: Mapping[str, Answer],
+    spoilt: Collection[str],
+) -> None:
+    """Refuse to replace copies of another cluster with the same name, unless it is gone: its manager has none.
+
+    A machine that was unreachable while its cluster was deleted still has the record, which names machines that may be
+    in a new cluster by now. Raises RecordError.
+    """
+    for other in replaced.values():
+        manager = other["manager"]
+        answer = answers.get(manager)
+        unknown = answer is None or answer.silence is not None or manager in spoilt
+        held = answer.copy_of(record["name"]) if answer else None
+        if other["id"] == record["id"] or not (unknown or (held is not None and held["id"] == other["id"])):
+            continue
+        machines = [machine for machine, copy in replaced.items() if copy["id"] == other["id"]]
+        raise RecordError(
+            f"The copy of {trusted} is that of a cluster '{record['name']}' created {record['history'][0]['at']}, but "
+            f"{', '.join(machines)} {'is' if len(machines) == 1 else 'are'} in another cluster with that name, created "
+            f"{other['history'][0]['at']}, whose record would be lost.",
+            f"If {trusted} has what is left of a deleted cluster, add it to the other one (playbook join with "
+            f"cluster_machines={trusted} and cluster_trusted_copy={manager}), and then remove it (playbook remove). If "
+            f"the other one is to be given up, also set cluster_trusted_generation={record['generation']}.",
+            machines=machines,
+        )
 
 
 def _remarks(

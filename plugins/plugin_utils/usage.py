@@ -26,3 +26,12 @@ def holders_in_words(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
         f"{machine}: {', '.join(result['holders'])}" for machine, result in results.items() if result.get("holders")
     ]
+
+
+def silences_in_words(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Each machine that was queried for that, and has not answered, with the reason."""
+    return [
+        f"{machine}: unknown ({' '.join(str(result.get('msg') or 'no message').split())})"
+        for machine, result in results.items()
+        if result.get("failed") or result.get("unreachable")
+    ]

@@ -153,11 +153,29 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
     changes = []
     if joined:
         back = {machine.lower() for machine in joined}
+        _refuse_untrusted(new, back)
         new["removed"] = [removed for removed in new["removed"] if removed["machine"].lower() not in back]
         changes.append(Change("join", f"{_these('machine', joined)} joined", joined))
     for machine, differs in updated.items():
         changes.append(Change("update", f"{machine}: {', '.join(differs)}", [machine]))
     return Draft(new, changes) if changes else Draft(record, [])
+
+
+def _refuse_untrusted(record: Record, joining: Set[str]) -> None:
+    """Refuse machines whose keys still have to be changed: the record would forget that. ``joining``: in lower case."""
+    untrusted = [
+        removed["machine"]
+        for removed in record["removed"]
+        if removed["keys"] == "untrusted" and removed["machine"].lower() in joining
+    ]
+    if untrusted:
+        raise InputError(
+            f"{', '.join(untrusted)} was removed from cluster '{record['name']}' as not trusted, but the keys that it "
+            "had are still in use.",
+            f"Replace them first: run the playbook remove with cluster_machine={','.join(untrusted)} and "
+            "cluster_untrusted=true again.",
+            machines=untrusted,
+        )
 
 
 def remove(

@@ -298,10 +298,10 @@ class TestDrain:
 
     def drain(self, jobs: list[Any], more: dict[str, Any], **given: Any) -> Played:
         results = {
+            "gpumesh.cluster.host_owner": [{"others": []}],
             self.STAT: self.there(True, True),
             "gpumesh.cluster.slurm_info": [{**self.SLURM, "jobs": jobs}],
             "gpumesh.cluster.slurm_node": [{"changed": True}] * 3,
-            "gpumesh.cluster.host_owner": [{"others": []}],
             **more,
         }
         hosts = held(n1={"holders": []}, n2={"holders": ["vim (7) in /data"]})
@@ -324,6 +324,21 @@ class TestDrain:
         assert asked[-1] == "/opt/programs/gpumesh-slurmctld.conf"
         assert "17 of alice (train on n2)" in played.result["msg"]
 
+    @pytest.mark.parametrize("given", [{"machines": ["n2"], "forgotten": ["n2"], "handing_over": True}, {}])
+    @pytest.mark.parametrize("force", [False, True])
+    def test_the_slurm_of_another_cluster_on_the_host_is_left_alone(self, given: dict[str, Any], force: bool) -> None:
+        played = self.drain(
+            self.JOBS, {"gpumesh.cluster.host_owner": [{"others": ["munge", "slurm"]}]}, force=force, **given
+        )
+        owner = {"cluster": "lab", "cluster_id": "0" * 32}
+        assert played.ran == [("gpumesh.cluster.host_owner", owner)], "no job is cancelled, no node drained or deleted"
+        assert (played.result["scheduler"], played.result["of_another"], played.result["nodes"]) == (False, True, [])
+        used = self.drain(
+            self.JOBS, {"gpumesh.cluster.host_owner": [{"others": ["slurm"]}]}, holders="held", force=force, **given
+        )
+        # A removal looks at the users of volumes itself.
+        assert ("n2: vim (7) in /data" in used.result.get("msg", "")) == (not force and not given)
+
     def test_running_jobs_are_a_reason_to_refuse(self) -> None:
         refused = self.drain(self.JOBS, {}, machines=["n2"]).result
         assert refused["failed"] and "17 of alice (train on n2)" in refused["msg"]
@@ -340,19 +355,6 @@ class TestDrain:
         assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.ran
         nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
         assert [one["state"] for one in nodes] == ["drained", "drained", "down"]
-
-    def test_the_slurm_of_another_cluster_on_the_manager_is_left_alone(self) -> None:
-        """Its nodes may have the same names, and its jobs are nobody's reason to refuse."""
-        more = {"gpumesh.cluster.host_owner": [{"others": ["job_environment", "munge", "slurm"]}]}
-        for given in ({"machines": ["n2"], "handing_over": True}, {"machines": ["n2"], "forgotten": ["n2"]}, {}):
-            for force in (False, True):
-                played = self.drain(self.JOBS, more, force=force, **given)
-                assert played.result["scheduler"] is False and not played.result.get("failed")
-                assert (played.result["nodes"], played.result["jobs"], played.result["changed"]) == ([], [], False)
-                assert {module for module, _given in played.ran} == {self.STAT, "gpumesh.cluster.host_owner"}
-        (asked,) = (given for module, given in played.ran if module == "gpumesh.cluster.host_owner")
-        assert asked == {"cluster": "lab", "cluster_id": NEW["id"]}
-        assert "n2: vim (7) in /data" in self.drain(self.JOBS, more, holders="held").result["msg"]
 
     def test_a_job_that_ends_is_waited_for(self) -> None:
         ending = [{**self.JOBS[0], "id": 18, "state": "completing"}]
@@ -373,6 +375,15 @@ class TestDrain:
         assert not self.drain([], {}).result["changed"]
         forced = self.drain([], {}, holders="held", force=True).result
         assert forced["changed"] and forced["nodes"] == ["n1", "n2"]
+
+    @pytest.mark.parametrize("silence", [SILENT, {"failed": True, "msg": "no such file"}])
+    def test_a_cluster_does_not_end_while_a_member_cannot_say_who_uses_it(self, silence: dict[str, Any]) -> None:
+        results = {"gpumesh.cluster.host_owner": [{"others": []}], self.STAT: self.there(False, False, False)}
+        hosts = held(n1={"holders": []}, n2=silence, n9={"skipped": True})
+        given = {"record": NEW, "holders": "held"}
+        refused = on_hosts(cluster_drain, given, hosts, results).result
+        assert refused["failed"] and f"n2: unknown ({silence['msg']})" in refused["msg"]
+        assert not on_hosts(cluster_drain, {**given, "force": True}, hosts, results).result.get("failed")
 
 
 def test_the_overview_is_shown_and_handed_on(tmp_path: Path) -> None:

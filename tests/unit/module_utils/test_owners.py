@@ -67,6 +67,14 @@ def test_who_leaves_gives_up_its_own_alone() -> None:
     assert owners.of_others(noted, ONE) == ["slurm"]
 
 
+def test_who_asks_for_nothing_changes_nothing(tmp_path: Path) -> None:
+    folder, note = tmp_path / "clusters", tmp_path / "owners.json"
+    text = owners.render({"munge": ONE})
+    note.write_text(text)
+    looked = run(folder, TWO)
+    assert (looked["changed"], note.read_text()) == (False, text), "also of a cluster whose record is gone"
+
+
 def run(folder: Path, cluster: Owner, **given: object) -> dict:
     arguments = {"cluster": cluster.name, "cluster_id": cluster.id, "path": str(folder), **given}
     return result_of(start("host_owner", arguments))

@@ -61,6 +61,8 @@ def damaged(last_good: str | None = None) -> dict[str, Any]:
 OLD = made()
 NEW = later(OLD, gpus=4)
 MOVED = later(NEW, manager="n2")
+#: Another cluster with the same name.
+LATER = made(members=2, identity="1" * 32)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,19 @@ class TestFind:
         assert "there are newer ones: n2 has 2" in find_cluster(answers, "lab", trusted="n1")["refusal"]
         assert "newer ones" in find_cluster(answers, "lab", trusted="n1", generation=2)["refusal"]
         assert find_cluster(answers, "lab", trusted="n1", generation=1)["replaced"] == ["n2"]
+
+    @pytest.mark.parametrize("first", [holding(LATER), SILENT, damaged()])
+    def test_a_copy_of_a_deleted_cluster_does_not_replace_the_one_that_followed_it(self, first: dict[str, Any]) -> None:
+        """n3 was down while the cluster was deleted by force, and created again without it."""
+        answers = {"n1": first, "n2": holding(LATER), "n3": holding(OLD)}
+        refusal = find_cluster(answers, "lab", trusted="n3")["refusal"]
+        assert "n2 is in another cluster with that name" in refusal or "n1, n2 are in another" in refusal
+        assert "cluster_trusted_copy=n1" in refusal
+        assert "n2" in find_cluster(answers, "lab", trusted="n3", generation=1)["replaced"]
+
+    def test_what_is_left_of_a_deleted_cluster_gives_way(self) -> None:
+        answers = {"n1": holding(LATER), "n2": holding(OLD)}
+        assert find_cluster(answers, "lab", trusted="n1")["replaced"] == ["n2"]
 
     @pytest.mark.parametrize(
         ("trusted", "said"), [("n9", "it is not in this run"), ("n2", "no route"), ("n3", "it has no usable copy")]

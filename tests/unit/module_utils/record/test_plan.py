@@ -268,6 +268,16 @@ class TestRemove:
         assert plan.keys_changed(new.record) == (new.record, [])
         assert plan.distrust(new.record, ["n3"]) == (new.record, [])
 
+    def test_who_is_not_trusted_joins_again_only_after_its_keys_have_changed(self) -> None:
+        """Otherwise the record would forget that they have to: whoever has kept them could still use them."""
+        left = plan.commit(plan.remove(made(), ["n3"], LATER), LATER)
+        distrusted = plan.commit(plan.distrust(left, ["n3"]), LATER)
+        with pytest.raises(InputError, match="n3 was removed .* keys that it had are still in use") as refused:
+            plan.join(distrusted, [{**entry(3), "machine": "N3"}], LATER)
+        assert "cluster_machine=n3 and cluster_untrusted=true" in refused.value.remedy
+        assert machines(plan.join(distrusted, [entry(4)], LATER).record) == ["n1", "n2", "n4"]
+        assert machines(plan.join(plan.keys_changed(distrusted).record, [entry(3)], LATER).record)[-1] == "n3"
+
     def test_who_is_not_in_is_not_missed(self) -> None:
         record = made()
         assert plan.remove(record, ["n9"], LATER) == (record, [])
