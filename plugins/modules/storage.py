@@ -148,7 +148,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, guarded, holders, host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command, guarded, holders, host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point, parse_mountinfo
@@ -292,7 +292,7 @@ def mount_by_units(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str
 def mount_by_fstab(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str]]:
     """The same where systemd cannot mount at first use."""
     given = dict(fstab.line_of(each["mount"]) for each in params["mounts"])
-    lines = fstab.parse(files.read_text(fstab.PATH) or "", params["cluster"])
+    lines = fstab.parse(host_files.read(fstab.PATH).text, params["cluster"])
     mounted = holders.mounted(read("self/mounts"), sorted({*given, *lines}))
     stale = mounts.stale(command.run, mounted)
     host = fstab.Host(lines, mounted, stale, (), options_by_point(read("self/mountinfo")))

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: The part of a URL that may contain a password.
+_USER_INFO = re.compile(r"//[^/\s'\"]*@")
 #: An object of the API.
 Item = Mapping[str, Any]
 
@@ -94,9 +97,10 @@ def wrong_environment(name: str, is_made: bool, found: Sequence[Item], organizat
 
 
 def missing_branch(url: str, branch: str, reason: str) -> str:
-    """The project cannot be read, or has no such branch."""
-    return (
+    """The project cannot be read, or has no such branch. Without the password or token in its URL."""
+    said = (
         f"The branch '{branch}' was not found at {url}: {reason.strip() or 'no such branch'}. Correct "
         "gpumesh_awx_project_url and gpumesh_awx_project_branch, or set gpumesh_awx_project_check=false if only the "
         "controller can read it."
     )
+    return _USER_INFO.sub("//", said)

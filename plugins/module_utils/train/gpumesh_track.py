@@ -96,7 +96,8 @@ def artifact(path: str, name: str = "") -> None:
 
     ``name`` may contain folders; the default is that of the file.
     """
-    wanted = os.path.normpath(name or os.path.basename(path)).lstrip("./")
+    parts = os.path.normpath(name or os.path.basename(path)).split("/")
+    wanted = "/".join(part for part in parts if part not in ("", ".", ".."))
     _write(lambda writer: writer.keep(path, wanted))
 
 

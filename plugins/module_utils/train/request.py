@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from typing import Any, Dict, List, Optional, Sequence
@@ -73,8 +74,10 @@ def _check_numbers(request: Request) -> None:
         raise InputError(
             f"--min-nodes {request.min_nodes} is more than --nodes {request.nodes}.", "Give at most that many."
         )
-    if request.hang_timeout <= 0 or request.grace <= 0:
-        raise InputError("A time limit must be more than 0 seconds.", "Give --hang-timeout and --grace in seconds.")
+    if not all(math.isfinite(limit) and limit > 0 for limit in (request.hang_timeout, request.grace)):
+        raise InputError(
+            "A time limit must be a number of more than 0 seconds.", "Give --hang-timeout and --grace in seconds."
+        )
 
 
 def refuse_short(request: Request) -> None:

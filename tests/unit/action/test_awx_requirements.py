@@ -13,6 +13,7 @@ import pytest
 from action_runs import play
 
 from ansible_collections.gpumesh.cluster.plugins.action import awx_requirements
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import awx
 
 #: The objects of a controller, by endpoint.
 THERE: dict[str, list[dict[str, Any]]] = {
@@ -131,3 +132,11 @@ def test_the_branch_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_collection_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ansible.controller" in looked(monkeypatch, {"collection": "ansible.controller"})["msg"]
+
+
+def test_the_token_in_the_url_of_the_project_is_not_shown() -> None:
+    url = "https://someone:t0ken@git.example.com/clusters.git"
+    said = awx.missing_branch(url, "main", f"Command '['git', 'ls-remote', '{url}']' timed out after 30 seconds")
+    assert "t0ken" not in said
+    assert said.count("https://git.example.com/clusters.git") == 2
+    assert "git@git.example.com:clusters.git" in awx.missing_branch("git@git.example.com:clusters.git", "main", "")

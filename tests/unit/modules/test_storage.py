@@ -23,6 +23,8 @@ def test_an_fstab_in_another_encoding_is_read(tmp_path: Path, monkeypatch: pytes
     wanted = storage.foreign.Wanted("data", MOUNT["mount_point"], "n1:/a", "nfs4")
     monkeypatch.setattr(storage.foreign, "wanted_of", lambda _mount: wanted)
     storage.refuse_foreign({"cluster": "lab", "mounts": [MOUNT]})
+    unchanged, healed, removed = storage.mount_by_fstab({"cluster": "lab", "mounts": [], "force": False})
+    assert (unchanged.changed, healed, removed) == (False, [], [])
 
 
 def test_a_host_without_volumes_does_not_need_fstab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ REQUEST = Request(name="nano", command=("python3", "train.py"), folder="/mnt/a b
         ({"spare": -1}, "--spare -1"),
         ({"gpus_per_node": -1}, "--gpus-per-node -1"),
         ({"hang_timeout": 0.0}, "more than 0 seconds"),
+        ({"hang_timeout": float("nan")}, "more than 0 seconds"),
+        ({"grace": float("inf")}, "more than 0 seconds"),
         ({"time": "soon"}, "--time 'soon'"),
         ({"code": "src"}, "Invalid --code 'src'"),
         ({"stage": "data"}, "Invalid --stage 'data'"),

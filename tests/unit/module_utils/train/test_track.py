@@ -442,6 +442,7 @@ def test_a_file_is_handed_in_as_it_was_and_one_that_is_missing_stops_nothing(tra
         "gpumesh_track.artifact(report + '.gone')\n"
         "open(report, 'w').write('second')\n"
         "gpumesh_track.artifact(report, 'plots/x.html')\n"
+        "gpumesh_track.artifact(report, './/.hydra/config.yaml')\n"
         "gpumesh_track.log(1000, loss=0)\n"
     )
     track.environment, kept = {**track.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, track.environment
@@ -453,6 +454,7 @@ def test_a_file_is_handed_in_as_it_was_and_one_that_is_missing_stops_nothing(tra
     assert track.handler.files == {
         f"1/{number}/artifacts/a report.html": b"first",
         f"1/{number}/artifacts/plots/x.html": b"second",
+        f"1/{number}/artifacts/.hydra/config.yaml": b"second",
     }
     assert 1000 in steps(track.run) and track.run["status"] == "FINISHED"
     (stays,) = track.folder.glob("artifact-*")
