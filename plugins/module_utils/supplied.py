@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 #: The options of a module that are for its action only, by the names of the files.
 OPTIONS: Dict[str, Any] = {
     "digests": {"type": "dict", "default": {}},
-    # No secret, but the log of the host and the result would repeat 200 kB.
+    # Not a secret: otherwise, the log of the host and the result would contain hundreds of kilobytes.
     "contents": {"type": "dict", "default": {}, "no_log": True},
 }
 

@@ -274,7 +274,8 @@ class HostAction(ActionBase):
         """
         if self.check_mode or not result["outdated"]:
             return result
-        sent = {one: packed(contents()[one]) for one in result["outdated"]}
+        found = contents()
+        sent = {one: packed(found[one]) for one in result["outdated"]}
         return self.module(name, {**arguments, "contents": sent})
 
     def refuse_missing(self, names: Sequence[str]) -> None:
