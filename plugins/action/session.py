@@ -14,8 +14,7 @@ _MODULE = "gpumesh.cluster.session"
 
 
 class ActionModule(HostAction):
-    """Derives the settings for sessions from the record and the options of the role, and installs packages and
-    the program."""
+    """Derives the settings from the record and the options of the role, and installs packages and the program."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -4,8 +4,8 @@
 """Programs and modules whose sources the controller sends only to hosts on which they differ.
 
 A module that imported a program to install it would be sent with all its sources, which Ansible parses and the host
-compiles, in each run. Instead, the action gives the digests of the sources, and runs the module again with those that it
-reports as outdated.
+compiles, in each run. Instead, the action gives the digests of the sources, and runs the module again with those that
+it reports as outdated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 #: The options of a module that are for its action only, by the names of the files.
 OPTIONS: Dict[str, Any] = {
     "digests": {"type": "dict", "default": {}},
-    # Not a secret: otherwise, the log of the host and the result would contain hundreds of kilobytes.
+    # They are not secret, but too long for the log of the host and for the result: hundreds of kilobytes.
     "contents": {"type": "dict", "default": {}, "no_log": True},
 }
 
