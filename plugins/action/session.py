@@ -14,7 +14,7 @@ _MODULE = "gpumesh.cluster.session"
 
 
 class ActionModule(HostAction):
-    """Derives the settings for sessions from the record and the options of the role, and installs packages."""
+    """Derives the settings from the record and the options of the role, and installs packages and the program."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -27,4 +27,4 @@ class ActionModule(HostAction):
             return {"changed": False, "missing": []}
         result = self.equipped_module(_MODULE, parameters, lambda found: session.packages(found["missing"]))
         self.refuse_missing(result["missing"])
-        return result
+        return self.supply(_MODULE, parameters, result, session.contents)

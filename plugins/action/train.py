@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import paths
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import desired
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import contents, desired
+
+_MODULE = "gpumesh.cluster.train"
 
 
 class ActionModule(HostAction):
-    """Takes the mount points of the shared volumes from the record."""
+    """Takes the mount points of the shared volumes from the record, and sends the programs."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -21,7 +23,7 @@ class ActionModule(HostAction):
             record=RECORD,
             state=STATE,
             run_dir={"type": "str", "default": ""},
-            stage_dir={"type": "str", "default": stage.DIRECTORY},
+            stage_dir={"type": "str", "default": paths.STAGE},
         )
         settings = desired(self.record(), self.machine, given["run_dir"], given["state"], given["stage_dir"])
-        return self.module("gpumesh.cluster.train", settings)
+        return self.supply(_MODULE, settings, self.module(_MODULE, settings), contents)

@@ -36,12 +36,14 @@ class Part(NamedTuple):
     """A part of a layer on a host: whether it differs, its current and desired state, and how to apply it.
 
     ``apply`` may have something to do even if nothing differs, since an earlier run may have been interrupted.
+    ``lacks``: the name of a content that the controller has to send before it can be applied, as in supplied.py.
     """
 
     changed: bool
     before: str
     after: str
     apply: Callable[[], None]
+    lacks: str = ""
 
 
 def bring_about(parts: Sequence[Part], values: Dict[str, Any], look_only: bool) -> Outcome:

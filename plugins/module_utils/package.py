@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_empty, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 
-_MODE, _FILE_MODE = 0o755, 0o644
+MODE, FILE_MODE = 0o755, 0o644
 _ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
 #: An import of names from a module of the collection, in parentheses or on one line.
 _IMPORT = re.compile(
@@ -36,6 +36,7 @@ _NAME = re.compile(r"(?:^|,)\s*(?:#[^\n]*\s*)*(\w+)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 #: The header of byte code that Python takes without looking at the source; PEP 552.
 _UNCHECKED = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
+_MAIN_FILE = "__main__.py"
 _MAIN = """\
 import json
 import sys
@@ -94,15 +95,43 @@ def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
 
     ``entry``: the name of its first module, which has ``main(settings, arguments)`` and imports nothing of Ansible.
     """
-    contents = {f"{name.replace('.', '/')}.py": text for name, text in sources(entry).items()}
+    return assemble(interpreter, entry, settings, _files(entry))
+
+
+def assemble(interpreter: str, entry: str, settings: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
+    """The same from the files of a bundle."""
+    main = _MAIN.format(entry=entry, settings=json.dumps(settings, sort_keys=True))
+    # Isolated and without site packages: what a user has installed must not change a program of root's.
+    return _archive(f"#!{interpreter} -IS\n".encode(), {**files, _MAIN_FILE: main.encode()})
+
+
+def bundle(entry: str) -> bytes:
+    """The sources of a program as an archive, which is the same for all hosts."""
+    return rebundled(_files(entry))
+
+
+def rebundled(files: Mapping[str, bytes]) -> bytes:
+    """The bundle with these files."""
+    return _archive(b"", files)
+
+
+def bundled(content: bytes) -> Dict[str, bytes]:
+    """The files of a bundle, or of the one from which a program was assembled; none if it is neither."""
+    try:
+        files = _read(content)
+    except zipfile.BadZipFile:
+        return {}
+    return {name: text for name, text in files.items() if name.endswith(".py") and name != _MAIN_FILE}
+
+
+def _files(entry: str) -> Dict[str, bytes]:
+    """The sources of a program, and what makes packages of their folders, by their paths in its archive."""
+    contents = {f"{name.replace('.', '/')}.py": text.encode() for name, text in sources(entry).items()}
     packages = {path.rpartition("/")[0] for path in contents}
     for package in sorted(packages):
         parts = package.split("/")
-        contents.update({"/".join([*parts[:depth], "__init__.py"]): "" for depth in range(1, len(parts) + 1)})
-    text = json.dumps(settings, sort_keys=True)
-    contents["__main__.py"] = _MAIN.format(entry=entry, settings=text)
-    # Isolated and without site packages: what a user has installed must not change a program of root's.
-    return _archive(f"#!{interpreter} -IS\n".encode(), {path: text.encode() for path, text in contents.items()})
+        contents.update({"/".join([*parts[:depth], "__init__.py"]): b"" for depth in range(1, len(parts) + 1)})
+    return contents
 
 
 def _archive(first_line: bytes, contents: Mapping[str, bytes]) -> bytes:
@@ -115,9 +144,15 @@ def _archive(first_line: bytes, contents: Mapping[str, bytes]) -> bytes:
 
 
 def _opened(program: bytes) -> Tuple[bytes, Dict[str, bytes]]:
-    """The first line of a program and its files. Raises BadZipFile."""
-    with zipfile.ZipFile(io.BytesIO(program)) as reader:
-        return program[: program.index(b"\n") + 1], {path: reader.read(path) for path in reader.namelist()}
+    """The first line of a program and its files. Raises BadZipFile or ValueError."""
+    files = _read(program)
+    return program[: program.index(b"\n") + 1], files
+
+
+def _read(archive: bytes) -> Dict[str, bytes]:
+    """The files of an archive. Raises BadZipFile."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as reader:
+        return {path: reader.read(path) for path in reader.namelist()}
 
 
 def with_byte_code(program: bytes, path: str) -> bytes:
@@ -144,10 +179,8 @@ def without_byte_code(program: bytes) -> bytes:
     return _archive(first_line, sources_only)
 
 
-def module_part(path: str, source: Optional[str]) -> Part:
-    """The desired module for Python programs. Without a source, it is removed, with the folders that become empty."""
-    if source is not None:
-        return file_part(path, source.encode("utf-8"))
+def no_module_part(path: str) -> Part:
+    """A module for Python programs that is removed, with the folders that become empty."""
     return _absent(path, lambda: _remove_module(path))
 
 
@@ -155,22 +188,27 @@ def part(path: str, program: Optional[bytes]) -> Part:
     """The desired program on this host, as it was built. Without one, it is removed. The diff does not show an archive."""
     if program is None:
         return _absent(path, lambda: _remove(path))
-    current = _current(path, _MODE)
+    present = current(path, MODE)
     return _part(
-        path, current, without_byte_code(current) == program, lambda: _write(path, with_byte_code(program, path), _MODE)
+        path, present, without_byte_code(present) == program, lambda: _write(path, with_byte_code(program, path), MODE)
     )
 
 
 def file_part(path: str, content: bytes) -> Part:
     """The desired file of a program on this host, which everybody may read."""
-    current = _current(path, _FILE_MODE)
-    return _part(path, current, current == content, lambda: _write(path, content, _FILE_MODE))
+    present = current(path, FILE_MODE)
+    return _part(path, present, present == content, lambda: _write(path, content, FILE_MODE))
 
 
-def _part(path: str, current: bytes, same: bool, write: Callable[[], None]) -> Part:
+def lacking_part(path: str, mode: int, name: str) -> Part:
+    """A file that differs and cannot be written yet, since its content, of this name, has not been sent."""
+    return _part(path, current(path, mode), False, lambda: None)._replace(lacks=name)
+
+
+def _part(path: str, present: bytes, same: bool, write: Callable[[], None]) -> Part:
     if same:
         return Part(False, "", "", lambda: None)
-    before = f"{path}: the previous program\n" if current else ""
+    before = f"{path}: the previous program\n" if present else ""
     return Part(True, before, f"{path}: the program\n", write)
 
 
@@ -179,8 +217,8 @@ def _absent(path: str, remove: Callable[[], None]) -> Part:
     return Part(there, f"{path}\n" if there else "", "", remove)
 
 
-def _current(path: str, mode: int) -> bytes:
-    """The current file; empty if it does not exist, or has another mode."""
+def current(path: str, mode: int) -> bytes:
+    """The present file; empty if it does not exist, or has another mode."""
     try:
         with open(path, "rb") as stream:
             if os.fstat(stream.fileno()).st_mode & 0o7777 == mode:

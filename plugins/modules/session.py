@@ -22,6 +22,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.supplied
 options:
   state:
     description: V(absent) ends the sessions on this host and removes the program, the plugin and the table.
@@ -102,6 +103,12 @@ missing:
   elements: str
   returned: success
   sample: [podman]
+outdated:
+  description: The files whose contents the host needs. The action sends them.
+  type: list
+  elements: str
+  returned: success
+  sample: [gpumesh-session]
 path:
   description: The path of C(gpumesh-session).
   type: str
@@ -121,23 +128,28 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node, program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PODMAN, RUNTIMES
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH, PODMAN, RUNTIMES
+from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import STAGE
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Bring the files and the table about, and sweep."""
     given, look_only = module.params, module.check_mode
     lacking = install.missing(given) if given["state"] == "present" else []
-    values: Dict[str, Any] = {"missing": lacking, "path": program.PATH, "swept": []}
+    values: Dict[str, Any] = {"missing": lacking, "outdated": [], "path": PATH, "swept": []}
     if lacking:
         install.settings_of(given)
         return Outcome(look_only, values, "", "".join(f"{name}\n" for name in lacking) if look_only else "")
+    parts = list(install.parts(run, given).values())
+    values["outdated"] = outdated(parts)
+    if values["outdated"] and not look_only:
+        return Outcome(False, values)
     if given["state"] == "present" and not look_only:
         install.refuse_unfit(run, given["machine"])
         values["swept"] = node.clean(run, given["machine"])
-    done = bring_about(list(install.parts(run, given).values()), values, look_only)
+    done = bring_about(parts, values, look_only)
     return done._replace(changed=done.changed or bool(values["swept"]))
 
 
@@ -159,9 +171,10 @@ def main() -> None:
             "allow": texts,
             "volumes": texts,
             "mounts_allowed": texts,
-            "storage": {"type": "str", "default": stage.DIRECTORY},
+            "storage": {"type": "str", "default": STAGE},
             "runtime": {"type": "str", "choices": list(RUNTIMES), "default": PODMAN},
             "plugin": text,
+            **OPTIONS,
         },
         supports_check_mode=True,
     )

@@ -132,8 +132,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program, sessions, spec
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, sessions, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH, Settings
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -153,9 +153,9 @@ def work(module: AnsibleModule) -> Outcome:
     wanted = spec.parse({**asked, "roles": json.loads(roles) if isinstance(roles, str) else roles})
     settings = Settings(**given["settings"])
     if module.check_mode:
-        sessions.refuse(run, program.PATH, wanted, settings)
+        sessions.refuse(run, PATH, wanted, settings)
         return _outcome(True, None, given["name"])
-    started = sessions.start(run, program.PATH, wanted, settings)
+    started = sessions.start(run, PATH, wanted, settings)
     return _outcome(True, job.follow(run, started.job), given["name"], started.job, started.log)
 
 

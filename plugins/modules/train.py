@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.supplied
 options:
   state:
     description: V(absent) removes the programs. Runs and their directories are kept.
@@ -54,6 +55,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+outdated:
+  description: The files whose contents the host needs. The action sends them.
+  type: list
+  elements: str
+  returned: success
+  sample: [gpumesh-train]
 path:
   description: The path of C(gpumesh-train).
   type: str
@@ -61,15 +68,23 @@ path:
   sample: /usr/local/bin/gpumesh-train
 """
 
+from typing import Any, Dict
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, program, stage
+from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, paths
 
 
 def work(module: AnsibleModule) -> Outcome:
-    """Write or remove the files."""
-    return bring_about(list(install.parts(module.params).values()), {"path": program.PATH}, module.check_mode)
+    """Write or remove the files; nothing while contents are lacking."""
+    parts = list(install.parts(module.params).values())
+    lacking = outdated(parts)
+    values: Dict[str, Any] = {"outdated": lacking, "path": paths.PATH}
+    if lacking and not module.check_mode:
+        return Outcome(False, values)
+    return bring_about(parts, values, module.check_mode)
 
 
 def main() -> None:
@@ -79,8 +94,9 @@ def main() -> None:
             "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "run_dir": {"type": "str", "default": ""},
-            "stage_dir": {"type": "str", "default": stage.DIRECTORY},
+            "stage_dir": {"type": "str", "default": paths.STAGE},
             "volumes": {"type": "list", "elements": "str", "default": []},
+            **OPTIONS,
         },
         supports_check_mode=True,
     )

@@ -157,14 +157,14 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, runs, show, stage, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import paths, program, runs, show, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run, as_values
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Start or resume the run, or look at it."""
     given = module.params
-    host = runs.Host(run, program.PATH, given["volumes"])
+    host = runs.Host(run, paths.PATH, given["volumes"])
     wanted = request_of(given, program.Settings(given))
     folder = store.is_run(wanted.folder)
     if folder is None:
@@ -234,7 +234,7 @@ def main() -> None:
             "directory": {"type": "str", "default": "/"},
             "code": text,
             "stage": text,
-            "stage_dir": {"type": "str", "default": stage.DIRECTORY},
+            "stage_dir": {"type": "str", "default": paths.STAGE},
             "run_dir": text,
             "nodes": {"type": "int", "default": 1},
             "min_nodes": count,

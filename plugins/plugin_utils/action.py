@@ -22,6 +22,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import Contents, packed
 
 _COLLECTION = Path(__file__).resolve().parents[2]
 _ROLES = _COLLECTION / "roles"
@@ -262,6 +263,20 @@ class HostAction(ActionBase):
             return result
         self.install(packages)
         return {**self.module(name, arguments), "changed": True}
+
+    def supply(
+        self, name: str, arguments: Mapping[str, Any], result: dict[str, Any], contents: Callable[[], Contents]
+    ) -> dict[str, Any]:
+        """The result of a module that installs programs, which runs again if some of them are outdated.
+
+        ``result``: that of the first run. ``contents``: what the module may ask for. In check mode, nothing is sent.
+        Raises ModuleFailedError.
+        """
+        if self.check_mode or not result["outdated"]:
+            return result
+        found = contents()
+        sent = {one: packed(found[one]) for one in result["outdated"]}
+        return self.module(name, {**arguments, "contents": sent})
 
     def refuse_missing(self, names: Sequence[str]) -> None:
         """Raise HostStateError for anything that is still missing after the packages were installed."""

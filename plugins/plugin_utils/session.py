@@ -1,20 +1,23 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The data that a host needs to run sessions, from the record. Pure, except for the plugin's source."""
+"""The data that a host needs to run sessions, from the record. Pure, except for the sources."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, shapes
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import Contents, digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
 #: The options of the role, without its prefix.
@@ -44,7 +47,18 @@ def desired(record: model.Record, machine: str, options: Mapping[str, Any]) -> d
     """The parameters of the module session on one machine. ``options``: those of OPTIONS. Raises InputError."""
     if not options["enabled"]:
         return {"state": "absent"}
-    return {**settings(record, machine, options), "state": "present", "plugin": _SOURCE.read_text(encoding="utf-8")}
+    return {
+        **settings(record, machine, options),
+        "state": "present",
+        "plugin": _SOURCE.read_text(encoding="utf-8"),
+        "digests": digests(contents()),
+    }
+
+
+@cache
+def contents() -> Contents:
+    """The contents of the program that the module session installs, without the settings of a host."""
+    return {shapes.NAME: package.bundle(shapes.ENTRY)}
 
 
 def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:

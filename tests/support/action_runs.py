@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,6 +21,11 @@ class Played(NamedTuple):
 
     result: dict[str, Any]
     ran: list[tuple[str, dict[str, Any]]]
+
+
+def unpacked(sent: Mapping[str, str]) -> dict[str, bytes]:
+    """The contents of files that an action sends to a module."""
+    return {name: zlib.decompress(base64.b64decode(text)) for name, text in sent.items()}
 
 
 def play(

@@ -12,8 +12,9 @@ from collections import Counter
 import pytest
 import session_lab
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program, runtime_podman, sessions
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, runtime_podman, sessions
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import Place
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH
 from ansible_collections.gpumesh.cluster.tests.chaos import session_experiments as experiments
 from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import (
     KILLS,
@@ -60,10 +61,10 @@ def test_the_moment_is_within_what_is_hit() -> None:
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
-        ("prolog", f"{_SHEBANG} {program.PATH} prolog"),
-        ("epilog", f"{_SHEBANG} {program.PATH} epilog"),
-        ("task", f"{_SHEBANG} {program.PATH} container 0"),
-        ("batch", f"{_SHEBANG} {program.PATH} supervise"),
+        ("prolog", f"{_SHEBANG} {PATH} prolog"),
+        ("epilog", f"{_SHEBANG} {PATH} epilog"),
+        ("task", f"{_SHEBANG} {PATH} container 0"),
+        ("batch", f"{_SHEBANG} {PATH} supervise"),
         (
             "podman",
             " ".join(["/usr/bin/podman", *runtime_podman.command(Place("/r", "/s", "/i"))[1:]])

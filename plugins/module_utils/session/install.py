@@ -8,10 +8,9 @@ from __future__ import annotations
 import glob
 import os
 import re
-import sys
 from typing import Any, Dict, List, Mapping
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import package
+from ansible_collections.gpumesh.cluster.plugins.module_utils import package, supplied
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.compiler import FOLDER, compile_library
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
@@ -23,9 +22,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences, in_words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import PROGRAMS
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import ENTRY, PATH, PLUGIN, Settings
 
 _SOURCE = f"{FOLDER}/gpumesh_session.c"
 _FLAGS = ("-O2", "-Wall", "-fPIC", "-shared")
@@ -81,7 +80,7 @@ def parts(run: Runner, params: Mapping[str, Any]) -> Dict[str, Part]:
     if params["state"] == "absent":
         return {
             "jobs": _jobs_gone(run),
-            program.PATH: package.part(program.PATH, None),
+            PATH: package.part(PATH, None),
             node.TABLE_FILE: _rules(run, ""),
             PLUGIN: package.part(PLUGIN, None),
             _SOURCE: _no_source(),
@@ -90,21 +89,21 @@ def parts(run: Runner, params: Mapping[str, Any]) -> Dict[str, Part]:
     return {
         PLUGIN: _plugin(run, params["plugin"]),
         node.TABLE_FILE: _rules(run, network.table(Settings(**settings))),
-        program.PATH: package.part(program.PATH, package.build(sys.executable, program.__name__, settings)),
+        PATH: supplied.program_part(params, PATH, ENTRY, settings),
     }
 
 
 def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
     """How this host differs from the parameters of the module."""
     if params["state"] == "absent":
-        left = [path for path in (program.PATH, node.TABLE_FILE, PLUGIN) if os.path.lexists(path)]
+        left = [path for path in (PATH, node.TABLE_FILE, PLUGIN) if os.path.lexists(path)]
         return Differences([f"{path} is no longer wanted" for path in left], False)
     lacking = missing(params)
     if lacking:
-        return Differences([f"{', '.join(lacking)} not installed"], not os.path.lexists(program.PATH))
+        return Differences([f"{', '.join(lacking)} not installed"], not os.path.lexists(PATH))
     found = [path for path, part in parts(run, params).items() if part.changed]
     words = [in_words(path) for path in found]
-    return Differences(words, bool(words) and not os.path.lexists(program.PATH))
+    return Differences(words, bool(words) and not os.path.lexists(PATH))
 
 
 def _jobs_gone(run: Runner) -> Part:

@@ -28,9 +28,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import (
     supervise,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME, Container, Settings, Spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    NAME,
+    PATH,
+    Container,
+    Settings,
+    Spec,
+)
 
-PATH = f"/usr/local/bin/{NAME}"
 COMMANDS = ("start", "list", "show", "enter", "run", "stop")
 _USAGE = """gpumesh-session start FILE [--detach] | list | show NAME | stop NAME
        gpumesh-session enter NAME [CONTAINER] [-- COMMAND [ARGUMENT...]] | run NAME -- COMMAND [ARGUMENT...]"""

@@ -11,6 +11,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.compiler import FO
 
 #: The program; its messages start with this name.
 NAME = "gpumesh-session"
+PATH = f"/usr/local/bin/{NAME}"
+#: Its first module.
+ENTRY = f"{__name__.rpartition('.')[0]}.program"
 #: Of Slurm.
 PLUGIN = f"{FOLDER}/gpumesh_session.so"
 PRIVATE, HOST = "private", "host"

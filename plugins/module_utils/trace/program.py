@@ -23,11 +23,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import Source, folder_of, load, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import TRACE_NAME
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.program import Settings
 
-_NAME = "gpumesh-trace"
-#: The path of the program on all nodes.
-PATH = f"/usr/local/bin/{_NAME}"
 _RECORD = "record"
 _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
        gpumesh-trace record [--] COMMAND [ARGUMENT...]"""
@@ -35,7 +33,7 @@ _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Returns the exit status: 0, or 2 if the request is refused."""
-    return exit_status(_NAME, lambda: _main(values, list(arguments)))
+    return exit_status(TRACE_NAME, lambda: _main(values, list(arguments)))
 
 
 def _main(values: Mapping[str, Any], arguments: List[str]) -> int:
@@ -47,7 +45,7 @@ def _main(values: Mapping[str, Any], arguments: List[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = argparse.ArgumentParser(_NAME, _USAGE, "Show where the time of a run goes, from its profile.")
+    made = argparse.ArgumentParser(TRACE_NAME, _USAGE, "Show where the time of a run goes, from its profile.")
     made.add_argument("runs", nargs="+", metavar="RUN", help="name of a run, or a directory with traces")
     made.add_argument("--run-dir", default="", help="directory that contains the runs")
     made.add_argument("--attempt", type=int, default=0, help="the attempt (default: the last one with a profile)")

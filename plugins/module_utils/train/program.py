@@ -26,16 +26,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     scheduler,
     show,
     snapshot,
-    stage,
     store,
     supervisor,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import NAME, STAGE
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
-_NAME = "gpumesh-train"
-#: The path of the program on all nodes.
-PATH = f"/usr/local/bin/{_NAME}"
 #: The commands for existing runs.
 COMMANDS = ("list", "show", "logs", "cancel", "resume")
 #: Seconds between two queries of a run that is followed.
@@ -52,7 +49,7 @@ class Settings:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.volumes: List[str] = list(values["volumes"])
         self.run_dir: str = str(values["run_dir"])
-        self.stage_dir: str = str(values.get("stage_dir") or stage.DIRECTORY)
+        self.stage_dir: str = str(values.get("stage_dir") or STAGE)
 
     def base(self, given: str) -> str:
         """The directory with the runs of this user. Raises InputError if there is none."""
@@ -71,7 +68,7 @@ class Settings:
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Returns the exit status: 0 if the run has finished or continues, 1 if it has failed, 2 if the request is refused."""
-    return exit_status(_NAME, lambda: _main(Settings(values), list(arguments)))
+    return exit_status(NAME, lambda: _main(Settings(values), list(arguments)))
 
 
 def _main(settings: Settings, arguments: List[str]) -> int:
@@ -96,7 +93,7 @@ def _main(settings: Settings, arguments: List[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The options of a new run."""
     made = argparse.ArgumentParser(
-        _NAME,
+        NAME,
         _USAGE,
         "Run a training program on nodes of the cluster, and keep it running when nodes fail.",
         add_help=True,
@@ -183,7 +180,7 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
 
 def manager() -> argparse.ArgumentParser:
     """The parser of the commands for existing runs."""
-    made = argparse.ArgumentParser(_NAME, _USAGE)
+    made = argparse.ArgumentParser(NAME, _USAGE)
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="name of the run")
     made.add_argument("--run-dir", default="", help="directory that contains the runs")
@@ -208,7 +205,7 @@ def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> in
             sys.stdout.write(f"{text}\n")
         return 0
     if not given.name:
-        made.error(f"give the name of a run: {_NAME} {given.command} NAME")
+        made.error(f"give the name of a run: {NAME} {given.command} NAME")
     folder = runs.find(base, given.name)
     if given.command == "show":
         sys.stdout.write(show.full(folder.request(), *_seen(host, folder, now)))
@@ -241,7 +238,7 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
                 return 0 if run.state == "finished" else 1
             time.sleep(_FOLLOW)
     except KeyboardInterrupt:
-        sys.stdout.write(f"\nThe run continues. To end it: {_NAME} cancel {run.name}\n")
+        sys.stdout.write(f"\nThe run continues. To end it: {NAME} cancel {run.name}\n")
         return 0
 
 

@@ -39,8 +39,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: The default directory of the copies on the nodes; {user} is the user of the run.
-DIRECTORY = "/var/tmp/gpumesh-{user}"
 _MANIFEST = "stage.json"
 _SUM = "stage.sum"
 _WHOLE = "whole.json"

@@ -36,7 +36,7 @@ def on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **va
 
 def sent(action: Any, arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
     """The parameters of its module."""
-    played = on_host(action, arguments, {"changed": False, "tools": True, "missing": []}, **variables)
+    played = on_host(action, arguments, {"changed": False, "tools": True, "missing": [], "outdated": []}, **variables)
     ((_module, parameters),) = played.ran
     return parameters
 

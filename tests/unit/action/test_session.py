@@ -12,14 +12,15 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action import session, session_run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import digests
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play, unpacked
 
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 MODULE, RUN = "gpumesh.cluster.session", "gpumesh.cluster.session_run"
 HERE = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}, "session_enabled": True}
-DONE = {"changed": False, "missing": []}
+DONE = {"changed": False, "missing": [], "outdated": []}
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_run, "_SPACING", 0.0)
 
 
-def installed(*results: dict[str, Any], **variables: Any) -> Played:
+def installed(*results: dict[str, Any], check_mode: bool = False, **variables: Any) -> Played:
     given = {MODULE: results, "ansible.builtin.apt": [{"changed": True}]}
-    return play(session.ActionModule, {"record": RECORD}, given, {**HERE, **variables})
+    return play(session.ActionModule, {"record": RECORD}, given, {**HERE, **variables}, check_mode)
 
 
 def test_a_host_is_told_of_the_members_and_what_is_closed() -> None:
@@ -51,15 +52,30 @@ def test_the_public_address_of_a_member_is_closed_too() -> None:
 
 
 def test_packages_that_are_missing_are_installed() -> None:
-    played = installed(
-        {"changed": False, "missing": ["podman", "/usr/include/slurm/spank.h"]}, {**DONE, "changed": True}
-    )
+    played = installed({**DONE, "missing": ["podman", "/usr/include/slurm/spank.h"]}, {**DONE, "changed": True})
     assert [module for module, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE]
     assert played.ran[1][1]["name"] == ["podman", "libslurm-dev"]
 
 
+def test_the_program_is_sent_to_a_host_that_lacks_it() -> None:
+    played = installed(
+        {**DONE, "missing": ["podman"]}, {**DONE, "outdated": ["gpumesh-session"]}, {**DONE, "changed": True}
+    )
+    assert [module for module, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE, MODULE]
+    given = [given for module, given in played.ran if module == MODULE]
+    assert given[0] == given[1] == {name: value for name, value in given[2].items() if name != "contents"}
+    assert digests(unpacked(given[2]["contents"])) == given[0]["digests"]
+    assert (played.result["changed"], played.result["outdated"]) == (True, [])
+
+
+def test_nothing_is_sent_in_check_mode() -> None:
+    found = {**DONE, "changed": True, "outdated": ["gpumesh-session"]}
+    played = installed(found, check_mode=True)
+    assert (len(played.ran), played.result) == (1, found)
+
+
 def test_only_the_packages_of_the_runtime_are_installed() -> None:
-    lacking = {"changed": False, "missing": ["ch-run", "bwrap", "skopeo", "umoci"]}
+    lacking = {**DONE, "missing": ["ch-run", "bwrap", "skopeo", "umoci"]}
     played = installed(lacking, DONE, session_runtime="charliecloud")
     assert played.ran[0][1]["runtime"] == "charliecloud"
     assert played.ran[1][1]["name"] == ["charliecloud-runtime", "bubblewrap", "skopeo", "umoci"]

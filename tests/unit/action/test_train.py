@@ -11,7 +11,9 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action import train, train_run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import contents
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play, unpacked
 
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
@@ -21,7 +23,8 @@ VOLUMES = [
 ]
 EMPTY = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 RECORD = plan.set_storage(EMPTY, VOLUMES).record
-RUN = "gpumesh.cluster.train_run"
+MODULE, RUN = "gpumesh.cluster.train", "gpumesh.cluster.train_run"
+DONE = {"changed": False, "outdated": []}
 HERE = {"inventory_hostname": "n1"}
 
 
@@ -44,11 +47,32 @@ def test_the_program_knows_the_volumes_that_can_be_written_to() -> None:
     played = play(
         train.ActionModule,
         {"record": RECORD, "stage_dir": "/scratch"},
-        {"gpumesh.cluster.train": [{"changed": True}]},
+        {MODULE: [DONE]},
         HERE,
     )
+    ((module, given),) = played.ran
+    assert given.pop("digests") == digests(contents())
     wanted = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_dir": "/scratch"}
-    assert played.ran == [("gpumesh.cluster.train", wanted)]
+    assert (module, given) == (MODULE, wanted)
+
+
+def test_what_is_outdated_on_the_host_is_sent() -> None:
+    first = {"changed": False, "outdated": ["gpumesh-trace", "gpumesh_run.py"]}
+    played = play(train.ActionModule, {"record": RECORD}, {MODULE: [first, {**DONE, "changed": True}]}, HERE)
+    (_module, before), (_again, after) = played.ran
+    sent = unpacked(after.pop("contents"))
+    assert (before, played.result) == (after, {**DONE, "changed": True})
+    assert sent == {name: contents()[name] for name in first["outdated"]}
+    # In check mode, the first result is the answer.
+    found = {**first, "changed": True}
+    would = play(train.ActionModule, {"record": RECORD}, {MODULE: [found]}, HERE, check_mode=True)
+    assert (would.result, len(would.ran)) == (found, 1)
+
+
+def test_who_leaves_gets_no_digests() -> None:
+    given = {"record": RECORD, "state": "absent"}
+    ((_module, parameters),) = play(train.ActionModule, given, {MODULE: [DONE]}, HERE).ran
+    assert (parameters["state"], parameters["digests"]) == ("absent", {})
 
 
 def test_a_pod_has_none_of_them() -> None:
@@ -56,7 +80,7 @@ def test_a_pod_has_none_of_them() -> None:
     mesh = {"backend": "tailscale"}
     empty = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", mesh, members, STAMP), STAMP)
     given = {"record": plan.set_storage(empty, VOLUMES).record}
-    played = play(train.ActionModule, given, {"gpumesh.cluster.train": [{"changed": True}]}, HERE)
+    played = play(train.ActionModule, given, {MODULE: [DONE]}, HERE)
     ((_module, given),) = played.ran
     assert given["volumes"] == []
 

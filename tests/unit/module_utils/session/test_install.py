@@ -72,7 +72,7 @@ def test_nothing_is_left_when_sessions_are_switched_off(
         (install, "FOLDER", library),
         (install, "PLUGIN", paths["plugin.so"]),
         (install, "_SOURCE", paths["plugin.c"]),
-        (install.program, "PATH", tmp_path / "gpumesh-session"),
+        (install, "PATH", tmp_path / "gpumesh-session"),
         (install.node, "TABLE_FILE", tmp_path / "session.nft"),
         (install.node, "FOLDER", tmp_path / "run"),
         (install.node, "STORAGE", tmp_path / "storage"),

@@ -14,6 +14,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH
 
 _SETTINGS = {
     "machine": "n1",
@@ -62,7 +63,7 @@ def test_one_that_a_signal_has_ended_is_a_failure(bin_folder: Path) -> None:
 
 def test_shows_where_the_log_is(bin_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec = specs.parse({"name": "demo", "roles": [{"name": "main", "image": "debian"}]})
-    (bin_folder / "script").write_text(job.script(program.PATH, spec, "/mnt/shared/al ice"))
+    (bin_folder / "script").write_text(job.script(PATH, spec, "/mnt/shared/al ice"))
     written(bin_folder, "scontrol", f'test "$*" = "write batch_script 7 -" && cat {bin_folder}/script')
     assert program.main(_SETTINGS, ["show", "demo"]) == 0
     log = "/mnt/shared/al ice/gpumesh-session-demo-7.log"

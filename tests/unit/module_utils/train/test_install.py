@@ -15,23 +15,52 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, compare_modules
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import outdated
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, paths, profile
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import digests, packed
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import contents
 
-WANTED = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_dir": "/var/tmp/gpumesh-{user}"}
+WANTED = {
+    "state": "present",
+    "volumes": ["/mnt/shared"],
+    "run_dir": "",
+    "stage_dir": "/var/tmp/gpumesh-{user}",
+    "digests": digests(contents()),
+}
+SENT = {name: packed(content) for name, content in contents().items()}
 
 
 @pytest.fixture(name="place", autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(program, "PATH", str(tmp_path / "bin" / "gpumesh-train"))
-    monkeypatch.setattr(trace, "PATH", str(tmp_path / "bin" / "gpumesh-trace"))
-    monkeypatch.setattr(install, "LIBRARY", str(tmp_path / "lib" / "gpumesh" / "python"))
+    monkeypatch.setattr(paths, "PATH", str(tmp_path / "bin" / "gpumesh-train"))
+    monkeypatch.setattr(paths, "TRACE_PATH", str(tmp_path / "bin" / "gpumesh-trace"))
+    monkeypatch.setattr(paths, "LIBRARY", str(tmp_path / "lib" / "gpumesh" / "python"))
     return tmp_path
 
 
 def bring_about(**changes: str) -> None:
-    for part in install.parts({**WANTED, **changes}).values():
+    for part in install.parts({**WANTED, "contents": SENT, **changes}).values():
         part.apply()
+
+
+def test_the_controller_has_the_modules_that_a_run_has() -> None:
+    modules = {name: content.decode() for name, content in contents().items() if name.endswith(".py")}
+    assert modules == profile.modules()
+
+
+def test_a_host_lacks_only_what_differs() -> None:
+    def lacking(**changes: str) -> list[str]:
+        return outdated(install.parts({**WANTED, **changes}).values())
+
+    assert lacking() == list(SENT)
+    assert lacking(state="absent") == []
+    bring_about()
+    assert lacking() == []
+    for name in ("gpumesh_track.py", "gpumesh_run.py"):
+        Path(paths.LIBRARY, name).write_text("")
+        assert lacking() == sorted({name, "gpumesh_track.py"})
+    # The settings are in the programs, but not among their sources.
+    assert lacking(run_dir="/mnt/other") == ["gpumesh_run.py", "gpumesh_track.py"]
 
 
 def test_a_host_is_compared_with_the_programs_that_the_module_writes(place: Path) -> None:
@@ -40,7 +69,7 @@ def test_a_host_is_compared_with_the_programs_that_the_module_writes(place: Path
     assert install.differences(run, WANTED) == Differences([], False)
     both = [f"{place}/bin/gpumesh-{name} differs" for name in ("train", "trace")]
     assert compare_modules(run, {"train": {**WANTED, "run_dir": "/mnt/other"}}) == {"train": ", ".join(both)}
-    library = Path(install.LIBRARY)
+    library = Path(paths.LIBRARY)
     (place / "bin" / "gpumesh-trace").chmod(0o644)
     (library / "gpumesh_run.py").unlink()
     expected = [f"{place}/bin/gpumesh-trace differs", f"{library}/gpumesh_run.py is missing"]
@@ -51,7 +80,7 @@ def test_a_host_is_compared_with_the_programs_that_the_module_writes(place: Path
 
 
 def test_what_others_have_beside_the_modules_stays(place: Path) -> None:
-    library = Path(install.LIBRARY)
+    library = Path(paths.LIBRARY)
     bring_about()
     # As left by a program of root that has imported both.
     compiled = library / "__pycache__"
@@ -75,7 +104,7 @@ def test_gpumesh_trace_starts_a_program_with_the_modules_that_are_installed(plac
     argv = [str(place / "bin" / "gpumesh-trace"), "record", "--", sys.executable, "-c", code]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMESH_", "PYTHON"))}
     done = subprocess.run(argv, env=variables, cwd=place, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (0, f"{install.LIBRARY}/gpumesh_run.py\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{paths.LIBRARY}/gpumesh_run.py\n"), done.stderr
     refused = subprocess.run(
         argv, env={**variables, "GPUMESH_PROFILE": "perf"}, capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The modules that install programs: nothing is written until the controller has sent what is lacking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install as session_install
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import shapes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import paths
+from ansible_collections.gpumesh.cluster.plugins.modules import session, train
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session as session_data
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import train as train_data
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import digests, packed
+
+
+@pytest.fixture(name="place", autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(paths, "PATH", str(tmp_path / "gpumesh-train"))
+    monkeypatch.setattr(paths, "TRACE_PATH", str(tmp_path / "gpumesh-trace"))
+    monkeypatch.setattr(paths, "LIBRARY", str(tmp_path / "lib" / "gpumesh" / "python"))
+    return tmp_path
+
+
+@pytest.fixture(name="logged", autouse=True)
+def _logged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    logged: list[Any] = []
+    monkeypatch.setattr(AnsibleModule, "log", lambda _self, message, log_args=None: logged.append((message, log_args)))
+    return logged
+
+
+def run(module: Any, capsys: pytest.CaptureFixture[str], **given: Any) -> dict[str, Any]:
+    with patch_module_args(given), pytest.raises(SystemExit):
+        module.main()
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert not result.get("failed"), result
+    return result
+
+
+def written(place: Path) -> list[str]:
+    return sorted(path.name for path in place.rglob("*") if path.is_file())
+
+
+def test_training(place: Path, capsys: pytest.CaptureFixture[str], logged: list[Any]) -> None:
+    contents = train_data.contents()
+    given = {"volumes": ["/mnt/shared"], "digests": digests(contents)}
+    would = run(train, capsys, **given, _ansible_check_mode=True, _ansible_diff=True)
+    assert (would["changed"], would["outdated"], written(place)) == (True, list(contents), [])
+    first = run(train, capsys, **given, _ansible_diff=True)
+    assert (first["changed"], first["outdated"], written(place)) == (False, list(contents), [])
+    sent = {name: packed(content) for name, content in contents.items()}
+    second = run(train, capsys, **given, contents=sent, _ansible_diff=True)
+    assert (second["changed"], second["outdated"], written(place)) == (True, [], sorted(contents))
+    assert second["diff"] == would["diff"]
+    assert logged and not any(text in f"{logged}{second}" for text in sent.values())
+    third = run(train, capsys, **given)
+    assert (third["changed"], third["outdated"]) == (False, [])
+    # Of what was interrupted, only the rest is asked for.
+    (place / "gpumesh-trace").unlink()
+    assert run(train, capsys, **given)["outdated"] == ["gpumesh-trace"]
+    moved = run(train, capsys, **{**given, "run_dir": "/mnt/other"}, contents={"gpumesh-trace": sent["gpumesh-trace"]})
+    assert (moved["changed"], moved["outdated"], written(place)) == (True, [], sorted(contents))
+    gone = run(train, capsys, state="absent")
+    assert (gone["changed"], gone["outdated"], written(place)) == (True, [], [])
+    assert not run(train, capsys, state="absent")["changed"]
+
+
+def test_sessions(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(_argv: list[str], **_options: object) -> Completed:
+        steps.append("command")
+        return Completed(0, "", "")
+
+    steps: list[str] = []
+    monkeypatch.setattr(session, "run", command)
+    monkeypatch.setattr(session.install, "missing", lambda _given: [])
+    monkeypatch.setattr(session.install, "refuse_unfit", lambda _run, _machine: steps.append("refuse"))
+    monkeypatch.setattr(session.node, "clean", lambda _run, _machine: steps.append("clean") or [7])
+    for name in ("_plugin", "_rules"):
+        monkeypatch.setattr(
+            session_install, name, lambda *_given: session_install.package.file_part(str(place / "other"), b"x")
+        )
+    for module in (session, session_install):
+        monkeypatch.setattr(module, "PATH", str(place / shapes.NAME))
+    contents = session_data.contents()
+    given = {"machine": "n1", "pools": ["10.192.0.0/10"], "digests": digests(contents)}
+    first = run(session, capsys, **given)
+    assert (first["changed"], first["outdated"], first["swept"]) == (False, [shapes.NAME], [])
+    assert (steps, written(place)) == ([], [])
+    sent = {name: packed(content) for name, content in contents.items()}
+    second = run(session, capsys, **given, contents=sent)
+    assert (second["changed"], second["outdated"], second["swept"]) == (True, [], [7])
+    assert (steps, written(place)) == (["refuse", "clean"], [shapes.NAME, "other"])
+    # A new member is a setting: nothing has to be sent.
+    third = run(session, capsys, **given, members={"n2": "10.0.0.2"}, _ansible_check_mode=True)
+    assert (third["changed"], third["outdated"]) == (True, [])
