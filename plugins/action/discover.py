@@ -34,7 +34,8 @@ class ActionModule(ControllerAction):
             table_style={"type": "str", "choices": ["unicode", "ascii"], "default": "unicode"},
             table_width={"type": "int", "default": 0},
         )
-        options = options_from(given["subnet"], **{name: given[name] for name in ("prefer", "exclude", "include")})
+        patterns = {name: given[name] for name in ("prefer", "exclude", "include")}
+        options = options_from(given["subnet"], variable="discover_subnet", **patterns)
         found = report(self.registered(given["registered"], self.variables["ansible_play_hosts_all"]), options)
         # One line, so that a program can find it among those of the callback: it is the one that starts with a brace.
         text = (
