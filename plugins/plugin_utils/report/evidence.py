@@ -294,7 +294,7 @@ def health_checks(
             remedy = f"Run ansible -m gpumesh.cluster.node_health {machine} to see why."
             made.append(check(*title, machine, "error", reason=f"{said}.", remedy=remedy))
         else:
-            reason = f"{machine} did not answer, so its health is not known."
+            reason = f"{machine} was not examined, so its health is not known."
             made.append(check(*title, machine, "skipped", reason=reason))
     return made
 

@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
     headline,
     summarise,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import rows, span
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import has_speeds, rows, span
 
 WORDS = {"pass": "Passed", "fail": "Failed", "error": "Not checked", "skipped": "Skipped"}
 _LINK_WORDS = {
@@ -339,6 +339,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "health": {"rows": [], "values": False} if summary else health(machines, checks),
         "health_counts": counted(checks, "health.") if summary else [],
         "volumes": rows(verdict.get("volumes", []), len(verdict["cluster"]["members"])),
+        "volume_speeds": any(has_speeds(volume) for volume in verdict.get("volumes", [])),
         "bars": figures.history_bars(verdict["history"], summarise(document)),
         "runs": [
             {**run, "moment": moment(run["generated_at"])} for run in [*verdict["history"], summarise(document)][::-1]

@@ -56,6 +56,13 @@ def test_volumes_are_shown_with_their_room() -> None:
     page = render(samples.verdict(3))
     for words in ('id="storage"', "n1:/srv/data", "3 TiB", "8 TiB", "every member", "1100", "412"):
         assert words in page
+    unmeasured = samples.verdict(3)
+    for volume in unmeasured["volumes"]:
+        for member in volume["members"]:
+            member.update(write_mbps=None, read_mbps=None, files_per_second=None)
+    quick = render(unmeasured)
+    assert 'id="storage"' in quick
+    assert "Small files/s" in page and "Small files/s" not in quick
     older = samples.verdict(3)
     del older["volumes"]
     assert 'id="storage"' not in render(older)
