@@ -26,7 +26,7 @@ _RATES = (
 )
 _SHARED = ("storage.shared", "Volumes are the same file systems on all members")
 _LOCKS = ("storage.locks", "Locks on volumes exclude other members")
-_SPACE = ("storage.space", "Free space on every volume")
+_SPACE = ("storage.space", "No volume is too full")
 _USERS = ("storage.users", "Users have the same UID on all members")
 
 _RATE_REMEDY = (
