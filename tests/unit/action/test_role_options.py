@@ -49,6 +49,11 @@ def test_every_wrong_option_is_named_at_once() -> None:
     assert "Nothing has been changed" in result["msg"]
 
 
+def test_a_misspelt_choice_is_told_the_choices_that_people_write() -> None:
+    result = checked({"mesh_backend": "wiregard"}, LAYERS)
+    assert result["invalid"] == ["value of mesh_backend must be one of: none, wireguard, tailscale, got: wiregard"]
+
+
 def test_settings_of_slurm_that_would_fail_later_are_refused() -> None:
     assert checked({"slurm_conf": {"ClusterName": "other"}}, ["mesh"]) == {"changed": False}
     result = checked({"slurm_conf": {"ClusterName": "other"}, "slurm_accounting": "yes"}, LAYERS)
