@@ -220,12 +220,14 @@ def _section(cluster: Mapping[str, Any], width: int, name: str) -> str:
     if len({member["site"] for member in members}) > 1:
         columns.append({"key": "site"})
     columns.append({"key": "gpus", "title": "GPUs"})
-    if any(member["layers"] for member in members):
+    layers = {", ".join(member["layers"]) for member in members}
+    if len(layers) > 1:
         columns.append({"key": "layers"})
     columns.append({"key": "copy", "title": "record"})
     if any(member["drift"] for member in members):
         columns.append({"key": "drift"})
-    lines = [head, render(rows, columns, width=width)]
+    common = [f"Layers of every member: {layer}" for layer in layers if layer and len(layers) == 1]
+    lines = [head, *common, render(rows, columns, width=width)]
     if cluster["volumes"]:
         unknown = {} if compared else {"mounted_on": None}
         shown = [{**volumes.described(volume), **volume["state"], **unknown} for volume in cluster["volumes"]]

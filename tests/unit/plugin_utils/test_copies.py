@@ -398,6 +398,19 @@ class TestOverview:
         assert "mounted on" not in text
         assert "since cluster_name is 'lap'. Set cluster_name=lab" in text
 
+    def test_layers_that_all_members_have_are_said_once(self) -> None:
+        record = plan.commit(
+            plan.set_storage(NEW, [{"name": "lustre", "mount_point": "/lustre"}]), plan.Stamp(AT, "alice")
+        )
+        states: dict[str, Any] = {name: {"host": {"munge_key": "ab"}} for name in ("n1", "n2", "n3")}
+        text = page(overview({"n1": holding(record)}, AT, states), {}, width=80)
+        assert "Layers of every member: storage, munge\n" in text
+        assert "│ layers" not in text
+        del states["n3"]
+        text = page(overview({"n1": holding(record)}, AT, states), {}, width=80)
+        assert "Layers of" not in text
+        assert "│ layers" in text
+
     def test_the_page_names_who_is_silent(self) -> None:
         clusters = overview({"n1": holding(NEW)}, AT)
         text = page(clusters, {"n7": "no route to host"})
