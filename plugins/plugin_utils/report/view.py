@@ -63,6 +63,10 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+#: Units that are plurals.
+_COUNTED = frozenset({"GPUs", "links", "mounts", "peers", "ports", "users", "volumes"})
+
+
 def quantity(value: Any, unit: str) -> str:
     """A check's value with its unit; a dash if there is none."""
     if value is None or value == "":
@@ -70,7 +74,7 @@ def quantity(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{text} {unit}".strip()
+    return f"{text} {unit[:-1] if value == 1 and unit in _COUNTED else unit}".strip()
 
 
 def _measured(checks: Sequence[Mapping[str, Any]]) -> str:

@@ -147,3 +147,11 @@ def test_pairs_that_were_left_out_are_not_counted_as_broken() -> None:
     page = view.build(verdict)
     assert next(fact["value"] for fact in page["facts"] if fact["name"] == "Pairs that reach each other") == "1 of 1"
     assert page["probed"] == "1 of 6 ordered pairs were probed."
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(1, "peers", "1 peer"), (2, "peers", "2 peers"), (0, "GPUs", "0 GPUs"), (1, "s", "1 s"), (True, "GPUs", "yes")],
+)
+def test_one_of_something_is_singular(value: object, unit: str, text: str) -> None:
+    assert view.quantity(value, unit) == text
