@@ -29,7 +29,7 @@ class ActionModule(ControllerAction):
         if result.error_messages:
             # An empty value stands for an unanswered question of a survey, so nobody would choose it.
             invalid = [said.replace("must be one of: , ", "must be one of: ") for said in result.error_messages]
-            said = f"Nothing has been changed. Invalid options: {' '.join(invalid)}"
+            said = f"Nothing has been changed. Invalid options: {'; '.join(invalid)}"
             return {"failed": True, "invalid": invalid, "msg": said}
         refusals = [said for role in given["roles"] for said in unverified(role, self.machine, values.get)]
         if "slurm" in given["roles"]:

@@ -47,6 +47,7 @@ def test_every_wrong_option_is_named_at_once() -> None:
     assert result["failed"]
     assert len(result["invalid"]) == 2
     assert "Nothing has been changed" in result["msg"]
+    assert result["msg"].endswith("Invalid options: " + "; ".join(result["invalid"]))
 
 
 def test_a_misspelt_choice_is_told_the_choices_that_people_write() -> None:
