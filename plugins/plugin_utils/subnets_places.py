@@ -276,14 +276,10 @@ def options_from(
     exclude: str | Sequence[str] = (),
     include: str | Sequence[str] = (),
     own_tunnels: str | Sequence[str] = OWN_TUNNELS,
-    variable: str = "cluster_subnet",
 ) -> Options:
-    """Options from a playbook; an empty subnet counts as none, and a text as one pattern. Raises InputError.
-
-    ``variable``: where people set the subnet, for the error.
-    """
+    """Options from a playbook; an empty subnet counts as none, and a text as one pattern. Raises InputError."""
     return Options(
-        wanted=normalise_subnet(subnet, variable) if subnet else None,
+        wanted=normalise_subnet(subnet) if subnet else None,
         min_hosts=min_hosts,
         prefer=_patterns(prefer),
         exclude=_patterns(exclude),
