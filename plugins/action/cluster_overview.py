@@ -54,7 +54,7 @@ class ActionModule(ControllerAction):
         else:
             answers = read_answers(results)
             silent = {machine: answer.silence for machine, answer in answers.items() if answer.silence is not None}
-            text = page(clusters, silent, room(0))
+            text = page(clusters, silent, room(0), str(self.variable("cluster_name") or ""))
         self.print_text(text)
         return {"changed": False, "text": text, "clusters": clusters, **stats({"gpumesh_clusters": clusters})}
 

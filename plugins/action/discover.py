@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.addresses import normalise_subnet
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, stats
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.discovery import page, report
@@ -34,7 +35,11 @@ class ActionModule(ControllerAction):
             table_style={"type": "str", "choices": ["unicode", "ascii"], "default": "unicode"},
             table_width={"type": "int", "default": 0},
         )
-        options = options_from(given["subnet"], **{name: given[name] for name in ("prefer", "exclude", "include")})
+        patterns = {name: given[name] for name in ("prefer", "exclude", "include")}
+        if given["subnet"]:
+            # Under the name by which people have set it.
+            normalise_subnet(given["subnet"], "discover_subnet")
+        options = options_from(given["subnet"], **patterns)
         found = report(self.registered(given["registered"], self.variables["ansible_play_hosts_all"]), options)
         # One line, so that a program can find it among those of the callback: it is the one that starts with a brace.
         text = (

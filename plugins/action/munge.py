@@ -110,7 +110,7 @@ class ActionModule(HostAction):
         absent = self._absent(record)
         if absent:
             raise InputError(
-                f"{', '.join(absent)} not in this play, or unreachable: a new key on the others would cut them off.",
+                f"Not in this play, or unreachable: {', '.join(absent)}. A new key on the others would cut them off.",
                 "Run this without --limit when all members are up.",
             )
 

@@ -27,8 +27,9 @@ class ActionModule(ControllerAction):
         values = {name: value for name, value in self._values(options).items() if value is not None}
         result = ArgumentSpecValidator(options).validate(values, validate_role_argument_spec=True)
         if result.error_messages:
-            invalid = list(result.error_messages)
-            said = f"Nothing has been changed. Invalid options: {' '.join(invalid)}"
+            # An empty value stands for an unanswered question of a survey, so nobody would choose it.
+            invalid = [said.replace("must be one of: , ", "must be one of: ") for said in result.error_messages]
+            said = f"Nothing has been changed. Invalid options: {'; '.join(invalid)}"
             return {"failed": True, "invalid": invalid, "msg": said}
         refusals = [said for role in given["roles"] for said in unverified(role, self.machine, values.get)]
         if "slurm" in given["roles"]:

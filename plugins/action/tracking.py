@@ -106,7 +106,9 @@ class ActionModule(HostAction):
             real = self._loader.get_real_file(self.controller_path(path))
             return _File(shown, real, Path(real).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, AnsibleError) as failure:
-            raise InputError(f"{shown} cannot be read: {failure}.", "Correct the path.") from failure
+            # Below it, Ansible advises users of modules.
+            reason = str(failure).partition("\n")[0].rstrip(".")
+            raise InputError(f"{shown} cannot be read: {reason}.", "Correct the path.") from failure
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:
         """The packages that the module reported as missing."""

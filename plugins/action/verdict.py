@@ -60,7 +60,7 @@ class ActionModule(ControllerAction):
             return {"changed": False, "text": _NOTHING_VERIFIED}
         record = self.record()
         evidence = self._evidence(record, given["registered"])
-        part = self._is_part(record, evidence["userspace_only"])
+        part = self._is_part(record, evidence)
         folder = Path(self.controller_path(given["report_dir"]), record["name"], "part" if part else "")
         previous = folder / "verdict.json"
         verdict = judge(
@@ -79,6 +79,7 @@ class ActionModule(ControllerAction):
             rdma_limits=Limits(given["min_rdma_gbps"], given["max_rdma_latency_us"]),
             # A partial run has no history, since the previous one may have covered another part.
             previous=previous.read_text(encoding="utf-8", errors="replace") if previous.is_file() and not part else "",
+            partial=part,
         )
         write(folder, verdict)
         text = f"{terminal.render(verdict)}\n\nReport: {folder}/report.html"
@@ -112,10 +113,13 @@ class ActionModule(ControllerAction):
         ]
         return {"members": members, **{phase: self.registered(names[phase], members) for phase in volumes.PHASES}}
 
-    def _is_part(self, record: Record, userspace_only: list[str]) -> bool:
+    def _is_part(self, record: Record, evidence: Mapping[str, Any]) -> bool:
         """Whether tags or a limit exclude something, so that the result does not cover the whole cluster."""
+        # Tags that are misspelt, or of a playbook around this one, leave out everything that is not always performed.
+        if evidence["health"] is None:
+            return True
         tags = {*self.variables.get("ansible_run_tags", ()), *self.variables.get("ansible_skip_tags", ())}
-        present = {*self.variables["ansible_play_hosts_all"], *userspace_only}
+        present = {*self.variables["ansible_play_hosts_all"], *evidence["userspace_only"]}
         return bool(tags & set(_PARTS)) or any(member["machine"] not in present for member in record["members"])
 
     def _show(self, verdict: Verdict, text: str) -> None:

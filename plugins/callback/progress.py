@@ -94,6 +94,8 @@ class CallbackModule(DefaultCallback):
         self._run = Run()
         self._line: LiveLine | None = None
         self._headed: Phase | None = None
+        # The last error: its task, its lines below the host, and the host.
+        self._told: tuple[str, list[str], str] = ("", [], "")
 
     # What it looks like
 
@@ -274,6 +276,12 @@ class CallbackModule(DefaultCallback):
             events.written_at(result),
             self._width,
         )
+        task, said, host = self._told
+        # Of hidden errors, nobody can know whether they are the same.
+        if (task, said) == (str(result._task._uuid), rest) and not result._result.get("censored"):
+            self._say(f"  ✕ {events.host(result)}: the same as on {host}", color=color, error=True)
+            return
+        self._told = (str(result._task._uuid), rest, events.host(result))
         self._say_below(f"  ✕ {first}", color=color, error=True)
         for line in rest:
             self._say(line, color=color if "→" not in line[:6] else None, error=True)
@@ -327,6 +335,8 @@ class CallbackModule(DefaultCallback):
             super().v2_playbook_on_stats(stats)
         numbers = {host: stats.summarize(host) for host in sorted(stats.processed)}
         if not numbers:
+            if not self._verbose:
+                self._say("Nothing was done: no play had a host.", color=constants.COLOR_WARN)
             return
         self._say("")
         for line in lines.summary(self._run, numbers):

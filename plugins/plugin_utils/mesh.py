@@ -66,8 +66,8 @@ def refuse_rotation(record: Mapping[str, Any], backend: str, present: Container[
     missing = sorted(machine for machine in machines(record) if machine not in present)
     if missing:
         raise InputError(
-            f"{', '.join(missing)} not in this play, or unreachable: the peers there would not receive the new keys "
-            "and would lose their tunnels.",
+            f"Not in this play, or unreachable: {', '.join(missing)}. They would not receive the new keys, and would lose "
+            "their tunnels.",
             "Run this without --limit when all members are up.",
             machines=missing,
         )

@@ -181,17 +181,21 @@ def _known_keys(record: Record) -> list[str]:
     ]
 
 
-def page(clusters: Sequence[Mapping[str, Any]], silent: Mapping[str, str], width: int = 0) -> str:
-    """The clusters as text: for each, one line of facts and a table; and then the problems."""
+def page(clusters: Sequence[Mapping[str, Any]], silent: Mapping[str, str], width: int = 0, name: str = "") -> str:
+    """The clusters as text: for each, one line of facts and a table; and then the problems.
+
+    ``name``: the cluster whose members were compared with the record; all of them if it is empty.
+    """
     if not clusters:
         text = "No host of this run has a cluster record."
     else:
-        text = "\n\n".join(_section(cluster, width) for cluster in clusters)
+        text = "\n\n".join(_section(cluster, width, name or cluster["name"]) for cluster in clusters)
     told = [f"! {machine} does not answer: {printable(reason)}" for machine, reason in silent.items()]
     return "\n".join([text, *told])
 
 
-def _section(cluster: Mapping[str, Any], width: int) -> str:
+def _section(cluster: Mapping[str, Any], width: int, name: str) -> str:
+    compared = cluster["name"] == name
     mesh = cluster["mesh"]
     tunnel = "no mesh" if mesh["backend"] == "none" else f"{mesh['backend']} mesh {mesh['subnet']}"
     head = (
@@ -216,16 +220,24 @@ def _section(cluster: Mapping[str, Any], width: int) -> str:
     if len({member["site"] for member in members}) > 1:
         columns.append({"key": "site"})
     columns.append({"key": "gpus", "title": "GPUs"})
-    if any(member["layers"] for member in members):
+    layers = {", ".join(member["layers"]) for member in members}
+    if len(layers) > 1:
         columns.append({"key": "layers"})
     columns.append({"key": "copy", "title": "record"})
     if any(member["drift"] for member in members):
         columns.append({"key": "drift"})
-    lines = [head, render(rows, columns, width=width)]
+    common = [f"Layers of every member: {layer}" for layer in layers if layer and len(layers) == 1]
+    lines = [head, *common, render(rows, columns, width=width)]
     if cluster["volumes"]:
-        shown = [{**volumes.described(volume), **volume["state"]} for volume in cluster["volumes"]]
+        unknown = {} if compared else {"mounted_on": None}
+        shown = [{**volumes.described(volume), **volume["state"], **unknown} for volume in cluster["volumes"]]
         lines.append(volumes.table(shown, len(members), width))
-        measured = sorted({volume["measured_at"] for volume in shown if volume["measured_at"]})
+        measured = sorted({volume["measured_at"] for volume in shown if volumes.has_speeds(volume)})
         lines += [f"Speeds are from the check of {measured[-1]}."] if measured else []
+    if not compared:
+        lines.append(
+            f"! Its members were not compared with the record, since cluster_name is '{name}'. Set "
+            f"cluster_name={cluster['name']} to see all of its layers, and where its volumes are mounted."
+        )
     lines += [f"! {problem}" for problem in cluster["problems"]]
     return "\n".join(lines)

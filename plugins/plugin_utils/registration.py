@@ -359,8 +359,8 @@ def _refuse_conflicts(wish: Wish, decision: Mapping[str, Any], wanted: Record, a
     if reasons:
         raise InputError(
             f"Cluster '{wish.name}' cannot have these machines: {' '.join(reasons)}",
-            "Remove them from the other cluster first (playbook remove), or choose another subnet, and another "
-            "mesh_interface, mesh_port and mesh_subnet.",
+            "If you mean the other cluster, set cluster_name to its name. Otherwise remove them from it first (playbook "
+            "remove), or choose another subnet, and another mesh_interface, mesh_port and mesh_subnet.",
         )
 
 

@@ -115,8 +115,8 @@ def refuse_withdrawal(record: model.Record, wanted: model.Record, present: Conta
     missing = sorted(machine for machine in users if machine not in present)
     if withdrawn and missing:
         raise InputError(
-            f"{', '.join(missing)} not in this play, or unreachable: volume {', '.join(withdrawn)} may be in use "
-            "there, and would no longer be exported.",
+            f"Not in this play, or unreachable: {', '.join(missing)}. Volume {', '.join(withdrawn)} may be in use there, "
+            "and would no longer be exported.",
             "Run this without --limit when all members are up. If those members are lost, set cluster_force=true.",
             volumes=withdrawn,
             machines=missing,

@@ -269,7 +269,7 @@ CHECKS = (
     Check("health.rdma", "RDMA ports are active at full rate", _rdma),
     Check("health.memlock", "Jobs can lock memory without limit", _memlock),
     Check("health.swap", "Little or no swap is in use", _swap),
-    Check("health.disk", "Free space on every local file system", _disks),
+    Check("health.disk", "No local file system is too full", _disks),
     Check("storage.mounts", "Shared volumes are mounted and writable", _mounts, 130.0),
     Check("clock.synchronised", "The clock is synchronized", _clock),
     Check("health.name", "The host's own name resolves to its cluster address", _name),

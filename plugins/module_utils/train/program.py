@@ -196,7 +196,11 @@ def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> in
     base = settings.base(given.run_dir)
     now = time.time()
     if given.command == "list":
-        for name in store.names(base):
+        names = store.names(base)
+        if not names:
+            # Not for programs, which read a line for each run.
+            sys.stderr.write(f"There are no runs in {base}.\n")
+        for name in names:
             try:
                 text = show.line(*_seen(host, runs.find(base, name), now))
             except (HostStateError, InputError) as failure:

@@ -45,13 +45,17 @@ _RESERVE = 30
 
 def checked(request: Request) -> Request:
     """Return the request. Raises InputError if it is invalid."""
+    if not request.name:
+        raise InputError("The run has no name.", "Set --name, or train_name in Ansible.")
     if not _NAME.fullmatch(request.name):
         raise InputError(
             f"Invalid run name '{request.name}'.",
             "Use up to 64 letters, digits, '.', '_' and '-', beginning and ending with a letter or a digit.",
         )
     if not request.command or not request.command[0]:
-        raise InputError("There is no command to run.", "Give it after '--', for example: -- python3 train.py")
+        raise InputError(
+            "There is no command to run.", "Give it after '--', for example: -- python3 train.py, or in train_command."
+        )
     _check_numbers(request)
     if request.time and not _TIME.fullmatch(request.time):
         raise InputError(f"Invalid --time '{request.time}'.", "Use Slurm's format, for example 90, 12:00:00 or 2-00.")

@@ -294,7 +294,7 @@ def health_checks(
             remedy = f"Run ansible -m gpumesh.cluster.node_health {machine} to see why."
             made.append(check(*title, machine, "error", reason=f"{said}.", remedy=remedy))
         else:
-            reason = f"{machine} did not answer, so its health is not known."
+            reason = f"{machine} was not examined, so its health is not known."
             made.append(check(*title, machine, "skipped", reason=reason))
     return made
 
@@ -520,8 +520,9 @@ def judge(
     volume_limits: Mapping[str, float] | None = None,
     rdma_limits: rdma.Limits = rdma.BY_THEIR_KIND,
     previous: Any = None,
+    partial: bool = False,
 ) -> Verdict:
-    """The verdict on a cluster from all results of a run."""
+    """The verdict on a cluster from all results of a run; ``partial`` if tags or a limit have excluded something."""
     machines = [member["machine"] for member in record["members"]]
     userspace_only = evidence.get("userspace_only", [])
     judged = [machine for machine in machines if machine not in userspace_only]
@@ -561,6 +562,7 @@ def judge(
         jobs=jobs,
         volumes=volumes,
         previous=earlier(previous),
+        partial=partial,
     )
 
 

@@ -180,8 +180,11 @@ def assemble(
     jobs: Sequence[Mapping[str, Any]] = (),
     volumes: Sequence[Mapping[str, Any]] = (),
     previous: Mapping[str, Any] | None = None,
+    partial: bool = False,
 ) -> Verdict:
     """Create a verdict document. ``answered`` are the machines that the run could reach over SSH.
+
+    ``partial``: tags or a limit have excluded something.
 
     For a large cluster, the pairs are summarized, and those with a fault listed.
     """
@@ -192,6 +195,7 @@ def assemble(
         "schema_version": SCHEMA_VERSION,
         "generated_at": generated_at,
         "level": level,
+        "partial": partial,
         "status": overall(checks),
         "counts": count(checks),
         "cluster": _cluster(record, answered),
@@ -213,7 +217,8 @@ def headline(verdict: Verdict) -> str:
     counts = verdict["counts"]
     if verdict["status"] == "pass":
         made = counts["pass"]
-        return f"Ready to train: {'the only check performed' if made == 1 else f'all {made} checks performed'} passed."
+        claim = "Partial check" if verdict.get("partial") else "Ready to train"
+        return f"{claim}: {'the only check performed' if made == 1 else f'all {made} checks performed'} passed."
     if verdict["status"] == "fail":
         return f"Not ready: {_checks(counts['fail'])} failed."
     if counts["error"]:

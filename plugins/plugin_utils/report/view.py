@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
     headline,
     summarise,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import rows, span
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import has_speeds, rows, span
 
 WORDS = {"pass": "Passed", "fail": "Failed", "error": "Not checked", "skipped": "Skipped"}
 _LINK_WORDS = {
@@ -63,6 +63,10 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+#: Units that are plurals.
+_COUNTED = frozenset({"GPUs", "links", "mounts", "peers", "ports", "users", "volumes"})
+
+
 def quantity(value: Any, unit: str) -> str:
     """A check's value with its unit; a dash if there is none."""
     if value is None or value == "":
@@ -70,7 +74,7 @@ def quantity(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{text} {unit}".strip()
+    return f"{text} {unit[:-1] if value == 1 and unit in _COUNTED else unit}".strip()
 
 
 def _measured(checks: Sequence[Mapping[str, Any]]) -> str:
@@ -339,6 +343,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "health": {"rows": [], "values": False} if summary else health(machines, checks),
         "health_counts": counted(checks, "health.") if summary else [],
         "volumes": rows(verdict.get("volumes", []), len(verdict["cluster"]["members"])),
+        "volume_speeds": any(has_speeds(volume) for volume in verdict.get("volumes", [])),
         "bars": figures.history_bars(verdict["history"], summarise(document)),
         "runs": [
             {**run, "moment": moment(run["generated_at"])} for run in [*verdict["history"], summarise(document)][::-1]

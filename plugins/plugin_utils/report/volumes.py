@@ -26,7 +26,7 @@ _RATES = (
 )
 _SHARED = ("storage.shared", "Volumes are the same file systems on all members")
 _LOCKS = ("storage.locks", "Locks on volumes exclude other members")
-_SPACE = ("storage.space", "Free space on every volume")
+_SPACE = ("storage.space", "No volume is too full")
 _USERS = ("storage.users", "Users have the same UID on all members")
 
 _RATE_REMEDY = (
@@ -382,6 +382,18 @@ def _of_members(volume: Mapping[str, Any], key: str) -> str:
     return span([float(member[key]) for member in volume.get("members", []) if member.get(key) is not None])
 
 
+def has_speeds(volume: Mapping[str, Any]) -> bool:
+    """Whether the speed of a volume was measured."""
+    return any(_of_members(volume, key) for key in ("write_mbps", "read_mbps", "files_per_second"))
+
+
+def _mounted_on(machines: Sequence[str] | None, members: int) -> str:
+    """Empty if nobody looked."""
+    if machines is None:
+        return ""
+    return "every member" if len(machines) == members else ", ".join(machines) or "none"
+
+
 def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, str]]:
     """The volumes as texts, for a table in a terminal or on a page."""
     return [
@@ -392,9 +404,7 @@ def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, s
             "filesystem": volume["filesystem"] or "",
             "free": in_bytes(volume["free_bytes"]),
             "total": in_bytes(volume["total_bytes"]),
-            "mounted_on": "every member"
-            if len(volume["mounted_on"]) == members
-            else ", ".join(volume["mounted_on"]) or "none",
+            "mounted_on": _mounted_on(volume["mounted_on"], members),
             "write": _of_members(volume, "write_mbps"),
             "read": _of_members(volume, "read_mbps"),
             "files": _of_members(volume, "files_per_second"),

@@ -405,5 +405,8 @@ def test_the_overview_is_shown_and_handed_on(tmp_path: Path) -> None:
     assert shown["ansible_stats"]["data"] == {"gpumesh_clusters": shown["clusters"]}
     assert cluster_shown["members"][0]["drift"]["names"] == "would change"
     assert "n2 does not answer" in shown["text"]
+    assert "were not compared" not in shown["text"]
+    other = on_hosts(cluster_overview, given, hosts, found={**found, "record": None}, cluster_name="lap").result
+    assert "were not compared with the record, since cluster_name is 'lap'" in other["text"]
     given["output"] = "json"
     assert on_hosts(cluster_overview, given, hosts, found=found).result["text"].startswith('[{"name": "lab"')

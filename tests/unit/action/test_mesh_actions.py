@@ -158,7 +158,7 @@ def test_a_rotation_without_a_member_is_refused_at_every_step() -> None:
     for step in ("prepare", "arm", "switch"):
         given = {"record": RECORD, "step": step}
         played = play(wireguard_rotation.ActionModule, given, {}, on("head", ["head"]))
-        assert "dialled not in this play" in played.result["msg"]
+        assert "Not in this play, or unreachable: dialled." in played.result["msg"]
 
 
 def test_settings_are_compared_on_the_controller() -> None:
@@ -173,7 +173,7 @@ def test_settings_are_compared_on_the_controller() -> None:
     pairs = play(mesh_settings.ActionModule, listed, {}, on("head")).result["relayed"]
     assert pairs == [{"a": "hidden", "b": "also", "relay": "head"}]
     refused = play(mesh_settings.ActionModule, {"record": RECORD, "rotate_keys": True}, {}, on("head", ["head"]))
-    assert "dialled not in this play" in refused.result["msg"]
+    assert "Not in this play, or unreachable: dialled." in refused.result["msg"]
 
 
 def test_a_host_is_connected_by_the_module_of_its_backend() -> None:

@@ -47,6 +47,12 @@ def test_every_wrong_option_is_named_at_once() -> None:
     assert result["failed"]
     assert len(result["invalid"]) == 2
     assert "Nothing has been changed" in result["msg"]
+    assert result["msg"].endswith("Invalid options: " + "; ".join(result["invalid"]))
+
+
+def test_a_misspelt_choice_is_told_the_choices_that_people_write() -> None:
+    result = checked({"mesh_backend": "wiregard"}, LAYERS)
+    assert result["invalid"] == ["value of mesh_backend must be one of: none, wireguard, tailscale, got: wiregard"]
 
 
 def test_settings_of_slurm_that_would_fail_later_are_refused() -> None:

@@ -96,7 +96,7 @@ def test_volumes_that_cannot_be_are_refused_before_the_host_is_asked() -> None:
 def test_no_volume_is_taken_from_members_outside_the_play(volumes: list[dict[str, Any]]) -> None:
     refused = run(host="n1", hosts=["n1"], volumes=volumes)
     assert refused.ran == []
-    assert refused.result["msg"].startswith("n2 not in this play, or unreachable: volume data may be in use there")
+    assert refused.result["msg"].startswith("Not in this play, or unreachable: n2. Volume data may be in use there")
     assert "cluster_force=true" in refused.result["msg"]
     assert refused.result["error"]["machines"] == ["n2"]
     # With all members that mount it, their own checks decide; whoever forces it has read the message.
@@ -110,7 +110,7 @@ def test_backend_none_withdraws_no_export_from_members_outside_the_play() -> Non
         return run(result or RAN, check_mode=True, backend="none", **given).result
 
     refused = check(host="n1", hosts=["n1"])
-    assert refused["msg"].startswith("n2 not in this play, or unreachable: volume data may be in use there")
+    assert refused["msg"].startswith("Not in this play, or unreachable: n2. Volume data may be in use there")
     assert not check(host="n1").get("failed")
     assert not check(host="n1", hosts=["n1"], force=True).get("failed")
     # It exports nothing, or no longer.

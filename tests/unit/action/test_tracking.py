@@ -166,7 +166,9 @@ def test_files_go_to_whom_they_are_for(tmp_path: Path) -> None:
     assert not {"key", "users", "certificate"} & set(other)
     refused = played("n2", SECURE, certificate_file=str(made)).result
     assert refused["failed"] and "belong together" in refused["msg"]
-    assert "cannot be read" in played("n2", users_file=str(tmp_path / "none")).result["msg"]
+    absent = played("n2", users_file=str(tmp_path / "none")).result["msg"]
+    assert "cannot be read: " in absent and "remote_src" not in absent
+    assert absent.endswith(". Correct the path.") and ".." not in absent
 
 
 @WITH_OPENSSL

@@ -96,6 +96,16 @@ def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(tmp_path: Path, limited
     assert result["verdict"]["history"] == []
     assert (tmp_path / "lab" / "part" / "verdict.json").exists()
     assert (tmp_path / "lab" / "verdict.json").read_bytes() == whole
+    assert result["text"].startswith("Partial check: ")
+
+
+def test_a_tag_that_is_misspelt_leaves_the_verdict_on_the_whole_as_it_is(tmp_path: Path) -> None:
+    judged(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}})
+    whole = (tmp_path / "lab" / "verdict.json").read_bytes()
+    result = judged(tmp_path, {}, ansible_run_tags=["helth"])
+    assert (tmp_path / "lab" / "verdict.json").read_bytes() == whole
+    assert result["verdict"]["partial"]
+    assert "Ready to train" not in result["text"]
 
 
 def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:

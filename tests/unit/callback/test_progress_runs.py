@@ -123,6 +123,34 @@ def test_plain_lines_in_a_pipe(files: Path) -> None:
     assert re.search(r"^  n1 +5 +3 +1 +0", text, re.MULTILINE), text
 
 
+def test_the_same_error_of_many_hosts_is_printed_once(files: Path) -> None:
+    (files / "play.yml").write_text(
+        """
+- name: Phase
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Refuse
+      ansible.builtin.fail: {msg: "The same of all."}
+""",
+        encoding="utf-8",
+    )
+    text = through_pipe(files)
+    assert text.count("The same of all.") == 1
+    assert re.search(r"✕ (n[12]): Refuse\n(    .*\n)+  ✕ n[12]: the same as on \1\n", text), text
+    assert "Failed on n1, n2" in text
+    text_of_play = (files / "play.yml").read_text(encoding="utf-8")
+    (files / "play.yml").write_text(text_of_play.replace("of all", "of {{ inventory_hostname }}"), encoding="utf-8")
+    assert "the same as" not in through_pipe(files)
+    (files / "play.yml").write_text(text_of_play.replace("Refuse\n", "Refuse\n      no_log: true\n"), encoding="utf-8")
+    assert "the same as" not in through_pipe(files)
+
+
+def test_a_run_without_hosts_is_not_silent(files: Path) -> None:
+    (files / "play.yml").write_text("[{name: Phase, hosts: cluster, tasks: []}]", encoding="utf-8")
+    assert "  – no host matches; skipped\nNothing was done: no play had a host.\n" in through_pipe(files)
+
+
 def test_check_mode_says_would(files: Path) -> None:
     text = through_pipe(files, "--check")
     assert "(check mode)" in text

@@ -391,6 +391,41 @@ class TestOverview:
         (cluster,) = overview({"n1": holding(record)}, AT, states, verdict)
         assert cluster["volumes"][0]["state"]["measured_at"] is None
 
+    def test_no_speeds_are_announced_that_the_last_check_did_not_measure(self) -> None:
+        record = plan.commit(
+            plan.set_storage(NEW, [{"name": "lustre", "mount_point": "/lustre"}]), plan.Stamp(AT, "alice")
+        )
+        unmeasured = {"machine": "n1", "write_mbps": None, "read_mbps": None, "files_per_second": None}
+        verdict = {
+            "generated_at": "2026-11-19T08:00:00Z",
+            "cluster": {"id": record["id"]},
+            "volumes": [{"name": "lustre", "mount_point": "/lustre", "members": [unmeasured]}],
+        }
+        assert "Speeds" not in page(overview({"n1": holding(record)}, AT, {}, verdict), {})
+
+    def test_of_a_cluster_with_another_name_nothing_is_said_that_nobody_looked_at(self) -> None:
+        record = plan.commit(
+            plan.set_storage(NEW, [{"name": "lustre", "mount_point": "/lustre"}]), plan.Stamp(AT, "alice")
+        )
+        clusters = overview({"n1": holding(record)}, AT)
+        assert "│ none" in page(clusters, {}, name="lab")
+        text = page(clusters, {}, name="lap")
+        assert "mounted on" not in text
+        assert "since cluster_name is 'lap'. Set cluster_name=lab" in text
+
+    def test_layers_that_all_members_have_are_said_once(self) -> None:
+        record = plan.commit(
+            plan.set_storage(NEW, [{"name": "lustre", "mount_point": "/lustre"}]), plan.Stamp(AT, "alice")
+        )
+        states: dict[str, Any] = {name: {"host": {"munge_key": "ab"}} for name in ("n1", "n2", "n3")}
+        text = page(overview({"n1": holding(record)}, AT, states), {}, width=80)
+        assert "Layers of every member: storage, munge\n" in text
+        assert "│ layers" not in text
+        del states["n3"]
+        text = page(overview({"n1": holding(record)}, AT, states), {}, width=80)
+        assert "Layers of" not in text
+        assert "│ layers" in text
+
     def test_the_page_names_who_is_silent(self) -> None:
         clusters = overview({"n1": holding(NEW)}, AT)
         text = page(clusters, {"n7": "no route to host"})

@@ -67,7 +67,7 @@ def test_in_a_tailnet_a_member_with_an_address_uses_the_mesh() -> None:
     [
         ("none", ["head", "dialled"], "the mesh of cluster lab is 'none'. Nothing has been changed"),
         ("tailscale", ["head", "dialled"], "the mesh of cluster lab is 'tailscale'"),
-        ("wireguard", ["head"], "dialled not in this play"),
+        ("wireguard", ["head"], "Not in this play, or unreachable: dialled."),
         ("wireguard", ["head", "dialled", "another"], ""),
     ],
 )

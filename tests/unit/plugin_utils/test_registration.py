@@ -298,7 +298,7 @@ def test_the_mesh_itself_is_no_network_of_a_site() -> None:
         (
             LAN,
             {"held": {"n2": {"clusters": [{**RECORD, "name": "other"}], "damaged": []}}},
-            "n2 is in cluster 'other' on the same subnet 10.0.0.0/24",
+            "n2 is in cluster 'other' on the same subnet 10.0.0.0/24. If you mean the other cluster, set cluster_name to",
         ),
     ],
 )

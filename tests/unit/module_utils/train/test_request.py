@@ -21,6 +21,7 @@ REQUEST = Request(name="nano", command=("python3", "train.py"), folder="/mnt/a b
     [
         ({"name": "../x"}, "Invalid run name"),
         ({"name": "-x"}, "Invalid run name"),
+        ({"name": ""}, "The run has no name. Set --name, or train_name in Ansible."),
         ({"command": ()}, "no command"),
         ({"nodes": 0, "min_nodes": 0}, "--nodes 0"),
         ({"min_nodes": 4}, "--min-nodes 4 is more than --nodes 3"),

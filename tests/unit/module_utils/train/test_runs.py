@@ -183,6 +183,11 @@ def test_a_damaged_run_does_not_hide_the_others(folder: Folder, capsys: pytest.C
     assert damaged.startswith(f"nano: {folder.path}/run.json is damaged") and shown == "other: finished"
 
 
+def test_a_list_without_runs_says_where_they_would_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main({"volumes": [], "run_dir": str(tmp_path)}, ["list"]) == 0
+    assert capsys.readouterr() == ("", f"There are no runs in {tmp_path}.\n")
+
+
 @pytest.mark.parametrize("full", ["request.json", "run.json", "job.json"])
 def test_a_volume_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
     write = store.write_atomic

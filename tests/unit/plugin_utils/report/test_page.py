@@ -56,6 +56,13 @@ def test_volumes_are_shown_with_their_room() -> None:
     page = render(samples.verdict(3))
     for words in ('id="storage"', "n1:/srv/data", "3 TiB", "8 TiB", "every member", "1100", "412"):
         assert words in page
+    unmeasured = samples.verdict(3)
+    for volume in unmeasured["volumes"]:
+        for member in volume["members"]:
+            member.update(write_mbps=None, read_mbps=None, files_per_second=None)
+    quick = render(unmeasured)
+    assert 'id="storage"' in quick
+    assert "Small files/s" in page and "Small files/s" not in quick
     older = samples.verdict(3)
     del older["volumes"]
     assert 'id="storage"' not in render(older)
@@ -140,3 +147,11 @@ def test_pairs_that_were_left_out_are_not_counted_as_broken() -> None:
     page = view.build(verdict)
     assert next(fact["value"] for fact in page["facts"] if fact["name"] == "Pairs that reach each other") == "1 of 1"
     assert page["probed"] == "1 of 6 ordered pairs were probed."
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(1, "peers", "1 peer"), (2, "peers", "2 peers"), (0, "GPUs", "0 GPUs"), (1, "s", "1 s"), (True, "GPUs", "yes")],
+)
+def test_one_of_something_is_singular(value: object, unit: str, text: str) -> None:
+    assert view.quantity(value, unit) == text

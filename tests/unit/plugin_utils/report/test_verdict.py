@@ -38,6 +38,20 @@ def test_every_verdict_fits_the_schema(verdict: dict) -> None:
     jsonschema.validate(json.loads(json.dumps(verdict)), SCHEMA)
 
 
+@pytest.mark.parametrize(
+    ("partial", "expected"),
+    [
+        (False, "Ready to train: the only check performed passed."),
+        (True, "Partial check: the only check performed passed."),
+    ],
+)
+def test_only_a_check_of_everything_proves_that_a_cluster_is_ready(partial: bool, expected: str) -> None:
+    checks = [samples.check("health.disk", "n1")]
+    verdict = module.assemble(samples.record(3), checks, "2026-11-20T20:31:00Z", partial=partial)
+    assert module.headline(verdict) == expected
+    jsonschema.validate(verdict, SCHEMA)
+
+
 def test_the_schema_refuses_a_check_without_a_remedy_key() -> None:
     verdict = samples.verdict()
     del verdict["checks"][0]["remedy"]

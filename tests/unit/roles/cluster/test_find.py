@@ -101,3 +101,14 @@ def test_a_check_leaves_old_copies_as_they_are(tmp_path: Path) -> None:
     """As when the playbook check loads the record."""
     asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW]}, "load", __cluster_purpose="read")
     assert [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3")] == [NEW, OLD, NEW]
+
+
+@pytest.mark.parametrize("purpose", ["load", "read"])
+def test_a_cluster_that_does_not_exist_is_named(tmp_path: Path, purpose: str) -> None:
+    """As when cluster_name is misspelt, in a playbook that changes members and in the playbook check."""
+    play = {"hosts": "all", "tasks": [role("load", __cluster_purpose=purpose)]}
+    play["vars"] = {"cluster_name": "lap", "cluster_manager": "n1"}
+    play["module_defaults"] = {"gpumesh.cluster.cluster_info": {"path": FOLDER}}
+    run = run_plays(tmp_path, {"n1": {}, "n2": {}}, [play])
+    assert run.code != 0
+    assert "There is no cluster 'lap': none of n1, n2 has its record." in run.words
