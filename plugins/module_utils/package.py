@@ -17,6 +17,7 @@ import marshal
 import os
 import pkgutil
 import re
+import struct
 import zipfile
 from importlib.util import MAGIC_NUMBER
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
@@ -150,9 +151,14 @@ def _opened(program: bytes) -> Tuple[bytes, Dict[str, bytes]]:
 
 
 def _read(archive: bytes) -> Dict[str, bytes]:
-    """The files of an archive. Raises BadZipFile."""
-    with zipfile.ZipFile(io.BytesIO(archive)) as reader:
-        return {path: reader.read(path) for path in reader.namelist()}
+    """The files of an archive. Raises BadZipFile, however it is damaged."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as reader:
+            if any(one.compress_type != zipfile.ZIP_STORED for one in reader.infolist()):
+                raise zipfile.BadZipFile("Ours are not compressed.")
+            return {path: reader.read(path) for path in reader.namelist()}
+    except (ValueError, NotImplementedError, RuntimeError, EOFError, struct.error) as failure:
+        raise zipfile.BadZipFile(str(failure)) from failure
 
 
 def with_byte_code(program: bytes, path: str) -> bytes:

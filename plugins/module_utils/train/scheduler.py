@@ -29,7 +29,7 @@ def submit(
 ) -> Submission:
     """Submit another job for the run. From then on, it is in charge, and all other jobs end when they notice.
 
-    If the run is cancelled or submitted again meanwhile, this job ends as soon as it starts.
+    If the run is cancelled or submitted again meanwhile, this job is cancelled.
 
     ``hold``: seconds for which its start is delayed. Raises GpumeshError, OSError.
     """
@@ -43,6 +43,10 @@ def submit(
     try:
         if folder.submission().token == token:
             folder.write_submission(submission)
+        else:
+            # Otherwise, it would wait for its nodes, and end as soon as it starts.
+            with contextlib.suppress(CommandError):
+                cancel(run, submission.job)
     except (OSError, HostStateError):
         # A job whose ID is not recorded could not be found again.
         cancel(run, submission.job)

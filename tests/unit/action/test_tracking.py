@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_a_relative_file_is_where_ansible_was_started_or_beside_the_users_own_pl
     monkeypatch.chdir(here)
     for folder, name in ((ours, "here"), (beside, "beside")):
         monkeypatch.setattr(DataLoader, "get_basedir", lambda _loader, folder=folder: str(folder))
-        assert [user["name"] for user in sent(played("n2", users_file="users"))["users"]] == [name]
+        assert [user["name"] for user in json.loads(sent(played("n2", users_file="users"))["users"])] == [name]
 
 
 @WITH_OPENSSL
@@ -158,7 +159,7 @@ def test_files_go_to_whom_they_are_for(tmp_path: Path) -> None:
     own, other = sent(played("n2", SECURE, **given)), sent(played("n1", SECURE, **given))
     text = made.read_text()
     assert (own["certificate"], own["key"], own["trust"]) == (text, key.read_text(), text)
-    assert own["users"] == [
+    assert json.loads(own["users"]) == [
         {"name": "admin", "password": "the-admins-secret", "administrator": True},
         {"name": "bob", "password": None, "administrator": False},
     ]

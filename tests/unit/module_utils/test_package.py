@@ -141,6 +141,18 @@ def test_a_damaged_program_is_replaced(tmp_path: Path, suffix: str) -> None:
     assert package.part(str(path), BUILT).changed
 
 
+def test_an_archive_that_is_damaged_in_any_way_ends_in_no_other_error() -> None:
+    """Such as by the number of a compression that does not exist."""
+    whole = package.rebundled({"one.py": b"x = 1\n"})
+    found = []
+    for place in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            found.append(package.bundled(bytes(damaged)))
+    assert {} in found and package.bundled(whole) == {"one.py": b"x = 1\n"}
+
+
 def test_a_new_setting_is_a_change(tmp_path: Path) -> None:
     path = installed(tmp_path)
     assert package.part(

@@ -88,8 +88,8 @@ def test_a_run_that_is_cancelled_while_its_job_is_submitted_stays_cancelled(fold
         return slurm(argv, **options)
 
     runs.resume(host(submit), folder)
-    # Its job finds that it is not in charge.
     assert folder.submission() == Submission("")
+    assert len(slurm.ended) == 1, "nothing knows its job any more"
     assert runs.look(host(slurm), folder)[0].state == "cancelled"
 
 
