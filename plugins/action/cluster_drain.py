@@ -119,7 +119,9 @@ class ActionModule(HostAction):
         if (users or silent) and not given["force"]:
             raise HostStateError(
                 f"Cluster '{record['name']}' {'is' if users else 'may be'} in use: {'; '.join([*users, *silent])}.",
-                "Wait until they have ended, or end them (scancel, kill); cluster_force=true ends them, too.",
+                "Wait until they have ended, or end them (scancel, kill); cluster_force=true ends them, too."
+                if users
+                else "Run this again when they answer; cluster_force=true deletes the cluster in any case.",
             )
 
     def _end(self, nodes: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> bool:

@@ -336,7 +336,9 @@ class CallbackModule(DefaultCallback):
         numbers = {host: stats.summarize(host) for host in sorted(stats.processed)}
         if not numbers:
             if not self._verbose:
-                self._say("Nothing was done: no play had a host.", color=constants.COLOR_WARN)
+                self._say(
+                    "Nothing was done: no play had a host, or the tags exclude all tasks.", color=constants.COLOR_WARN
+                )
             return
         self._say("")
         for line in lines.summary(self._run, numbers):

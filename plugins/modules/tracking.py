@@ -128,7 +128,7 @@ options:
     default: ""
   users:
     description:
-      - The content of O(users_file) as JSON, C([{"name"\: …, "password"\: …, "administrator"\: …}]). A password that is
+      - The content of O(users_file) as JSON, a list of objects with C(name), C(password) and C(administrator). A password that is
         null removes the user.
     type: str
   certificate:

@@ -156,6 +156,10 @@ others:
   elements: str
   sample: [gpumesh1]
   returned: with O(state=absent)
+foreign:
+  description: Whether the interface is configured by a file that is not of this collection, and so was left alone.
+  type: bool
+  returned: with O(state=absent)
 mtu:
   description: The MTU of the tunnel in bytes. 0 if only the key was set up.
   type: int
@@ -244,7 +248,7 @@ def work(module: AnsibleModule) -> Outcome:
             "mtu": result.mtu,
             "peers": result.peers._asdict(),
             "handshakes": result.handshakes,
-            **({"others": list(result.others)} if given["state"] == "absent" else {}),
+            **({"others": list(result.others), "foreign": result.foreign} if given["state"] == "absent" else {}),
         },
         result.before,
         result.after,

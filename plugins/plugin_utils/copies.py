@@ -338,14 +338,6 @@ def _trusted(
         for machine, copy in copies.items()
         if copy["id"] == record["id"] and copy["generation"] > record["generation"]
     }
-    if newer and generation != record["generation"]:
-        listed = ", ".join(f"{machine} has {number}" for machine, number in newer.items())
-        raise RecordError(
-            f"The copy of {trusted} is generation {record['generation']} of cluster '{name}', but there are newer "
-            f"ones: {listed}. Their later changes would be lost.",
-            f"If that is intended, also set cluster_trusted_generation={record['generation']}.",
-            newer=newer,
-        )
     standing = {machine: derive.relation(copy, record) for machine, copy in copies.items()}
     replaced = [
         machine
@@ -359,8 +351,17 @@ def _trusted(
         )
     ]
     if generation != record["generation"]:
+        # First, since the same option accepts both losses, and this is the greater one.
         held = {machine: copies[machine] for machine in replaced if machine in copies}
         _refuse_to_replace_another(record, trusted, held, answers, spoilt)
+    if newer and generation != record["generation"]:
+        listed = ", ".join(f"{machine} has {number}" for machine, number in newer.items())
+        raise RecordError(
+            f"The copy of {trusted} is generation {record['generation']} of cluster '{name}', but there are newer "
+            f"ones: {listed}. Their later changes would be lost.",
+            f"If that is intended, also set cluster_trusted_generation={record['generation']}.",
+            newer=newer,
+        )
     remarks = [
         f"The copy of {machine} is replaced with that of {trusted}"
         + (f": {standing[machine].reason}." if machine in standing else ".")

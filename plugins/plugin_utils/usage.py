@@ -33,5 +33,5 @@ def silences_in_words(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
         f"{machine}: unknown ({' '.join(str(result.get('msg') or 'no message').split())})"
         for machine, result in results.items()
-        if result.get("failed") or result.get("unreachable")
+        if result and not result.get("skipped") and "holders" not in result
     ]

@@ -118,6 +118,8 @@ class Result(NamedTuple):
     after: str = ""
     #: The other interfaces that supervisord runs here; only if this one was removed.
     others: Tuple[str, ...] = ()
+    #: Whether the configuration of this name is somebody else's, which is not removed.
+    foreign: bool = False
 
 
 def present(
@@ -174,11 +176,13 @@ def present(
 def absent(host: Host, interface: str) -> Result:
     """Remove the interface, its configuration and its key.
 
-    A configuration that is not ours is refused, and an interface that something else has set up is left alone.
+    A configuration that is not ours, and an interface that something else has set up, are left alone.
     """
     check_interface_name(interface)
-    conf = _read_conf(host, interface)
-    runtime = read_runtime(host, interface) if find("wg") else None
+    text = read_text(host.conf_path(interface)) or ""
+    foreign = bool(text) and not is_ours(text)
+    conf = "" if foreign else text
+    runtime = read_runtime(host, interface) if find("wg") and not foreign else None
     if runtime is not None and not _is_our_interface(host, interface, runtime):
         runtime = None
     changed = conf != "" or runtime is not None or os.path.exists(host.key_path(interface))
@@ -186,15 +190,15 @@ def absent(host: Host, interface: str) -> Result:
         if runtime is not None:
             # Deleting a TUN device ends wireguard-go too.
             host.run(["ip", "link", "delete", "dev", interface])
-        remove_file(host.conf_path(interface))
+        if not foreign:
+            remove_file(host.conf_path(interface))
         remove_file(host.key_path(interface))
         remove_file(f"{host.key_path(interface)}.next")
         preshared.prune(host.preshared_path(interface), [])
     old = {key: peer.machine for key, peer in parse_conf(conf).items()}
     gone = PeerChanges([], sorted(old.values()), [])
-    return Result(
-        changed, find("wg") is not None, peers=gone, before=redact(conf), others=_others(host.places, interface)
-    )
+    others = _others(host.places, interface)
+    return Result(changed, find("wg") is not None, peers=gone, before=redact(conf), others=others, foreign=foreign)
 
 
 def _others(places: Places, interface: str) -> Tuple[str, ...]:

@@ -148,7 +148,10 @@ def test_the_same_error_of_many_hosts_is_printed_once(files: Path) -> None:
 
 def test_a_run_without_hosts_is_not_silent(files: Path) -> None:
     (files / "play.yml").write_text("[{name: Phase, hosts: cluster, tasks: []}]", encoding="utf-8")
-    assert "  – no host matches; skipped\nNothing was done: no play had a host.\n" in through_pipe(files)
+    assert (
+        "  – no host matches; skipped\nNothing was done: no play had a host, or the tags exclude all tasks.\n"
+        in through_pipe(files)
+    )
 
 
 def test_check_mode_says_would(files: Path) -> None:

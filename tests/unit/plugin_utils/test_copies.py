@@ -169,6 +169,12 @@ class TestFind:
         assert "cluster_trusted_copy=n1" in refusal
         assert "n2" in find_cluster(answers, "lab", trusted="n3", generation=1)["replaced"]
 
+    def test_the_loss_of_the_other_cluster_is_named_before_that_of_a_newer_copy(self) -> None:
+        """The same option accepts both."""
+        answers = {"n1": holding(LATER), "n2": holding(LATER), "n3": holding(OLD), "n4": holding(NEW)}
+        refusal = find_cluster(answers, "lab", trusted="n3")["refusal"]
+        assert "n1, n2 are in another cluster with that name" in refusal
+
     def test_what_is_left_of_a_deleted_cluster_gives_way(self) -> None:
         answers = {"n1": holding(LATER), "n2": holding(OLD)}
         assert find_cluster(answers, "lab", trusted="n1")["replaced"] == ["n2"]

@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import holders_in_words, in_words, running_jobs
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import (
+    holders_in_words,
+    in_words,
+    running_jobs,
+    silences_in_words,
+)
 
 JOBS = [
     {"id": 17, "user": "alice", "name": "train", "nodes": ["n2", "n3"], "state": "running"},
@@ -30,3 +35,15 @@ def test_only_jobs_that_run_on_some_nodes() -> None:
 def test_who_holds_what_by_machine() -> None:
     results = {"n1": {"holders": ["vim (7) in /data", "sshd (8)"]}, "n2": {"holders": []}, "n3": {}}
     assert holders_in_words(results) == ["n1: vim (7) in /data, sshd (8)"]
+
+
+def test_who_was_asked_and_has_not_answered() -> None:
+    """The task goes on, so that its result is not that of a failure."""
+    results = {
+        "n1": {"holders": []},
+        "n2": {"failed": False, "failed_when_result": False, "msg": "no\nPython"},
+        "n3": {"skipped": True, "skip_reason": "Conditional result was False"},
+        "n4": {},
+        "n5": {"unreachable": True},
+    }
+    assert silences_in_words(results) == ["n2: unknown (no Python)", "n5: unknown (no message)"]

@@ -189,10 +189,14 @@ def test_without_tun_and_module_the_host_is_refused(lab: Lab, monkeypatch: pytes
 def test_somebody_elses_tunnel_is_left_alone(lab: Lab) -> None:
     lab.folder.mkdir()
     lab.conf.write_text("[Interface]\nPrivateKey = SECRET=\n", encoding="utf-8")
-    for work in (lambda: lab.run(wanted(2)), lambda: absent(lab.host(), "gpumesh0")):
-        with pytest.raises(HostStateError, match="was not written by this collection") as refused:
-            work()
-        assert "SECRET" not in str(refused.value)
+    with pytest.raises(HostStateError, match="was not written by this collection") as refused:
+        lab.run(wanted(2))
+    assert "SECRET" not in str(refused.value)
+    assert lab.key.exists()
+    gone = absent(lab.host(), "gpumesh0")
+    assert (gone.foreign, gone.changed, lab.key.exists(), "SECRET" in str(gone)) == (True, True, False, False)
+    assert lab.conf.read_text(encoding="utf-8") == "[Interface]\nPrivateKey = SECRET=\n"
+    assert not absent(lab.host(), "gpumesh0").changed
     lab.fake.kind, lab.fake.up = "bridge", True
     with pytest.raises(HostStateError, match="bridge"):
         lab.run(None)
