@@ -50,8 +50,8 @@ def test_modules_that_install_programs_import_nothing_that_only_the_programs_nee
     assert {name for name in found if name.startswith("session.")} <= {f"session.{name}" for name in needed}
 
 
-def program_part(path: Path, params: dict[str, Any] = ASKED, **settings: str) -> Part:
-    return supplied.program_part(params, str(path), ENTRY, {**SETTINGS, **settings})
+def program_part(path: Path, params: dict[str, Any] | None = None, **settings: str) -> Part:
+    return supplied.program_part(params or ASKED, str(path), ENTRY, {**SETTINGS, **settings})
 
 
 @pytest.fixture(name="path")
