@@ -103,6 +103,8 @@ def test_look_for_troubles(desk: Desk) -> None:
         "troubleshooting",
         "ansible-playbook -i inventories/lan gpumesh.cluster.discover -e discover_subnet=192.168.1.0/24",
     )
+    listed = desk.play("troubleshooting", "ansible cluster -i inventories/lan --list-hosts")
+    assert set(MACHINES) <= set(listed.output.split())
     desk.lab.run("gpu1", "scontrol", "update", "NodeName=gpu2", "State=DOWN", "Reason=tests")
     desk.on("gpu1", "troubleshooting", "scontrol update NodeName=gpu2 State=RESUME")
     desk.lab.wait("gpu2 is idle", lambda: desk.lab.run("gpu1", "sinfo", "-hn", "gpu2", "-o", "%T").strip() == "idle")
