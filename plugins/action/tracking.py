@@ -96,9 +96,9 @@ class ActionModule(HostAction):
             certificate.refuse_unusable(offered, parameters["machine"])
         if not parameters["serves"]:
             return shared
-        users = (
-            {} if "users" not in files else {"users": json.dumps(parse_users(files["users"].text, given["users_file"]))}
-        )
+        users = {}
+        if "users" in files:
+            users["users"] = json.dumps(parse_users(files["users"].text, given["users_file"]))
         pair = {} if "key" not in files else {"certificate": public["certificate"], "key": files["key"].text}
         return {**shared, **users, **pair}
 

@@ -128,8 +128,8 @@ options:
     default: ""
   users:
     description:
-      - The content of O(users_file) as JSON, a list of objects with C(name), C(password) and C(administrator). A password that is
-        null removes the user.
+      - The content of O(users_file) as JSON, a list of objects with C(name), C(password) and C(administrator). A
+        password that is null removes the user.
     type: str
   certificate:
     description: The content of O(certificate_file).
@@ -255,8 +255,8 @@ def main() -> None:
             "mount_point": text,
             "uid": {"type": "int", "default": settings.UID},
             "requirements": text,
-            # One text: Ansible hides passwords in a list by their text, and one with '@', a quotation mark or a backslash
-            # looks different in the log, which has the list as Python writes it.
+            # One text: Ansible hides passwords in a list by their text, and one with '@', a quotation mark or a
+            # backslash looks different in the log, which has the list as Python writes it.
             "users": {"type": "str", "no_log": True},
             "certificate": {"type": "str"},
             "key": {"type": "str", "no_log": True},
