@@ -23,7 +23,7 @@ dev: ## Make .venv with what the tests need, and start the container engine
 
 test: ## Run every test
 	@lab/bootstrap dev engine
-	@tests/run lint unit publication security molecule sanity integration
+	@tests/run
 
 lint: ## Check formatting and style
 	@lab/bootstrap dev

@@ -1,0 +1,136 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What runs the tests: what starts when, what is counted, and which tree counts as proven."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from runner import __main__ as runner
+from runner import usage
+from runner.steps import IMAGE, PARTS, Step, find_scenarios, next_step, plan_steps
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_part_and_every_scenario_is_planned_once():
+    scenarios = find_scenarios(ROOT)
+    names = [step.name for step in plan_steps(PARTS, scenarios)]
+
+    assert len(names) == len(set(names))
+    assert {f"molecule: {name}" for name in scenarios} <= set(names)
+    assert {name.split(":")[0] for name in names} == set(PARTS)
+
+
+def test_a_scenario_waits_for_the_image_and_others_do_not():
+    image, scenario, lint = Step(IMAGE, ()), Step("molecule: a", (), needs=IMAGE), Step("lint", ())
+
+    assert next_step([scenario, lint], [image], 3) == lint
+    assert next_step([scenario], [image], 3) is None
+    assert next_step([scenario], [], 3) == scenario
+
+
+def test_no_step_overtakes_one_that_waits_for_room():
+    small, large = Step("small", ()), Step("large", (), places=2)
+
+    assert next_step([large, small], [small, small], 3) is None
+    assert next_step([large, small], [small], 3) == large
+    # On a machine with one processor, it runs alone.
+    assert next_step([large], [], 1) == large
+
+
+def test_a_counter_goes_on_when_its_container_is_restarted():
+    counter = usage.Counter()
+    for reading in (1.0, 4.0, 0.5, 2.0):
+        counter.take(reading)
+
+    assert counter.seconds == 6.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("cpuacct.usage", "2500000000\n"), ("cpu.stat", "usage_usec 2500000\nuser_usec 1\n")]
+)
+def test_control_groups_of_both_versions_are_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+
+    assert usage.read_usage(tmp_path) == 2.5
+    assert usage.read_usage(tmp_path / "missing") is None
+
+
+def test_containers_of_a_lab_are_added_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "_CGROUP", tmp_path)
+    monkeypatch.setattr(usage, "list_containers", lambda: {"a": "lab1", "b": "lab1", "c": "lab2"})
+    for container in "abc":
+        (tmp_path / "cpuacct/docker" / container).mkdir(parents=True)
+        (tmp_path / "cpuacct/docker" / container / "cpuacct.usage").write_text("3000000000")
+    labs = usage.Labs()
+    labs.read()
+
+    assert labs.seconds("lab1") == 6.0
+    assert labs.seconds("lab2") == 3.0
+    assert labs.seconds("") == 0
+
+
+@pytest.fixture(name="checkout")
+def _checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "LOGS", tmp_path / ".cache/run")
+    monkeypatch.setattr(runner, "PASSED", tmp_path / ".cache/passed")
+    for name in ("SCENARIO", "JOBS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".gitignore").write_text(".cache/\n")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def _plan(monkeypatch, *commands):
+    steps = [Step(f"step {number}", command) for number, command in enumerate(commands)]
+    monkeypatch.setattr(runner, "plan_steps", lambda parts, scenarios: steps)
+
+
+def test_a_clean_checkout_in_which_all_has_passed_is_noted(checkout, monkeypatch, capsys):
+    _plan(monkeypatch, ("true",), ("echo", "3 passed in 1s"))
+
+    assert runner.main([]) == 0
+
+    tree = subprocess.run(
+        ["git", "rev-parse", "HEAD^{tree}"], cwd=checkout, check=True, capture_output=True, text=True
+    ).stdout
+    assert (checkout / ".cache/passed").read_text() == tree
+    output = capsys.readouterr().out
+    assert "3 passed in 1s" in output
+    assert output.splitlines()[-1] == "2 passed, 0 failed"
+
+
+@pytest.mark.parametrize("reason", ["failed", "part", "scenario", "changed"])
+def test_anything_less_is_not_noted(checkout, monkeypatch, capsys, reason):
+    _plan(monkeypatch, ("sh", "-c", f"echo the reason; {'exit 3' if reason == 'failed' else 'true'}"), ("true",))
+    if reason == "scenario":
+        monkeypatch.setenv("SCENARIO", "default")
+    if reason == "changed":
+        (checkout / "new").touch()
+
+    status = runner.main(["lint"] if reason == "part" else [])
+
+    assert not (checkout / ".cache/passed").exists()
+    assert status == (1 if reason == "failed" else 0)
+    assert ("the reason" in capsys.readouterr().out) == (reason == "failed")
+
+
+def test_an_unknown_part_is_refused(checkout, capsys):
+    assert runner.main(["units"]) == 2
+    assert "no part 'units'" in capsys.readouterr().err
+
+
+def test_what_a_command_leaves_in_the_background_ends_with_an_interrupt(checkout):
+    execution = runner.Execution(Step("sleeper", ("sh", "-c", "sleep 1000 & wait")), None)
+    execution.stop(15)
+    while not execution.poll():
+        pass
+
+    assert execution.status == -15
