@@ -11,6 +11,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
 
 _MODULE = "gpumesh.cluster.session"
+_RUNTIME = "session_runtime"
+_NO_RUNTIME = (
+    f"{_RUNTIME} has no effect: podman runs the containers of all sessions, since the other runtimes made root run texts "
+    f"of users. Remove {_RUNTIME} from the inventory. The users of sessions need subordinate IDs (/etc/subuid)."
+)
 
 
 class ActionModule(HostAction):
@@ -21,6 +26,12 @@ class ActionModule(HostAction):
         given = self.arguments(record=RECORD, state=STATE)
         if given["state"] == "absent":
             return self.module(_MODULE, {"state": "absent"})
+        result = self._present()
+        return (
+            {**result, "warnings": [*result.get("warnings", []), _NO_RUNTIME]} if _RUNTIME in self.variables else result
+        )
+
+    def _present(self) -> dict[str, Any]:
         parameters = session.desired(self.record(), self.machine, self.options("session", *session.OPTIONS))
         if parameters["state"] == "absent":
             # The module slurm, which runs anyway, reports whether anything is here, and its action removes it.

@@ -12,7 +12,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, SLURM
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm, slurm_settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
@@ -41,10 +41,8 @@ class ActionModule(HostAction):
         options = self.options("slurm", *slurm.OPTIONS)
         if self.machine == record["manager"]:
             slurm_settings.check(self.options("slurm", *slurm_settings.OPTIONS))
-        session = self.options("session", "enabled", "runtime")
-        sessions = session["enabled"]
+        sessions = self.options("session", "enabled")["enabled"]
         options["plugins"] = [PLUGIN] if sessions else []
-        options["containers"] = sessions and session["runtime"] == SLURM
         slurm.refuse_too_many(record, self.userspace_only, options)
         if state == "present":
             # The program of the checks is kept until the controller no longer tells the nodes to run it.

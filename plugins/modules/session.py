@@ -12,7 +12,7 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Installs the program C(gpumesh-session), a single file that requires only Python 3.8 and O(runtime). It
+  - Installs the program C(gpumesh-session), a single file that requires only Python 3.8 and Podman. It
     starts containers with roles on a private network, as a Slurm job.
   - Compiles a Slurm plugin on the host that starts the tasks of a session in its network, and loads an nftables table
     that isolates sessions from each other and from the hosts.
@@ -78,11 +78,6 @@ options:
     description: The directory on a local disk of each node for images. C({user}) in it is replaced by the name of the user.
     type: str
     default: /var/tmp/gpumesh-{user}
-  runtime:
-    description: What runs the containers on all members.
-    type: str
-    choices: [podman, charliecloud, slurm]
-    default: podman
   plugin:
     description: The source of the plugin in C.
     type: str
@@ -129,7 +124,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH, PODMAN, RUNTIMES
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH
 from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import STAGE
 
@@ -137,7 +132,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import
 def work(module: AnsibleModule) -> Outcome:
     """Bring the files and the table about, and sweep."""
     given, look_only = module.params, module.check_mode
-    lacking = install.missing(given) if given["state"] == "present" else []
+    lacking = install.missing() if given["state"] == "present" else []
     values: Dict[str, Any] = {"missing": lacking, "outdated": [], "path": PATH, "swept": []}
     if lacking:
         install.settings_of(given)
@@ -172,7 +167,6 @@ def main() -> None:
             "volumes": texts,
             "mounts_allowed": texts,
             "storage": {"type": "str", "default": STAGE},
-            "runtime": {"type": "str", "choices": list(RUNTIMES), "default": PODMAN},
             "plugin": text,
             **OPTIONS,
         },

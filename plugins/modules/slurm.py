@@ -208,10 +208,6 @@ options:
     type: list
     elements: str
     default: []
-  containers:
-    description: Whether C(srun --container) has crun run containers, by C(oci.conf).
-    type: bool
-    default: false
   gpus:
     description:
       - The number of GPUs that this host should have. If fewer are found and O(gres) does not list them, the node still
@@ -591,7 +587,6 @@ def main() -> None:
             "gres_types": {"type": "list", "elements": "str", "default": []},
             "keep_gres_types": {"type": "bool", "default": False},
             "plugins": {"type": "list", "elements": "str", "default": []},
-            "containers": {"type": "bool", "default": False},
             "gpus": {"type": "int", "default": 0},
             "node": {"type": "dict", "default": {}},
             "directory": {"type": "path", "default": configure.FOLDER},

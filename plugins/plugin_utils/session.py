@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import Co
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
 #: The options of the role, without its prefix.
-OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir", "runtime")
+OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
 _SOURCE = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
 #: Debian's packages for what is missing on a host. Other distributions have not been tested.
 _PACKAGES = {
@@ -30,8 +30,6 @@ _PACKAGES = {
     "newuidmap": "uidmap",
     "fuse-overlayfs": "fuse-overlayfs",
     "catatonit": "catatonit",
-    "ch-run": "charliecloud-runtime",
-    "bwrap": "bubblewrap",
     "nft": "nftables",
     "ip": "iproute2",
     "sysctl": "procps",
@@ -89,7 +87,6 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
         "volumes": volumes(record, machine),
         "mounts_allowed": list(options["mounts_allowed"]),
         "storage": options["storage_dir"],
-        "runtime": options["runtime"],
     }
 
 

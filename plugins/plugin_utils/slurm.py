@@ -126,7 +126,6 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
         "gres": options["gres"],
         "gpus": views[machine]["gpus"],
         "plugins": options.get("plugins", []),
-        "containers": options.get("containers", False),
         "node": options["node_conf"],
     }
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any, Callable, List, Mapping, Sequence
+from typing import Any, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
@@ -21,25 +21,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import env
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.job import decode
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import (
     HOSTFILE,
-    PROCESS,
     PROGRAMS,
     Place,
-    Runtime,
     Start,
     Task,
     last_line,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime_charliecloud import Charliecloud
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime_podman import Podman
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime_slurm import Slurm, beside
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
-    CHARLIECLOUD,
-    PODMAN,
-    SLURM,
-    Container,
-    Role,
-    Settings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role, Settings
 
 _ENDED, _SPEC = "ended", "spec"
 #: Seconds until a container of a running session can be entered.
@@ -48,7 +37,6 @@ _PATIENCE = 60.0
 _START = 300.0
 _LONGEST_TAIL = 4096
 _LIMIT = "/proc/sys/user/max_user_namespaces"
-_RUNTIMES: Mapping[str, Callable[[Runner], Runtime]] = {PODMAN: Podman, CHARLIECLOUD: Charliecloud, SLURM: Slurm}
 
 
 class ContainerError(HostStateError):
@@ -79,7 +67,7 @@ def own_gpus(variables: Mapping[str, str], count: int) -> List[str]:
 def prepare(run: Runner, word: str, job: int, settings: Settings, key: str) -> int:
     """Refuse what could not run here, and fetch the images; the exit status. ``word``: the session, which is kept for its
     containers. ``key``: its own. Raises GpumeshError."""
-    spec, plan, runtime = decode(word), node.read_plan(job), _RUNTIMES[settings.runtime](run)
+    spec, plan, podman = decode(word), node.read_plan(job), Podman(run)
     here = [one for one in _containers(plan) if one.name in plan["here"]]
     for one in here:
         folder = place_of(job, one.local, settings.storage).run
@@ -87,21 +75,21 @@ def prepare(run: Runner, word: str, job: int, settings: Settings, key: str) -> i
         if key:
             write_atomic(f"{folder}/{ssh.KEY}", key, 0o600)
     roles = [spec.role(one.role) for one in here]
-    _refuse_unfit(roles, settings.runtime)
-    runtime.refuse_unfit(roles)
+    _refuse_unfit(roles)
+    podman.refuse_unfit(roles)
     place = place_of(job, here[0].local, settings.storage)
     # Anyone who can write there can run anything as this user.
     os.close(owned(os.path.dirname(place.images), "session_storage_dir", 0o022))
     for image in sorted({role.image for role in roles}):
-        if not runtime.has(place, image):
+        if not podman.has(place, image):
             _say(f"fetching {image}")
-            runtime.fetch(place, image)
+            podman.fetch(place, image)
     return 0
 
 
-def _refuse_unfit(roles: Sequence[Role], runtime: str) -> None:
+def _refuse_unfit(roles: Sequence[Role]) -> None:
     here = os.uname().nodename
-    lacking = [program for program in PROGRAMS[runtime] if find(program) is None]
+    lacking = [program for program in PROGRAMS if find(program) is None]
     if lacking:
         raise HostStateError(f"{here} has no {lacking[0]}.", "Run the role session on this node.")
     limit = read_text(_LIMIT) or ""
@@ -116,7 +104,7 @@ def _refuse_unfit(roles: Sequence[Role], runtime: str) -> None:
 def run_container(run: Runner, job: int, local: int, settings: Settings) -> int:
     """Run the container of this task until it ends; its exit status. Raises GpumeshError."""
     plan, place = node.read_plan(job), place_of(job, local, settings.storage)
-    runtime = _RUNTIMES[settings.runtime](run)
+    podman = Podman(run)
     session, spec = _containers(plan), decode(read_text(f"{place.run}/{_SPEC}") or "")
     own = next(one for one in session if one.name in plan["here"] and one.local == local)
     role = spec.role(own.role)
@@ -132,20 +120,18 @@ def run_container(run: Runner, job: int, local: int, settings: Settings) -> int:
     }
     for name, text in files.items():
         write_atomic(f"{place.run}/{name}", text, 0o644)
-    image = runtime.find(place, role.image)
+    image = podman.find(place, role.image)
     if image is None:
         raise HostStateError(f"The image {role.image} is not on {own.node}.", "Start the session again.")
     # Its files are among the mounts.
     login = _login(run, place, own, session, job, image.own) if own.vni else []
-    begin = runtime.start(Task(job, role, own, place, variables, own_gpus(os.environ, role.gpus)), image)
+    begin = podman.start(Task(job, role, own, place, variables, own_gpus(os.environ, role.gpus)), image)
     with contextlib.ExitStack() as stack:
         if login:
-            listening = Start(login, dict(os.environ)) if settings.runtime != SLURM else beside(job, own, login)
-            daemon = stack.enter_context(_process(listening, stdin=subprocess.DEVNULL))
+            daemon = stack.enter_context(_process(Start(login, dict(os.environ)), stdin=subprocess.DEVNULL))
             stack.callback(daemon.terminate)
         process = _process(begin, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         source: Any = stack.enter_context(process).stderr
-        write_atomic(f"{place.run}/{PROCESS}", f"{process.pid}\n", 0o600)
         last = _pass_on(source.fileno())
         status = process.wait()
     if status:
@@ -159,7 +145,7 @@ def run_container(run: Runner, job: int, local: int, settings: Settings) -> int:
 
 
 def _process(begin: Start, **streams: Any) -> Process:
-    """Start the command of a runtime."""
+    """Start a command."""
     name, *words = begin.argv
     return Process([find(name) or name, *words], env=begin.environment, **streams)
 
@@ -195,12 +181,12 @@ def _pass_on(source: int) -> str:
 
 def await_all(run: Runner, job: int, settings: Settings) -> int:
     """Wait until each container of this node runs, or has ended; the exit status. Raises HostStateError."""
-    plan, runtime = node.read_plan(job), _RUNTIMES[settings.runtime](run)
+    plan, podman = node.read_plan(job), Podman(run)
     here = [one for one in _containers(plan) if one.name in plan["here"]]
     waiting = {one.name: place_of(job, one.local, settings.storage) for one in here}
     end = time.monotonic() + _START
     while True:
-        waiting = {name: place for name, place in waiting.items() if not _started(runtime, place)}
+        waiting = {name: place for name, place in waiting.items() if not _started(podman, place)}
         if not waiting:
             return 0
         if time.monotonic() > end:
@@ -211,21 +197,21 @@ def await_all(run: Runner, job: int, settings: Settings) -> int:
         time.sleep(0.2)
 
 
-def _started(runtime: Runtime, place: Place) -> bool:
-    return os.path.exists(f"{place.run}/{_ENDED}") or runtime.runs(place)
+def _started(podman: Podman, place: Place) -> bool:
+    return os.path.exists(f"{place.run}/{_ENDED}") or podman.runs(place)
 
 
 def enter(run: Runner, job: int, local: int, settings: Settings, words: Sequence[str], terminal: bool) -> int:
     """Run a command in the container, which may still be starting; its exit status. Raises GpumeshError."""
-    place, runtime = place_of(job, local, settings.storage), _RUNTIMES[settings.runtime](run)
+    place, podman = place_of(job, local, settings.storage), Podman(run)
     end = time.monotonic() + _PATIENCE
-    while not runtime.runs(place):
+    while not podman.runs(place):
         if time.monotonic() > end:
             raise HostStateError(
                 "The container is not running.", "See the log of the session, which gpumesh-session show names."
             )
         time.sleep(0.5)
-    with _process(runtime.enter(place, words, terminal)) as process:
+    with _process(podman.enter(place, words, terminal)) as process:
         return process.wait()
 
 

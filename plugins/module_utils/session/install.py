@@ -36,9 +36,9 @@ _LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_
 _YAML = ("/usr/lib/python3/dist-packages/yaml", "/usr/lib64/python3*/site-packages/yaml")
 
 
-def missing(params: Mapping[str, Any]) -> List[str]:
+def missing() -> List[str]:
     """What the host lacks, as programs and files that packages bring."""
-    found = [name for name in (*PROGRAMS[params["runtime"]], *_PROGRAMS) if find(name) is None]
+    found = [name for name in (*PROGRAMS, *_PROGRAMS) if find(name) is None]
     found += [path for path in _FILES if not os.path.exists(path)]
     return found + ([] if any(glob.glob(pattern) for pattern in _YAML) else ["yaml"])
 
@@ -98,7 +98,7 @@ def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
     if params["state"] == "absent":
         left = [path for path in (PATH, node.TABLE_FILE, PLUGIN) if os.path.lexists(path)]
         return Differences([f"{path} is no longer wanted" for path in left], False)
-    lacking = missing(params)
+    lacking = missing()
     if lacking:
         return Differences([f"{', '.join(lacking)} not installed"], not os.path.lexists(PATH))
     found = [path for path, part in parts(run, params).items() if part.changed]

@@ -145,32 +145,18 @@ def _step(number: int, nodes: int) -> List[str]:
     return [*words, "--kill-on-bad-exit=1", "--cpu-bind=none"]
 
 
-def _step_on(number: int, containers: Sequence[Container]) -> List[str]:
-    """The same with a task on the node of each container."""
-    nodes = [one.node for one in containers]
-    return [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}"]
-
-
-#: Options of a step that takes nothing from those of the containers.
-_FREE = ("--overlap", "--mem=0", "--gres=none")
-
-
 def everywhere(number: int, nodes: int) -> List[str]:
     """srun for one task on each node, besides anything else that runs there. Some nodes may take longer than others."""
-    return [*_step(number, nodes), *_FREE, "--wait=0"]
+    return [*_step(number, nodes), "--overlap", "--mem=0", "--gres=none", "--wait=0"]
 
 
 def step(number: int, role: Role, containers: Sequence[Container]) -> List[str]:
     """srun for containers of a role, each on a node of its own, with what the role asks for and nothing more."""
-    words = [*_step_on(number, containers), "--exact", "--wait=2"]
+    nodes = [one.node for one in containers]
+    words = [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}", "--exact", "--wait=2"]
     words += [f"--cpus-per-task={role.cpus}", *([f"--mem={role.memory}M"] if role.memory else [])]
     # A step gets all GPUs of its job unless it requests a number.
     return [*words, f"--gres=gpu:{role.gpus}" if role.gpus else "--gres=none"]
-
-
-def around(number: int, containers: Sequence[Container]) -> List[str]:
-    """srun for what looks after containers that are steps of their own, on the nodes of these."""
-    return [*_step_on(number, containers), *_FREE, "--wait=2"]
 
 
 def beside(number: int, one: Container, terminal: bool = False) -> List[str]:

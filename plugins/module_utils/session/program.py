@@ -117,9 +117,9 @@ def _watch(settings: Settings, _words: Sequence[str]) -> int:
     return 0
 
 
-def _supervise(settings: Settings, words: Sequence[str]) -> int:
+def _supervise(_settings: Settings, words: Sequence[str]) -> int:
     word, ours = sys.stdin.read(), os.path.abspath(sys.argv[0])
-    return supervise.Batch(run_command, ours, word, os.environ, settings.runtime, words[1]).work()
+    return supervise.Batch(run_command, ours, word, os.environ, words[1]).work()
 
 
 def _prepare(settings: Settings, _words: Sequence[str]) -> int:

@@ -1,41 +1,24 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each runtime of containers does for a session, and what is the same for all of them."""
+"""What podman needs to know of a container, and what is the same for all of its commands."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import ssh
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
-    CHARLIECLOUD,
-    PODMAN,
-    SLURM,
-    Container,
-    Role,
-    Settings,
-    Spec,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role
 
-#: In the directory of a container: the process that its runtime was started as.
-PROCESS = "process"
 HOSTFILE = "/etc/gpumesh-hostfile"
-#: What each runtime calls on a node.
-PROGRAMS: Mapping[str, Sequence[str]] = {
-    PODMAN: ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit"),
-    CHARLIECLOUD: ("ch-run", "bwrap", "skopeo", "umoci"),
-    SLURM: ("crun", "catatonit", "skopeo", "umoci"),
-}
+#: What containers need on a node.
+PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit")
 #: Seconds for one image.
 _PULL = 7200.0
-#: A line of skopeo.
-_LOGGED = re.compile(r'time="[^"]*" level=\w+ msg="(.*)"')
 #: The transports of files and directories.
 FILES = ("oci-archive:", "docker-archive:", "oci:", "dir:")
 
@@ -73,42 +56,6 @@ class Task(NamedTuple):
     gpus: Sequence[str]
 
 
-class Runtime(Protocol):
-    """Runs containers as the user of the session, in the network namespace that it is started in."""
-
-    def refuse_unfit(self, roles: Sequence[Role]) -> None:
-        """Refuse a node that could not run containers of these roles. Raises HostStateError."""
-
-    def has(self, place: Place, image: str) -> bool:
-        """Whether the image is on this node."""
-
-    def fetch(self, place: Place, image: str) -> None:
-        """Raises GpumeshError."""
-
-    def find(self, place: Place, image: str) -> Optional[Image]:
-        """The image for the container of this place."""
-
-    def start(self, task: Task, image: Image) -> Start:
-        """The command that runs the container until it ends. Raises GpumeshError."""
-
-    def runs(self, place: Place) -> bool:
-        """Whether the container of this place runs."""
-
-    def enter(self, place: Place, words: Sequence[str], terminal: bool) -> Start:
-        """The command that runs another one in the container, which runs. Raises HostStateError."""
-
-
-def refuse(spec: Spec, settings: Settings) -> None:
-    """Refuse what the runtime of the cluster cannot do. Raises InputError."""
-    for role in spec.roles:
-        if role.gpus and settings.runtime != PODMAN:
-            raise InputError(
-                f"session_roles: {role.name}: with session_runtime={settings.runtime}, containers get no GPUs: the CDI "
-                "specification that describes them is for podman.",
-                f"Ask the administrator to set session_runtime: {PODMAN}.",
-            )
-
-
 def mounts(task: Task) -> List[str]:
     """All mounts of a container, as HOST:CONTAINER with :ro where they are read-only."""
     folder = task.place.run
@@ -118,7 +65,7 @@ def mounts(task: Task) -> List[str]:
 
 
 def reference(image: str) -> str:
-    """The image as podman and skopeo take it: files and directories with their transport."""
+    """The image as podman takes it: files and directories with their transport."""
     return image if image.startswith((*FILES, "docker://")) else f"docker://{image}"
 
 
@@ -139,9 +86,7 @@ def fetching(run: Runner, argv: Sequence[str], image: str, variables: Mapping[st
 
 
 def last_line(text: str) -> str:
-    """What a program has said last. What srun says of its end is no part of it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("srun: ")]
+    """What a program has said last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "it printed no error"
-    logged = _LOGGED.fullmatch(last)
-    last = logged.group(1).replace('\\"', '"') if logged else last
     return f"{last.rstrip('.')}."

@@ -29,7 +29,6 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit
     """Refuse requests that cannot work, before they are submitted; how the session fits the cluster. Raises GpumeshError."""
     if os.geteuid() == 0:
         raise InputError("root cannot own a session.", "Start it as another user; in the playbook, set session_user.")
-    runtime.refuse(spec, settings)
     forward.refuse(spec, settings)
     specs.refuse_mounts(spec, [*settings.volumes, *settings.mounts_allowed])
     for role in spec.roles:

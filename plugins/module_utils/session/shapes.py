@@ -17,9 +17,6 @@ ENTRY = f"{__name__.rpartition('.')[0]}.program"
 #: Of Slurm.
 PLUGIN = f"{FOLDER}/gpumesh_session.so"
 PRIVATE, HOST = "private", "host"
-PODMAN, CHARLIECLOUD, SLURM = "podman", "charliecloud", "slurm"
-#: What runs the containers of a cluster.
-RUNTIMES = (PODMAN, CHARLIECLOUD, SLURM)
 #: The slot of a session without its own network.
 NO_SLOT = -1
 
@@ -101,7 +98,7 @@ class Container(NamedTuple):
 
 class Settings(NamedTuple):
     """What gpumesh-session is installed with. ``members``: the cluster's addresses by name. ``pools``: networks whose
-    /24 are the sessions'. ``closed``: networks that sessions must not reach. ``runtime``: one of RUNTIMES."""
+    /24 are the sessions'. ``closed``: networks that sessions must not reach."""
 
     machine: str
     manager: str
@@ -114,4 +111,3 @@ class Settings(NamedTuple):
     volumes: Sequence[str]
     mounts_allowed: Sequence[str]
     storage: str
-    runtime: str = PODMAN

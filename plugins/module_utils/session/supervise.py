@@ -25,7 +25,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
     NO_SLOT,
-    SLURM,
     Container,
     Spec,
     Token,
@@ -89,12 +88,10 @@ class Step(NamedTuple):
 
 class Batch:
     """The job of a session on its first node. ``program``: the path of gpumesh-session. ``word``: the session.
-    ``runtime``: of the cluster. ``logs``: the folder for the log."""
+    ``logs``: the folder for the log."""
 
-    def __init__(
-        self, run: Runner, program: str, word: str, variables: Mapping[str, str], runtime: str, logs: str
-    ) -> None:
-        self.run, self.program, self.word, self.runtime = run, program, word.strip(), runtime
+    def __init__(self, run: Runner, program: str, word: str, variables: Mapping[str, str], logs: str) -> None:
+        self.run, self.program, self.word = run, program, word.strip()
         self.number = int(variables["SLURM_JOB_ID"])
         self.token: Token = plan.parse_token(variables[job.VARIABLE])
         self.log = job.log_of(logs, self.token.name, self.number)
@@ -144,14 +141,11 @@ class Batch:
         return self._step(job.everywhere(self.number, len(self.token.nodes)), verb, job.HOST, source)
 
     def containers(self) -> List[Step]:
-        """Start the steps of the containers, or of those who start the steps of the containers, for which they have to
-        reach Slurm."""
+        """Start the steps of the containers."""
         return [self._container_step(some) for some in plan.steps(self.session)]
 
     def _container_step(self, some: Sequence[Container]) -> Step:
         local, role = some[0].local, self.spec.role(some[0].role)
-        if self.runtime == SLURM:
-            return self._step(job.around(self.number, some), f"container {local}", job.HOST)
         return self._step(job.step(self.number, role, some), f"container {local}", local)
 
     def _step(self, argv: Sequence[str], command: str, place: object, source: int = subprocess.DEVNULL) -> Step:

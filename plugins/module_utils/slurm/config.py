@@ -23,6 +23,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import SlurmHost
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
+#: oci.conf is only removed. An earlier one of ours put paths that users had chosen into commands that root runs: Slurm
+#: runs all commands of that file but RunTimeRun as root.
 SERVED = ("slurm.conf", "cgroup.conf", "gres.conf", "plugstack.conf", "oci.conf")
 #: Below the configuration folder: the settings of this host only.
 NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf", "plugstack.conf.d/gpumesh.conf")
@@ -76,9 +78,9 @@ _UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
 class Request(NamedTuple):
     """The desired cluster and host. ``serve``: this host runs the controller. Mappings come from the user.
 
-    ``plugins``: paths of those that each slurmd and srun load, the same on all hosts. ``containers``: whether crun runs
-    those of ``srun --container``. ``gpus``: the number of GPUs that this host is known to have. With fewer, it is
-    defective, rather than a smaller machine. ``gres_types``: the names of GRES that other members may have.
+    ``plugins``: paths of those that each slurmd and srun load, the same on all hosts. ``gpus``: the number of GPUs that
+    this host is known to have. With fewer, it is defective, rather than a smaller machine. ``gres_types``: the names of
+    GRES that other members may have.
     """
 
     cluster: str
@@ -104,21 +106,7 @@ class Request(NamedTuple):
     node: Mapping[str, Any]
     gpus: int = 0
     plugins: Sequence[str] = ()
-    containers: bool = False
     gres_types: Sequence[str] = ()
-
-
-#: Shell commands, as the user of the job, but with the environment of slurmd, in whose place crun would report to systemd.
-#: crun keeps its state beside the bundle where there is a directory for it, else where Slurm's documentation has it. The
-#: containers stay in the control groups of their steps. Slurm 22.05 has no pattern for the number of the user.
-_ROOT = "r=%r; d=${r%%/bundle/rootfs}/crun; test -d $d || d=/run/user/$(id -u)/crun"
-_CRUN, _CONTAINER = f"unset NOTIFY_SOCKET; {_ROOT}; exec crun --cgroup-manager=disabled --root=$d", "%n.%u.%j.%s.%t"
-_OCI = (
-    f'RunTimeQuery="{_CRUN} state {_CONTAINER}"',
-    f'RunTimeKill="{_CRUN} kill --all {_CONTAINER}"',
-    f'RunTimeDelete="{_CRUN} delete --force {_CONTAINER}"',
-    f'RunTimeRun="{_CRUN} run --bundle=%b {_CONTAINER}"',
-)
 
 
 class Gres(NamedTuple):
@@ -152,7 +140,6 @@ def documents(request: Request, host: SlurmHost, folder: str, former: str = "") 
             "cgroup.conf": conf.text_of([f"Include {os.path.join(folder, 'node/cgroup.conf')}"]),
             "gres.conf": conf.text_of([f"Include {os.path.join(folder, 'node/gres.conf')}"]),
             **({"plugstack.conf": conf.text_of(included)} if plugins else {}),
-            **({"oci.conf": conf.text_of(_OCI)} if request.containers else {}),
         },
         {
             "node/slurm.conf": conf.text_of(conf.render(_without(node_settings(host), request.settings))),

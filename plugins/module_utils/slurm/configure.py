@@ -231,9 +231,15 @@ def make_folders(missing: Sequence[Tuple[str, str]]) -> None:
 
 
 def apply(folder: str, planned: Plan) -> None:
-    """Write and remove files. The served slurm.conf is last: a controller that starts now finds what it includes."""
+    """Write and remove files. The served slurm.conf is last: a controller that starts now finds what it includes.
+
+    It is also newer than a controller that has to pass on that a file is gone, even if this is interrupted.
+    """
     if not planned.write:
         return
+    main = os.path.join(folder, "slurm.conf")
+    if any(planned.write.get(name, "") is None for name in SERVED) and os.path.exists(main):
+        os.utime(main)
     for name in sorted(planned.write, key=lambda path: path == "slurm.conf"):
         text = planned.write[name]
         path = os.path.join(folder, name)

@@ -74,11 +74,15 @@ def test_nothing_is_sent_in_check_mode() -> None:
     assert (len(played.ran), played.result) == (1, found)
 
 
-def test_only_the_packages_of_the_runtime_are_installed() -> None:
-    lacking = {**DONE, "missing": ["ch-run", "bwrap", "skopeo", "umoci"]}
-    played = installed(lacking, DONE, session_runtime="charliecloud")
-    assert played.ran[0][1]["runtime"] == "charliecloud"
-    assert played.ran[1][1]["name"] == ["charliecloud-runtime", "bubblewrap", "skopeo", "umoci"]
+@pytest.mark.parametrize("variables", [{"session_runtime": "slurm"}, {"session_runtime": "podman"}, {}])
+def test_an_inventory_that_still_chooses_a_runtime_is_told_that_there_is_none_to_choose(
+    variables: dict[str, str],
+) -> None:
+    for more, result in (({}, DONE), ({"session_enabled": False}, {"changed": False, "missing": []})):
+        played = installed(DONE, **variables, **more)
+        (told,) = played.result.pop("warnings", []) or [""]
+        assert played.result == result
+        assert ("session_runtime has no effect" in told and "Remove session_runtime" in told) == bool(variables)
 
 
 def test_a_pool_that_the_cluster_uses_is_refused() -> None:

@@ -81,7 +81,7 @@ def test_sessions(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
 
     steps: list[str] = []
     monkeypatch.setattr(session, "run", command)
-    monkeypatch.setattr(session.install, "missing", lambda _given: [])
+    monkeypatch.setattr(session.install, "missing", list)
     monkeypatch.setattr(session.install, "refuse_unfit", lambda _run, _machine: steps.append("refuse"))
     monkeypatch.setattr(session.node, "clean", lambda _run, _machine: steps.append("clean") or [7])
     for name in ("_plugin", "_rules"):

@@ -49,7 +49,6 @@ def batch(
     prepare: str = "true",
     container: str = "true",
     watch: str = "true",
-    runtime: str = "podman",
     limit: int = 0,
     word: str = "",
 ) -> tuple[int, list[str]]:
@@ -67,7 +66,7 @@ def batch(
 
     variables = {**os.environ, "SLURM_JOB_ID": "7", job.VARIABLE: TOKEN}
     word = word or job.encode(SPEC._replace(time=limit))
-    return supervise.Batch(run, "/bin/gpumesh-session", word, variables, runtime, f"{top}/logs").work(), told
+    return supervise.Batch(run, "/bin/gpumesh-session", word, variables, f"{top}/logs").work(), told
 
 
 def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
@@ -80,15 +79,6 @@ def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
 def test_each_container_is_a_step_that_knows_its_place(top: Path) -> None:
     assert batch(top, container=f"echo $GPUMESH_SESSION_PLACE >> {top}/places; sleep 0.5", watch="exit 0")[0] == 0
     assert sorted((top / "places").read_text().split()) == ["0", "1"]
-
-
-def test_what_starts_the_steps_of_containers_is_outside_of_their_network(top: Path) -> None:
-    command = f"echo $GPUMESH_SESSION_PLACE >> {top}/places; sleep 0.5"
-    assert batch(top, container=command, watch="exit 0", runtime="slurm")[0] == 0
-    assert (top / "places").read_text().split() == ["host", "host"]
-    steps = [line for line in (top / "seen").read_text().splitlines() if " container " in line]
-    assert sorted(line.split()[-1] for line in steps) == ["0", "1"]
-    assert all("--overlap --mem=0 --gres=none" in line for line in steps)
 
 
 def test_images_are_fetched_in_the_time_that_slurm_allows_for_them(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -594,15 +595,35 @@ def test_plugins_are_served_by_a_pattern_and_named_on_each_host() -> None:
     assert list(configure.plan(debians, documents, True, FOLDER).write) == ["plugstack.conf.d/gpumesh.conf"]
 
 
-def test_containers_of_slurm_are_run_by_crun_with_state_beside_their_bundle() -> None:
-    assert "oci.conf" not in config.documents(request(), HOST, FOLDER).served
-    text = config.documents(request(containers=True), HOST, FOLDER).served["oci.conf"]
-    (line,) = (line for line in text.splitlines() if line.startswith("RunTimeRun="))
-    assert "r=%r; d=${r%%/bundle/rootfs}/crun; test -d $d || d=/run/user/$(id -u)/crun; exec crun" in line
-    assert line.endswith('--root=$d run --bundle=%b %n.%u.%j.%s.%t"')
-    assert line.startswith('RunTimeRun="unset NOTIFY_SOCKET; ')
-    # Neither of which 22.05 knows.
-    assert "EnvExclude" not in text and "%U" not in text
+#: As an earlier version wrote it.
+FORMER_OCI = conf.text_of(['RunTimeQuery="r=%r; exec crun --root=$r state %n.%u.%j.%s.%t"'])
+
+
+@pytest.mark.parametrize("serve", [True, False], ids=["the controller", "a former controller"])
+def test_an_earlier_oci_conf_of_ours_goes_and_the_controller_has_to_pass_that_on(tmp_path: Path, serve: bool) -> None:
+    """root would run what users have put into it."""
+    folder = tmp_path / "slurm"
+    documents = config.documents(request(serve=serve), HOST, str(folder))
+    configure.apply(str(folder), configure.plan(configure.read_files(str(folder)), documents, True, str(folder)))
+    (folder / "oci.conf").write_text(FORMER_OCI)
+    started = (folder / "slurm.conf").stat().st_mtime - 5
+    os.utime(folder / "slurm.conf", (started, started))
+    planned = configure.plan(configure.read_files(str(folder)), documents, serve, str(folder))
+    assert (planned.write["oci.conf"], planned.reload) == (None, "none")
+    assert "r=%r; exec crun" in planned.before
+    configure.apply(str(folder), planned)
+    assert not (folder / "oci.conf").exists()
+    if serve:
+        assert list(planned.write) == ["oci.conf"]
+        assert daemon.unread(started, [f"{folder}/slurm.conf"])
+    assert configure.plan(configure.read_files(str(folder)), documents, serve, str(folder)).write == {}
+
+
+def test_an_oci_conf_of_the_administrators_own_stays() -> None:
+    documents = config.documents(request(), HOST, FOLDER)
+    theirs = {**present_after(documents, True), "oci.conf": 'RunTimeQuery="true"\n'}
+    for wanted, serve in ((documents, True), (documents, False), (None, False)):
+        assert "oci.conf" not in configure.plan(theirs, wanted, serve, FOLDER).write
 
 
 def test_a_configuration_of_somebody_else_is_refused_and_not_removed() -> None:
@@ -626,7 +647,7 @@ slurmd: fatal: Unable to process configuration file
 def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configure, "find", lambda _program: "/usr/sbin/slurmd")
     folder = str(tmp_path)
-    documents = config.documents(request(plugins=["/x.so"], containers=True), HOST, folder)
+    documents = config.documents(request(plugins=["/x.so"]), HOST, folder)
     seen: dict[str, str] = {}
 
     def run(argv: list[str], **_options: Any) -> Completed:
@@ -637,7 +658,7 @@ def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monk
 
     with pytest.raises(InputError, match=r"MaxJobCount value \(abc\).*slurm_conf"):
         configure.validate(run, documents, folder)
-    assert sorted(seen) == sorted([*config.SERVED, *config.NODE])
+    assert sorted(seen) == sorted({*config.SERVED, *config.NODE} - {"oci.conf"})
     assert os.listdir(folder) == []
 
 
