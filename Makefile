@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help venv dev lab lab-down test lint unit integration security molecule build check publication docs sanity matrix chaos
+.PHONY: help venv dev lab lab-down test changed lint unit integration security molecule build check publication docs sanity matrix chaos
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ dev: ## Make .venv with what the tests need, and start the container engine
 test: ## Run every test
 	@lab/bootstrap dev engine
 	@tests/run
+
+changed: ## Run the unit tests and scenarios that the files changed since origin/main can affect (BASE=other)
+	@lab/bootstrap dev engine
+	@.venv/bin/python tests/changed.py $(BASE)
 
 lint: ## Check formatting and style
 	@lab/bootstrap dev
@@ -61,7 +65,7 @@ docs: ## Build the site of the guides and the reference
 	@lab/bootstrap dev
 	@docs/build
 
-sanity: ## Run ansible-test sanity (CORES="2.18 2.21" or all: other versions of ansible-core)
+sanity: ## Run ansible-test sanity but for its linters (CORES="2.18 2.21" or all: all of it, with these versions of ansible-core)
 	@lab/bootstrap dev
 	@tests/matrix sanity $(CORES)
 

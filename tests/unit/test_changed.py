@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which tests `make changed` selects for a changed file, in a small repository and in this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.tests.changed import SCENARIOS, Selection, select
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = "ansible_collections.gpumesh.cluster"
+#: A repository with two layers.
+TEXTS = {
+    "plugins/module_utils/errors.py": "",
+    "plugins/module_utils/slurm/show.py": f"from {PREFIX}.plugins.module_utils.errors import GpumeshError",
+    "plugins/module_utils/net/facts.py": "",
+    "plugins/modules/slurm.py": f'from {PREFIX}.plugins.module_utils.slurm import show\nEXAMPLES = "- gpumesh.cluster.discover: x"',
+    "plugins/modules/discover.py": f"from {PREFIX}.plugins.module_utils import errors\nfrom {PREFIX}.plugins.module_utils.net import facts",
+    "plugins/plugin_utils/other.py": "",
+    "plugins/plugin_utils/report/html.py": "",
+    "plugins/plugin_utils/report/page.css": "",
+    "roles/slurm/tasks/main.yml": "- gpumesh.cluster.slurm:\n",
+    "roles/slurm/meta/argument_specs.yml": "gpumesh.cluster.discover",
+    "roles/discover/tasks/main.yml": "- gpumesh.cluster.discover:\n",
+    "roles/cluster/tasks/main.yml": "- import_role:\n    name: gpumesh.cluster.slurm\n",
+    "docs/guides/lan.md": "",
+    "requirements.txt": "",
+    "tests/unit/conftest.py": "",
+    "tests/support/role_runs.py": 'ROOT / "plugins" / "modules"',
+    "tests/unit/module_utils/slurm/test_show.py": f"from {PREFIX}.plugins.module_utils.slurm import show",
+    "tests/unit/module_utils/net/test_facts.py": f"from {PREFIX}.plugins.module_utils.net.facts import x",
+    "tests/unit/module_utils/net/fixtures/one.json": "",
+    "tests/unit/modules/test_slurm.py": "import module_runs",
+    "tests/unit/roles/cluster/test_find.py": "from role_runs import run_plays",
+    "tests/unit/plugin_utils/report/test_html.py": f"import {PREFIX}.plugins.plugin_utils.report.html",
+    "tests/unit/plugin_utils/test_other.py": f"import {PREFIX}.plugins.plugin_utils.other",
+    "tests/unit/test_guides.py": 'GUIDES = ROOT / "docs" / "guides"',
+    "extensions/molecule/slurm/tests/test_jobs.py": "",
+    "extensions/molecule/guides/tests/test_lan.py": 'GUIDES = ROOT / "docs" / "guides"',
+    "lab/up.yml": "",
+}
+UNITS = sorted(name for name in TEXTS if name.startswith("tests/unit/") and "/test_" in name)
+
+
+def selected(*changed: str) -> Selection:
+    return select({*TEXTS, *changed}, changed, TEXTS)
+
+
+def having(*layers: str) -> list[str]:
+    return sorted(name for name, proved in SCENARIOS.items() if proved & set(layers))
+
+
+def test_the_table_names_exactly_the_scenarios_and_their_layers() -> None:
+    assert set(SCENARIOS) == {path.parent.name for path in ROOT.glob("extensions/molecule/*/molecule.yml")}
+    roles = {path.name for path in (ROOT / "roles").iterdir()}
+    assert frozenset().union(*SCENARIOS.values()) == roles | {"wireguard", "tailscale"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "units", "layers"),
+    [
+        # What imports it, directly or not, and the test of the module of its name.
+        ("plugins/module_utils/slurm/show.py", ["module_utils/slurm/test_show", "modules/test_slurm"], ["slurm"]),
+        # Its examples name another module, and a role that is called has its own tests.
+        ("plugins/modules/discover.py", [], ["discover"]),
+        ("roles/slurm/tasks/main.yml", [], ["slurm"]),
+        # The file was deleted.
+        ("roles/slurm/tasks/old.yml", [], ["slurm"]),
+        ("roles/cluster/tasks/main.yml", ["roles/cluster/test_find"], ["cluster"]),
+        ("plugins/module_utils/net/facts.py", ["module_utils/net/test_facts"], ["discover"]),
+        ("tests/unit/module_utils/net/fixtures/one.json", ["module_utils/net/test_facts"], []),
+        ("plugins/plugin_utils/report/page.css", ["plugin_utils/report/test_html"], []),
+        ("tests/support/role_runs.py", ["roles/cluster/test_find"], []),
+        ("tests/unit/modules/test_slurm.py", ["modules/test_slurm"], []),
+    ],
+)
+def test_a_file_affects_what_refers_to_it(changed: str, units: list[str], layers: list[str]) -> None:
+    assert selected(changed) == ([f"tests/unit/{name}.py" for name in units], having(*layers))
+
+
+def test_what_a_scenario_reads_affects_it() -> None:
+    assert selected("docs/guides/lan.md") == (["tests/unit/test_guides.py"], ["guides"])
+    assert selected("extensions/molecule/slurm/tests/test_jobs.py") == ([], ["slurm"])
+    # Only the scenarios of the small repository have files that need hosts.
+    assert selected("lab/up.yml") == ([], ["guides", "slurm"])
+
+
+def test_an_unknown_file_affects_everything_and_a_fragment_nothing() -> None:
+    everything = (UNITS, sorted(SCENARIOS))
+    assert selected("requirements.txt") == everything
+    assert selected("changelogs/fragments/new.yml", "tests/bench/new.py") == ([], [])
+    assert selected("changelogs/fragments/new.yml", "requirements.txt") == everything
+    assert selected() == ([], [])
+
+
+def test_what_all_tests_have_affects_all_of_them() -> None:
+    assert selected("tests/unit/conftest.py").units == UNITS
