@@ -12,13 +12,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find, reach, to_ask
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find, left_alone, reach, to_ask
 
 _TEXT = {"type": "str", "default": ""}
 _NONE: Mapping[str, Any] = {
     "refusal": "",
     "record": None,
     "source": None,
+    "manager_silence": "",
     "replaced": [],
     "remarks": [],
     "authority": None,
@@ -91,10 +92,18 @@ class ActionModule(ControllerAction):
             if given["required"]:
                 raise _missing(given["name"], list(answers))
             return result
-        remarks = [printable(remark) for remark in found.remarks]
+        remarks = [printable(remark) for remark in [*found.remarks, *left_alone(found, answers, list(outside))]]
         if remarks and given["refuse"]:
             self.print_text("\n".join(remarks))
-        told = {"record": found.record, "source": found.source, "replaced": list(found.replaced), "remarks": remarks}
+        manager = answers.get(found.record["manager"])
+        silence = printable(manager.silence or "") if manager else ""
+        told = {
+            "manager_silence": silence,
+            "record": found.record,
+            "source": found.source,
+            "replaced": list(found.replaced),
+            "remarks": remarks,
+        }
         return {**result, **told, **reach(found, result["answering"], held)}
 
     def _known(self, given: Mapping[str, Any]) -> Known:

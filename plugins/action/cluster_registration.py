@@ -80,11 +80,25 @@ class ActionModule(ControllerAction):
             "changed": False,
             **decision,
             "record": record,
-            # That another copy is used instead of the manager's does not mean that the manager has it.
-            "writes": bool(coming.changes) or found["source"] != decision["manager"],
+            "writes": self._writes(found, decision["manager"], bool(coming.changes)),
             "volumes": None if record else volumes,
             "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed],
         }
+
+    @staticmethod
+    def _writes(found: Mapping[str, Any], manager: str, changes: bool) -> bool:
+        """Whether the manager gets a record. Raises InputError if it does not answer, but would have to."""
+        silence = found.get("manager_silence")
+        if silence and changes:
+            raise InputError(
+                f"Nothing has been changed. The manager {manager} does not answer ({silence}), and only it changes the "
+                "record.",
+                f"Run this again when {manager} is back; if it is permanently lost, choose another manager: playbook "
+                f"remove with cluster_machine={manager}, cluster_new_manager and cluster_manager_lost=true.",
+                manager=manager,
+            )
+        # That another copy is used instead of the manager's does not mean that the manager has it.
+        return changes or (found["source"] != manager and not silence)
 
     def _wish(self, given: Mapping[str, Any]) -> Wish:
         machines = machine_names(given["machines"])

@@ -96,6 +96,8 @@ class CallbackModule(DefaultCallback):
         self._headed: Phase | None = None
         # The last error: its task, its lines below the host, and the host.
         self._told: tuple[str, list[str], str] = ("", [], "")
+        # The items of the current task's loop whose hosts did not answer.
+        self._silent_items: list[tuple[str, str]] = []
 
     # What it looks like
 
@@ -194,6 +196,7 @@ class CallbackModule(DefaultCallback):
 
     def _task_start(self, task: Any, prefix: str | None = None) -> None:
         self._close_task()
+        self._silent_items = []
         events.begin_task(self._run, task, handler=prefix == "RUNNING HANDLER")
         if self._verbose:
             super()._task_start(task, prefix)
@@ -253,14 +256,14 @@ class CallbackModule(DefaultCallback):
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """A host does not answer."""
-        ignored = bool(getattr(result._task, "ignore_unreachable", False))
+        ignored = bool(getattr(result._task, "ignore_unreachable", False)) and not events.ends_run(result)
         self._result(result, "ignored" if ignored else "unreachable")
         if self._verbose:
             super().v2_runner_on_unreachable(result)
         elif ignored:
-            self._say_below(
-                f"    no answer  {events.host(result)}: {self._headline(result)}", color=constants.COLOR_UNREACHABLE
-            )
+            for host, said in self._silent_items or [events.silence(result)]:
+                for line in lines.silence(host, said, self._width):
+                    self._say_below(line, color=constants.COLOR_UNREACHABLE)
         else:
             self._failure(result, constants.COLOR_UNREACHABLE)
 
@@ -270,7 +273,7 @@ class CallbackModule(DefaultCallback):
 
     def _failure(self, result: Any, color: str = constants.COLOR_ERROR) -> None:
         first, *rest = lines.failure(
-            events.host(result),
+            events.worked(result),
             str(result._task.get_name()),
             result._result,
             events.written_at(result),
@@ -288,11 +291,15 @@ class CallbackModule(DefaultCallback):
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
         """An item of a loop; it is counted with the others when the task ends."""
+        if result._result.get("changed"):
+            self._run.end_item(events.host(result), events.worked(result))
         if self._verbose:
             super().v2_runner_item_on_ok(result)
 
     def v2_runner_item_on_failed(self, result: Any) -> None:
         """An item of a loop; it is shown when the task ends."""
+        if result._result.get("unreachable"):
+            self._silent_items.append(events.silence(result))
         if self._verbose:
             super().v2_runner_item_on_failed(result)
 
@@ -348,7 +355,9 @@ class CallbackModule(DefaultCallback):
             self._verdict(numbers)
 
     def _verdict(self, numbers: dict[str, dict[str, int]]) -> None:
-        bad = [host for host, one in numbers.items() if one["failures"] or one["unreachable"]]
+        # Ansible's numbers do not contain a host that ended the run although its task ignores that it is unreachable.
+        gone = self._run.gone
+        bad = [host for host, one in numbers.items() if one["failures"] or one["unreachable"] or host in gone]
         took = lines.seconds(self._run.now())
         dry = " Check mode: nothing was changed." if context.CLIARGS.get("check") else ""
         if bad:

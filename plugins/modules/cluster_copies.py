@@ -125,6 +125,10 @@ source:
   description: The machine that has this copy.
   returned: RV(ask) is empty
   type: str
+manager_silence:
+  description: Why the manager does not answer. Empty if it does, or was not asked.
+  returned: RV(ask) is empty
+  type: str
 replaced:
   description: The members whose copies must be replaced with the trusted one.
   returned: RV(ask) is empty

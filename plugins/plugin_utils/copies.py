@@ -165,6 +165,16 @@ def reach(found: Found, answering: Collection[str], hosts: Collection[str]) -> d
     }
 
 
+def left_alone(found: Found, answers: Mapping[str, Answer], outside: Collection[str]) -> list[str]:
+    """Remarks about the members outside of the play that were asked and do not answer. The manager has its own."""
+    members = {member["machine"] for member in found.record["members"]} - {found.record["manager"]}
+    return [
+        f"{machine} is not in this run and keeps what it has. It does not answer: {answers[machine].silence}"
+        for machine in outside
+        if machine in members and answers[machine].silence is not None
+    ]
+
+
 def likeliest(answers: Mapping[str, Answer], name: str) -> Found:
     """The record to show if ``find`` refuses to choose one. At least one host must have one."""
     copies = _copies(answers, name)

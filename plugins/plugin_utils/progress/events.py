@@ -35,6 +35,27 @@ def host(result: Any) -> str:
     return str(result._host.get_name())
 
 
+def worked(result: Any) -> str:
+    """The host of a result, and the one that did its work: ``n1``, or ``n1 → n2`` for a delegated task."""
+    name, other = host(result), result._task.delegate_to
+    # In a loop, it differs between the items, and is a template for the task as a whole.
+    return name if other in (None, "", name) or "{{" in other else f"{name} → {other}"
+
+
+def silence(result: Any) -> tuple[str, str]:
+    """A host that does not answer, and the reason."""
+    return worked(result), str(result._result.get("msg") or result._task.get_name())
+
+
+def ends_run(result: Any) -> bool:
+    """Whether all hosts end with this one, although its task ignores that it is unreachable.
+
+    Ansible's linear strategy ends them for each unreachable host of a task that runs once, unless it ignores errors.
+    """
+    task = result._task
+    return bool((task.run_once or task.any_errors_fatal) and not task.ignore_errors)
+
+
 def counts(result: Any) -> bool:
     """Whether a result belongs to a counted task."""
     return not isinstance(result._task, TaskInclude)
@@ -43,7 +64,7 @@ def counts(result: Any) -> bool:
 def end_host(run: Run, result: Any, outcome: str) -> None:
     """A host has ended a task. One that only includes others counts if it fails."""
     if counts(result):
-        run.end_host(host(result), outcome)
+        run.end_host(host(result), outcome, worked(result))
     elif outcome in LOSSES:
         run.lose_host(host(result), outcome)
 

@@ -73,7 +73,7 @@ def changed(task: Task, check_mode: bool) -> str | None:
     took = max(task.took[host] for host in hosts)
     verb = "would change" if check_mode else "changed"
     time = f"  ({seconds(took)})" if took >= 2 else ""
-    return f"{verb}  {printable(task.name)}: {named(sorted(hosts))}{time}"
+    return f"{verb}  {printable(task.name)}: {named(task.changed_on())}{time}"
 
 
 def done(phase: Phase, width: int) -> str:
@@ -125,6 +125,13 @@ def _paragraph(text: str, width: int, indent: str) -> list[str]:
     return lines
 
 
+def silence(host: str, said: str, width: int) -> list[str]:
+    """A host that does not answer, with the whole reason, as no other line has it."""
+    text = " ".join(said.split()).removeprefix("Task failed: ")
+    first, *rest = _paragraph(f"no answer  {host}: {text}", width - 6, "    ")
+    return [first, *(f"      {line.strip()}" for line in rest)]
+
+
 def failure(host: str, task: str, result: Mapping[str, Any], path: str, width: int) -> list[str]:
     """Everything needed to understand an error: host, task, complete message, remedy, output, and its location.
 
@@ -133,7 +140,7 @@ def failure(host: str, task: str, result: Mapping[str, Any], path: str, width: i
     lines = [f"{host}: {printable(task)}"]
     for one in _failures(result):
         if "item" in one and one is not result:
-            lines += _paragraph(f"item: {one['item']}", width, "    ")
+            lines += _paragraph(f"item: {one.get('_ansible_item_label', one['item'])}", width, "    ")
         error = one.get("error")
         if isinstance(error, dict) and error.get("message"):
             lines += _paragraph(str(error["message"]), width, "    ")

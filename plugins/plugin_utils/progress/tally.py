@@ -27,12 +27,21 @@ class Task:
     began: dict[str, float] = field(default_factory=dict)
     outcome: dict[str, str] = field(default_factory=dict)
     took: dict[str, float] = field(default_factory=dict)
+    #: The items of a loop that changed something, by host: the hosts that did the work.
+    items: dict[str, list[str]] = field(default_factory=dict)
+    #: Which host did the work, by host.
+    worked: dict[str, str] = field(default_factory=dict)
     ended: float | None = None
 
     @property
     def waiting(self) -> list[str]:
         """The hosts that have started and not ended, the longest running first."""
         return [host for host in self.began if host not in self.outcome]
+
+    def changed_on(self) -> list[str]:
+        """Where the task changed something, with the hosts to which it was delegated."""
+        hosts = self.hosts("changed")
+        return sorted({one for host in hosts for one in self.items.get(host) or [self.worked.get(host, host)]})
 
     def hosts(self, outcome: str) -> list[str]:
         """The hosts that ended with this outcome, in the order in which they ended."""
@@ -146,11 +155,17 @@ class Run:
             phase.lost[host] = outcome
             self._part_with(host)
 
-    def end_host(self, host: str, outcome: str) -> None:
-        """A host has ended the task."""
+    def end_item(self, host: str, worked: str) -> None:
+        """An item of a loop has changed something. ``worked``: which host did the work."""
+        if self.task is not None:
+            self.task.items.setdefault(host, []).append(worked)
+
+    def end_host(self, host: str, outcome: str, worked: str = "") -> None:
+        """A host has ended the task. ``worked``: which host did the work, if that is another one."""
         if outcome in LOSSES:
             self._part_with(host)
         task = self.task
         if task is not None:
             task.outcome[host] = outcome
+            task.worked[host] = worked or host
             task.took[host] = self.now() - task.began.get(host, task.started)

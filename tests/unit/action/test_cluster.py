@@ -246,6 +246,15 @@ class TestRegistration:
         other = on_hosts(cluster_registration, self.GIVEN, hosts, found={**found, "source": "n2"}).result
         assert other["writes"]
 
+    def test_a_manager_that_does_not_answer_gets_nothing_and_is_needed_for_changes(self) -> None:
+        hosts = {name: {"held": {**holding(OLD), **LAN[name]}} for name in ("n2", "n3")}
+        found = {"record": OLD, "source": "n2", "records": {}, "manager_silence": "no route to host"}
+        assert not on_hosts(cluster_registration, self.GIVEN, hosts, found=found).result["writes"]
+        hosts["n2"]["held"] = {**hosts["n2"]["held"], "host": {**LAN["n2"]["host"], "rdma": "roce"}}
+        refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=found).result
+        assert refused["failed"]
+        assert "Nothing has been changed. The manager n1 does not answer (no route to host)" in refused["msg"]
+
     def test_a_host_that_does_not_answer_and_nobody_to_join(self) -> None:
         hosts = {"n1": {"held": {**NOTHING, **LAN["n1"]}}, "n2": {"held": SILENT}}
         refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE).result

@@ -303,3 +303,85 @@ def test_what_a_rescue_cannot_help_is_a_failure(files: Path) -> None:
     assert "rescued  n1: The first trouble." in shown
     assert "✕ n1: Last resort" in shown and "1 failed" in shown
     assert "Failed on n1" in shown
+
+
+SILENT = """
+all:
+  vars: {ansible_connection: local, ansible_python_interpreter: "{{ ansible_playbook_python }}"}
+  hosts: {n1: {}, n2: {}, n3: {ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 1}}
+"""
+ONCE = """
+- name: Phase
+  hosts: n1,n2
+  gather_facts: false
+  tasks:
+    - name: Ask another host
+      ansible.builtin.ping:
+      delegate_to: n3
+      run_once: true
+      ignore_unreachable: true
+      {more}
+    - name: Ask more hosts
+      ansible.builtin.ping:
+      loop: [{label: one, machine: n2}, {label: two, machine: n3}]
+      loop_control: {label: "{{ item.label }}"}
+      delegate_to: "{{ item.machine }}"
+      run_once: true
+      ignore_unreachable: true
+      ignore_errors: true
+    - name: After
+      ansible.builtin.command: "true"
+"""
+
+
+def test_a_run_that_an_ignored_host_ends_is_not_done(files: Path) -> None:
+    """Ansible ends all hosts then, with a status other than 0, and counts no failure."""
+    (files / "inventory.yml").write_text(SILENT, encoding="utf-8")
+    (files / "play.yml").write_text(ONCE.replace("{more}", ""), encoding="utf-8")
+    shown = through_pipe(files)
+    assert "After" not in shown
+    assert "Done" not in shown and "Nothing to change" not in shown
+    assert re.search(r"✕ n1 → n3: Ask another host\n    .*port 1", shown), shown
+    assert re.search(r"^✕ Phase .*1 unreachable", shown, re.MULTILINE), shown
+    assert "Failed on n1 after" in shown
+
+
+def test_a_host_whose_silence_is_ignored_is_named_with_its_reason(files: Path) -> None:
+    (files / "inventory.yml").write_text(SILENT, encoding="utf-8")
+    (files / "play.yml").write_text(ONCE.replace("{more}", "ignore_errors: true"), encoding="utf-8")
+    shown = through_pipe(files)
+    assert len(re.findall(r"^    no answer  n1 → n3: [^✓]*?port 1:\s+Connection refused", shown, re.MULTILINE)) == 2, (
+        shown
+    )
+    assert "changed  After: n1, n2" in shown
+    assert "Done in" in shown
+
+
+def test_the_host_that_did_the_work_is_named(files: Path) -> None:
+    (files / "play.yml").write_text(
+        """
+- name: Phase
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Delegate
+      ansible.builtin.command: "true"
+      delegate_to: n2
+      run_once: true
+    - name: Delegate each
+      ansible.builtin.command: "true"
+      loop: [n1, n2]
+      delegate_to: "{{ item }}"
+      run_once: true
+      changed_when: item == 'n2'
+    - name: Fail elsewhere
+      ansible.builtin.fail: {msg: "Not here."}
+      delegate_to: n2
+      run_once: true
+""",
+        encoding="utf-8",
+    )
+    shown = through_pipe(files)
+    assert "changed  Delegate: n1 → n2\n" in shown, shown
+    assert "changed  Delegate each: n1 → n2\n" in shown, shown
+    assert "✕ n1 → n2: Fail elsewhere\n" in shown, shown
