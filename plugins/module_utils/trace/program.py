@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable, whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
@@ -161,6 +162,7 @@ def recorded(library: str, environment: Mapping[str, str], command: Sequence[str
     job = variables.get("SLURM_JOB_ID", "")
     folder = os.path.abspath(variables.get("GPUMESH_PROFILE_DIR") or (f"profile-{job}" if job else "profile"))
     _prepare(folder)
-    variables.update(profile.variables(wanted, folder))
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
+    variables.update(profile.variables(wanted, folder, expand(nodes) if nodes else ()))
     rank = variables.get("RANK") or variables.get("SLURM_PROCID") or "0"
     return profile.command(wanted, command, folder, int(rank)), variables

@@ -12,8 +12,9 @@ Each rank has these variables:
     GPUMESH_STAGE_DIR        the copy of the data of --stage on the node's own disk
     GPUMESH_ATTEMPT          1, 2, ...: how often the run has been started
     GPUMESH_PROGRESS_FILE    the file to which the rank writes its progress, on a local disk
-    GPUMESH_PROFILE          what is recorded of this attempt, such as torch:5, and
-    GPUMESH_PROFILE_DIR      where the profile goes; gpumesh_run.progress() handles both
+    GPUMESH_PROFILE          what is recorded of this attempt, such as torch:5,
+    GPUMESH_PROFILE_DIR      where the profile goes, and
+    GPUMESH_PROFILE_NODES    the nodes of the attempt; gpumesh_run.progress() handles all three
     GPUMESH_STOP_FILE        exists as soon as the rank should save a checkpoint and exit; a program with a handler
                              for SIGUSR1 receives that signal as well
 
@@ -39,6 +40,7 @@ OWN = (
     "GPUMESH_ATTEMPT",
     "GPUMESH_CHECKPOINT_DIR",
     "GPUMESH_PROFILE_DIR",
+    "GPUMESH_PROFILE_NODES",
     "GPUMESH_PROGRESS_FILE",
     "GPUMESH_RUN",
     "GPUMESH_RUN_DIR",
@@ -165,7 +167,7 @@ def environment(
     }
     if staged:
         own["GPUMESH_STAGE_DIR"] = staged
-    own.update(profiles.variables(profile, profiles.directory(folder, attempt)))
+    own.update(profiles.variables(profile, profiles.directory(folder, attempt), place.nodes))
     own.update(_tags(inherited.get("MLFLOW_RUN_CONTEXT", ""), run, attempt, place.nodes, commit))
     dropped = ["GPUMESH_PROFILE"] + (["TF_CONFIG"] if place.ranks_per_node > 1 else [])
     kept = {name: value for name, value in inherited.items() if name not in dropped}

@@ -10,6 +10,10 @@ program.
 
 Clocks are compared as in NTP: rank 0 is queried for its time repeatedly. The fastest answer is used; its error is at
 most half of its round-trip time.
+
+Both sides of a connection prove that they can read the key of the recording, a file that rank 0 writes into the
+directory of the profile and only its user can read. Until then, a peer can send two short lines, and after that only
+lines of limited length.
 """
 
 from __future__ import annotations
@@ -17,18 +21,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gzip
+import hashlib
+import hmac
 import importlib
 import json
 import os
 import secrets
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import threading
 import time
-import zlib
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+import unicodedata
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 #: Steps before the profiler starts, and steps in which it runs without recording.
 SKIPPED = 5
@@ -46,6 +53,14 @@ _PATIENCE = 5.0
 _BULK = 0.2
 _PART = 1 << 18
 _LARGEST = 1 << 30
+#: The directory of a profile if none is requested.
+_FOLDER = "profile"
+#: The maximum number of bytes of a line, and of connections beyond those of the other ranks.
+_LINE = 256
+_SURPLUS = 64
+#: The file with the key of the recording, and its length in hexadecimal digits.
+_KEY = "key"
+_KEY_DIGITS = 64
 #: The prefix of the name of a trace event with the time of the node's clock.
 ANCHOR = "gpumesh clock "
 
@@ -53,12 +68,57 @@ Place = Tuple[str, int]
 
 
 class StrangerError(OSError):
-    """Another program listens there."""
+    """The other side does not know the key of this recording."""
 
 
 def clock_port(master_port: int) -> int:
     """The port on which rank 0 returns its time."""
     return _PORTS[(master_port + _FURTHER) % len(_PORTS)]
+
+
+def write_key(folder: str) -> str:
+    """Make the key of a recording, which replaces that of an earlier one. Raises OSError."""
+    key = secrets.token_hex(_KEY_DIGITS // 2)
+    os.makedirs(folder, exist_ok=True)
+    draft = os.path.join(folder, f".{_KEY}.{secrets.token_hex(6)}")
+    with open(
+        os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w", encoding="ascii"
+    ) as text:
+        text.write(key)
+    os.replace(draft, os.path.join(folder, _KEY))
+    return key
+
+
+def read_key(folder: str) -> str:
+    """The key that rank 0 has written. Raises OSError, also if others can read the key or may have written it."""
+    path = os.path.join(folder, _KEY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, encoding="ascii", errors="replace") as text:
+        about = os.fstat(descriptor)
+        # A server of NFS may map root to another account, which then owns the directory as well.
+        owners = (os.geteuid(), os.stat(folder).st_uid)
+        if not stat.S_ISREG(about.st_mode) or about.st_mode & 0o077 or about.st_uid not in owners:
+            raise StrangerError(f"{path} is not a file that only its user can read and write")
+        return text.read(_KEY_DIGITS)
+
+
+def _read_line(stream: Any) -> bytes:
+    """One line of limited length. Raises EOFError for a longer one and at the end."""
+    line: bytes = stream.readline(_LINE)
+    if not line.endswith(b"\n"):
+        raise EOFError("the other side sent no complete line")
+    return line.strip()
+
+
+def _proof(key: str, side: str, *nonces: bytes) -> bytes:
+    """The proof that ``side``, client or server, knows the key. It includes the side, so it cannot be sent back."""
+    text = b"\n".join((side.encode(), *nonces))
+    return hmac.new(key.encode(), text, hashlib.sha256).hexdigest().encode()
+
+
+def _exchange(stream: Any, *words: bytes) -> None:
+    stream.write(b" ".join(words) + b"\n")
+    stream.flush()
 
 
 class Server(threading.Thread):
@@ -67,36 +127,59 @@ class Server(threading.Thread):
     Ends when all ``visitors`` are done.
     """
 
-    def __init__(self, place: Place, visitors: int, greeting: str, recording: str = "") -> None:
-        """``greeting``: identifies the server to ranks of this run. Raises OSError if it cannot listen on the port."""
+    def __init__(
+        self, place: Place, visitors: int, key: str, recording: str = "", nodes: Sequence[str] = (), ranks: int = 2
+    ) -> None:
+        """``nodes``: those of the run; empty accepts connections from everywhere. Raises OSError."""
         super().__init__(daemon=True)
-        self._greeting = greeting
+        self._key = key
         self._recording = recording
+        self._nodes = nodes
+        self._ranks = ranks
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         self._socket = socket.create_server(place, family=family, backlog=128)
         self.place: Place = self._socket.getsockname()[:2]
         self._visitors = visitors
         self._places: Dict[int, Place] = {}
+        self._gone: Set[int] = set()
+        self._slots = threading.Semaphore(ranks + _SURPLUS)
         self.start()
 
     def run(self) -> None:
         """Serve each rank that connects in a thread."""
+        nodes = addresses_of(self._nodes)
+        accepted = nodes | {self.place[0]} if nodes else nodes
         with contextlib.suppress(OSError):
             while True:
                 connection, peer = self._socket.accept()
-                threading.Thread(target=self._serve, args=(connection, str(peer[0])), daemon=True).start()
+                # An address of IPv6 may have a scope.
+                address = str(peer[0]).partition("%")[0]
+                if (accepted and address not in accepted) or not self._slots.acquire(blocking=False):
+                    connection.close()
+                    continue
+                threading.Thread(target=self._serve, args=(connection, address), daemon=True).start()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError, ValueError, IndexError, EOFError), connection, connection.makefile(
-            "rwb"
-        ) as stream:
-            stream.write(f"{self._greeting}\n".encode())
-            stream.flush()
-            for line in stream:
-                answer = self._answer(line.split(), peer, stream)
-                stream.write(f"{answer}\n".encode())
-                stream.flush()
+        try:
+            with contextlib.suppress(OSError, ValueError, IndexError, EOFError), connection:
+                connection.settimeout(_PATIENCE)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with connection.makefile("rwb") as stream:
+                    self._verify(stream)
+                    connection.settimeout(None)
+                    while True:
+                        _exchange(stream, self._answer(_read_line(stream).split(), peer, stream).encode())
+        finally:
+            self._slots.release()
+
+    def _verify(self, stream: Any) -> None:
+        """Raises StrangerError for a peer that does not know the key."""
+        own = secrets.token_hex(16).encode()
+        _exchange(stream, own)
+        theirs, proof = _read_line(stream).split()
+        if not hmac.compare_digest(proof, _proof(self._key, "client", own, theirs)):
+            raise StrangerError
+        _exchange(stream, _proof(self._key, "server", own, theirs))
 
     def _answer(self, words: List[bytes], peer: str, stream: Any) -> str:
         if words[0] == b"time":
@@ -104,22 +187,28 @@ class Server(threading.Thread):
         if words[0] == b"recording":
             return self._recording
         if words[0] == b"here":
-            self._places[int(words[1])] = (peer, int(words[2]))
+            self._places[self._rank(words[1])] = (peer, int(words[2]))
         elif words[0] == b"where":
             host, port = self._places.get(int(words[1]), ("", 0))
             return f"{host} {port}" if port else ""
         elif words[0] == b"bulk":
             left = int(words[1])
-            while left:
+            while left > 0:
                 part = stream.read(min(left, _PART))
                 if not part:
                     raise EOFError
                 left -= len(part)
         elif words[0] == b"bye":
-            self._visitors -= 1
-            if not self._visitors:
+            self._gone.add(self._rank(words[1]))
+            if len(self._gone) == self._visitors:
                 self.close()
         return ""
+
+    def _rank(self, word: bytes) -> int:
+        rank = int(word)
+        if not 0 <= rank < self._ranks:
+            raise ValueError
+        return rank
 
     def close(self) -> None:
         """Stop listening."""
@@ -128,11 +217,22 @@ class Server(threading.Thread):
         self._socket.close()
 
 
+def addresses_of(nodes: Sequence[str]) -> FrozenSet[str]:
+    """The addresses of nodes; empty if that of one is not known here, since nothing can be concluded from the others."""
+    found: Set[str] = set()
+    for node in nodes:
+        try:
+            found.update(str(one[4][0]) for one in socket.getaddrinfo(node, None, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError):
+            return frozenset()
+    return frozenset(found)
+
+
 class Peer:
     """A connection to the server of another rank."""
 
-    def __init__(self, place: Place, greeting: str) -> None:
-        """Wait for the server. Nothing is sent to a server with a different greeting. Raises OSError."""
+    def __init__(self, place: Place, key: str) -> None:
+        """Wait for the server. Only one that knows the key is asked anything. Raises OSError."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -144,7 +244,14 @@ class Peer:
                 time.sleep(0.02)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream: Any = self._socket.makefile("rwb")
-        if self._stream.readline(256).decode("ascii", "replace").strip() != greeting:
+        own = secrets.token_hex(16).encode()
+        try:
+            theirs = _read_line(self._stream)
+            _exchange(self._stream, own, _proof(key, "client", theirs, own))
+            known = hmac.compare_digest(_read_line(self._stream), _proof(key, "server", theirs, own))
+        except (OSError, EOFError):
+            known = False
+        if not known:
             self.close()
             raise StrangerError(f"the process that listens at {place[0]} port {place[1]} does not belong to this run")
 
@@ -155,9 +262,14 @@ class Peer:
 
     def ask(self, words: str) -> str:
         """Raises OSError."""
-        self._stream.write(f"{words}\n".encode())
-        self._stream.flush()
-        return str(self._stream.readline().decode("ascii").strip())
+        _exchange(self._stream, words.encode())
+        return self._line()
+
+    def _line(self) -> str:
+        try:
+            return _read_line(self._stream).decode("ascii")
+        except EOFError as failure:
+            raise ConnectionResetError(str(failure)) from failure
 
     def clock(self) -> Dict[str, int]:
         """By how much its clock is ahead of ours, and the error, in nanoseconds."""
@@ -186,7 +298,7 @@ class Peer:
             for _part in range(size // _PART):
                 self._stream.write(bytes(_PART))
             self._stream.flush()
-            self._stream.readline()
+            self._line()
             took = time.perf_counter() - begun
             speed = size * 8 / took / 1e6
             size *= min(max(int(_BULK * 1.5 / took), 2), 16)
@@ -205,7 +317,9 @@ class Neighbours:
     def __init__(self, rank: int, ranks: int, variables: Mapping[str, str]) -> None:
         self._rank, self._ranks = rank, ranks
         self._first = (variables.get("MASTER_ADDR", ""), clock_port(_number(variables.get("MASTER_PORT"), 0)))
-        self._greeting = f"gpumesh {zlib.crc32(variables.get('GPUMESH_PROFILE_DIR', '').encode())}"
+        self._folder = variables.get("GPUMESH_PROFILE_DIR") or _FOLDER
+        self._nodes = [name for name in variables.get("GPUMESH_PROFILE_NODES", "").split(",") if name]
+        self._key = ""
         self._server: Optional[Server] = None
         self._peer: Optional[Peer] = None
         #: Tells apart the recordings of a directory. Rank 0 makes it up; empty on ranks that cannot ask for it.
@@ -217,7 +331,8 @@ class Neighbours:
         """Rank 0 starts its server long before the others connect."""
         if self._able and self._rank == 0:
             with self._telling():
-                self._server = Server(self._first, self._ranks - 1, self._greeting, self.recording)
+                self._key = write_key(self._folder)
+                self._server = Server(self._first, self._ranks - 1, self._key, self.recording, self._nodes, self._ranks)
 
     @property
     def _able(self) -> bool:
@@ -236,19 +351,31 @@ class Neighbours:
             return
         with self._telling():
             if self._peer is None:
-                self._peer = Peer(self._first, self._greeting)
+                self._key = self._key or self._wait_for_key()
+                self._peer = Peer(self._first, self._key)
             if self._rank:
                 self.recording = self._peer.ask("recording")
             self._note_clock()
             if self._server is None:
-                self._server = Server((self._peer.own_address, 0), 0, self._greeting)
+                self._server = Server((self._peer.own_address, 0), 0, self._key, "", self._nodes, self._ranks)
             self._peer.ask(f"here {self._rank} {self._server.place[1]}")
             follower = (self._rank + 1) % self._ranks
             place = self._find(follower)
             if place is not None:
-                other = Peer(place, self._greeting)
+                other = Peer(place, self._key)
                 self.links.append({"to": follower, **other.link()})
                 other.close()
+
+    def _wait_for_key(self) -> str:
+        """Rank 0 has written it long before, but other nodes may see it on the volume only later. Raises OSError."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return read_key(self._folder)
+            except FileNotFoundError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
     def _find(self, rank: int) -> Optional[Place]:
         deadline = time.monotonic() + _PATIENCE
@@ -270,7 +397,7 @@ class Neighbours:
         with self._telling():
             self._note_clock()
             if self._rank:
-                self._peer.ask("bye")
+                self._peer.ask(f"bye {self._rank}")
         self._peer.close()
         if self._rank and self._server is not None:
             self._server.close()
@@ -386,7 +513,7 @@ class Recorder:
 def recorder() -> Recorder:
     """The recorder that the environment of the rank requests."""
     steps = _number(os.environ.get("GPUMESH_PROFILE", "").partition(":")[2], _STEPS)
-    return Recorder(steps, os.environ.get("GPUMESH_PROFILE_DIR") or "profile", os.environ)
+    return Recorder(steps, os.environ.get("GPUMESH_PROFILE_DIR") or _FOLDER, os.environ)
 
 
 def _number(text: Optional[str], otherwise: int) -> int:
@@ -395,6 +522,7 @@ def _number(text: Optional[str], otherwise: int) -> int:
 
 
 def say(words: str) -> None:
-    """Print to the log of the rank."""
-    sys.stderr.write(f"gpumesh_profile: {words}\n")
+    """Print to the log of the rank, without what would control a terminal."""
+    shown = "".join(letter if unicodedata.category(letter)[0] != "C" else "\ufffd" for letter in words)
+    sys.stderr.write(f"gpumesh_profile: {shown}\n")
     sys.stderr.flush()

@@ -10,6 +10,7 @@ The profile of an attempt is in its own directory, on the shared volume:
 
     rank-0.trace.json.gz    what the rank did, in Chrome's trace format
     rank-0.json             the recorded steps, the clock of the rank and its link; written last
+    key                     with which the ranks prove to each other that they belong to the run; only for their user
     rank-0.nsys-rep         what Nsight Systems recorded; rank-0.qdstrm if it lacks some of its libraries
 """
 
@@ -96,9 +97,15 @@ def needed(profile: str) -> List[str]:
     return [NSYS] if profile and parse(profile).kind == NSYS else []
 
 
-def variables(profile: str, folder: str) -> Dict[str, str]:
-    """The environment variables of a rank; empty without a profile."""
-    return {"GPUMESH_PROFILE": str(parse(profile)), "GPUMESH_PROFILE_DIR": folder} if profile else {}
+def variables(profile: str, folder: str, nodes: Sequence[str]) -> Dict[str, str]:
+    """The environment variables of a rank; empty without a profile. ``nodes``: those whose ranks are recorded."""
+    if not profile:
+        return {}
+    return {
+        "GPUMESH_PROFILE": str(parse(profile)),
+        "GPUMESH_PROFILE_DIR": folder,
+        "GPUMESH_PROFILE_NODES": ",".join(nodes),
+    }
 
 
 def command(profile: str, argv: Sequence[str], folder: str, rank: int) -> List[str]:

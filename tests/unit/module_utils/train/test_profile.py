@@ -31,6 +31,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
+KEY = "0f" * 32
 PLACE = contract.Place(["n1", "n2"], "n2", 1, 2)
 
 
@@ -54,6 +55,7 @@ def variables(profiled: str, inherited: dict[str, str]) -> dict[str, str]:
 def test_a_rank_finds_what_is_recorded_of_it() -> None:
     found = variables("torch", {"GPUMESH_PROFILE": "nsys"})
     assert (found["GPUMESH_PROFILE"], found["GPUMESH_PROFILE_DIR"]) == ("torch:5", "/x/nano/profile/003")
+    assert found["GPUMESH_PROFILE_NODES"] == "n1,n2"
     # Variables that the user has set for other jobs do not affect a run.
     assert not [name for name in variables("", {"GPUMESH_PROFILE": "nsys"}) if name.startswith("GPUMESH_PROFILE")]
 
@@ -106,7 +108,8 @@ sys.path.insert(0, os.path.dirname({module!r}))
 real = time.time_ns
 time.time_ns = lambda: real() + int({offset})
 import gpumesh_profile
-neighbours = gpumesh_profile.Neighbours({rank}, 3, {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}})
+variables = {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}", "GPUMESH_PROFILE_DIR": {folder!r}}}
+neighbours = gpumesh_profile.Neighbours({rank}, 3, variables)
 time.sleep({rank} * 0.1)
 neighbours.open()
 neighbours.measure()
@@ -161,7 +164,8 @@ def test_ranks_measure_clocks_and_links(tmp_path: Path) -> None:
 def test_each_recording_is_described_as_another_one(tmp_path: Path) -> None:
     exported, found = tmp_path / "exported", []
     for _recording in range(2):
-        recorder = gpumesh_profile.Recorder(1, str(tmp_path), {"RANK": "0", "WORLD_SIZE": "2"})
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "GPUMESH_PROFILE_DIR": str(tmp_path)}
+        recorder = gpumesh_profile.Recorder(1, str(tmp_path), variables)
         recorder._over = True
         exported.write_text("{}", encoding="ascii")
         recorder._keep(str(exported))
@@ -170,11 +174,13 @@ def test_each_recording_is_described_as_another_one(tmp_path: Path) -> None:
 
 
 def test_what_listens_ends_when_all_have_said_so() -> None:
-    server = gpumesh_profile.Server(("127.0.0.1", 0), 2, "gpumesh 1")
-    peers = [gpumesh_profile.Peer(server.place, "gpumesh 1") for _peer in range(2)]
+    server = gpumesh_profile.Server(("127.0.0.1", 0), 2, KEY, ranks=3)
+    peers = [gpumesh_profile.Peer(server.place, KEY) for _peer in range(2)]
     assert peers[0].ask("nonsense") == ""
-    for peer in peers:
-        peer.ask("bye")
+    for number, peer in enumerate(peers, 1):
+        # A rank that says it twice ends nothing for the other.
+        peer.ask(f"bye {number}")
+        peer.ask(f"bye {number}")
         peer.close()
     server.join(30)
     assert not server.is_alive()
@@ -189,15 +195,18 @@ def test_nothing_is_sent_to_what_listens_there_for_another_reason() -> None:
         def serve() -> None:
             connection, _peer = listening.accept()
             with connection:
-                connection.sendall(b"hello\n")
-                heard.append(connection.recv(100))
+                # The nonce of another service, which cannot prove anything. Only the proof of one connection is sent.
+                connection.sendall(b"hello\nhello\n")
+                while not heard or heard[-1]:
+                    heard.append(connection.recv(1000))
 
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(gpumesh_profile.StrangerError):
-            gpumesh_profile.Peer(listening.getsockname()[:2], "gpumesh 1")
+            gpumesh_profile.Peer(listening.getsockname()[:2], KEY)
         thread.join(30)
-    assert heard == [b""]
+    said = b"".join(heard)
+    assert said.count(b"\n") == 1 and KEY.encode() not in said
 
 
 def test_variables_that_are_wrong_stop_no_program(tmp_path: Path) -> None:
@@ -224,11 +233,13 @@ def test_variables_that_are_wrong_stop_no_program(tmp_path: Path) -> None:
 
 
 def test_without_the_others_the_program_goes_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpumesh_profile, "_PATIENCE", 0.2)
     port = master_port()
-    neighbours = gpumesh_profile.Neighbours(1, 2, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    gpumesh_profile.write_key(str(tmp_path))
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GPUMESH_PROFILE_DIR": str(tmp_path)}
+    neighbours = gpumesh_profile.Neighbours(1, 2, variables)
     begun = time.monotonic()
     neighbours.measure()
     neighbours.close()
