@@ -12,12 +12,10 @@ import secrets
 import stat
 from typing import List, Optional, Tuple, Union
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import unusual
+from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import account_name, unusual
 
-#: No file that is read as a whole is larger; it is held in memory several times.
-_LARGEST = 32 << 20
-_PART = 1 << 16
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -50,37 +48,55 @@ def read_bytes(path: str, follow: bool = True) -> Optional[bytes]:
 def open_plain(path: str) -> int:
     """Open a file that may belong to another user for reading. Never blocks: pipes and devices are refused.
 
-    Returns a descriptor. Raises OSError and HostStateError.
+    So are links of another user to what is not theirs: what is read may be shown where they can see it. Returns a
+    descriptor. Raises OSError and HostStateError.
     """
-    descriptor = os.open(path, _READ)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    link = os.lstat(path)
+    descriptor = os.open(path, _READ | (0 if stat.S_ISLNK(link.st_mode) else os.O_NOFOLLOW))
+    about = os.fstat(descriptor)
+    try:
+        _refuse_unusual(path, about.st_mode)
+        _refuse_foreign(path, link, about)
+    except BaseException:
         os.close(descriptor)
-        raise unusual(path, mode)
+        raise
     return descriptor
 
 
-def read_open(path: str, descriptor: int) -> bytes:
-    """The whole content of an open file. ``path`` is for error messages."""
+def _refuse_unusual(path: str, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise unusual(path, mode)
+
+
+def refuse_foreign_link(path: str) -> None:
+    """Raises HostStateError for a link of another user to what is not theirs, and OSError."""
+    _refuse_foreign(path, os.lstat(path), os.stat(path))
+
+
+def _refuse_foreign(path: str, link: os.stat_result, target: os.stat_result) -> None:
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), target.st_uid):
+        raise HostStateError(
+            f"{path} is a link of {account_name(link.st_uid)} to what belongs to {account_name(target.st_uid)}.",
+            "Give a copy instead.",
+            path=path,
+        )
+
+
+def read_open(path: str, descriptor: int, limit: int = limited.LARGEST) -> bytes:
+    """The whole content of an open file of at most ``limit`` bytes. ``path`` is for error messages."""
     try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise unusual(path, about.st_mode)
-        raw = bytearray()
-        # In parts: below /proc/sys, the kernel allocates as much memory as is requested, which may fail.
-        for part in iter(lambda: os.read(descriptor, _PART), b""):
-            raw += part
-            if len(raw) > _LARGEST:
-                break
+        _refuse_unusual(path, os.fstat(descriptor).st_mode)
+        with open(descriptor, "rb", buffering=0, closefd=False) as stream:
+            raw = limited.read(stream, limit)
     except OSError as failure:
         raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
-    if len(raw) > _LARGEST:
+    if raw is None:
         raise HostStateError(
-            f"{path} is larger than {_LARGEST >> 20} MiB, more than such a file can be.",
+            f"{path} is larger than {limit >> 10} KiB, more than such a file can be.",
             "Move it away, and run again.",
             path=path,
         )
-    return bytes(raw)
+    return raw
 
 
 def write_atomic(

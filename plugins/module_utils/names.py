@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
 
 _PATH = "/etc/hosts"
 #: The lines of any cluster.
@@ -118,6 +118,6 @@ def main(given: Mapping[str, Any], _arguments: Sequence[str] = ()) -> int:
     try:
         host_files.see_to(wanted_here(given), False)
     except GpumeshError as failure:
-        sys.stdout.write(f"{failure}\n")
+        say(str(failure))
         return 1
     return 0

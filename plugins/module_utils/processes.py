@@ -13,8 +13,9 @@ import os
 import re
 import socket
 import struct
-from typing import Dict, Iterator, List, NamedTuple, Set
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Set
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 #: Links of a process that hold a mount: see proc(5).
@@ -87,10 +88,10 @@ def ancestors(proc: str, pid: int) -> List[int]:
 
 
 def text(proc: str, process: str, name: str) -> str:
-    """A file of a process."""
+    """A file of a process; empty if it is too large, as processes can make it."""
     try:
         with open(os.path.join(proc, process, name), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
+            return limited.read(stream) or ""
     except OSError:
         return ""
 
@@ -104,6 +105,32 @@ def has_capability(status: str, number: int) -> bool:
     """Whether a process has one of the capabilities of <linux/capability.h>, from the text of its status."""
     found = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", status, re.MULTILINE)
     return found is None or bool(int(found.group(1), 16) >> number & 1)
+
+
+def program_of(proc: str, pid: int) -> str:
+    """The file name of a process's executable; empty if it has ended.
+
+    It is the name of the process, which that can choose, only if the executable cannot be seen: as root in a container,
+    those of processes that have acted as another user.
+    """
+    try:
+        file = os.readlink(os.path.join(proc, str(pid), "exe"))
+    except PermissionError:
+        return text(proc, str(pid), "comm").strip()
+    except OSError:
+        return ""
+    # The kernel appends this if an upgrade has replaced the file.
+    return re.sub(r" \(deleted\)$", "", os.path.basename(file))
+
+
+def is_roots(proc: str, pid: int, programs: Sequence[str]) -> bool:
+    """Whether root runs one of these programs as this process, by its four user IDs and its executable.
+
+    Any process can set its name. One user ID is not enough either, since whoever starts a setuid program chooses its
+    name, its limits and its open files.
+    """
+    ids = re.search(r"^Uid:((?:\s+[0-9]+){4})$", text(proc, str(pid), "status"), re.MULTILINE)
+    return ids is not None and set(ids.group(1).split()) == {"0"} and program_of(proc, pid) in programs
 
 
 def title(proc: str, pid: int) -> str:

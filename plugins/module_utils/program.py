@@ -11,6 +11,26 @@ import sys
 from typing import Callable
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, refused_writes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+
+
+def write(text: str, control: str = "") -> None:
+    """Print text, whoever it is from: no character of it controls the terminal, unlike ``control``, which is ours.
+
+    Programs write all text with this function or the next two.
+    """
+    sys.stdout.write(f"{control}{printable(text)}")
+
+
+def say(text: str) -> None:
+    """Print text and a line end."""
+    write(f"{text}\n")
+
+
+def complain(text: str) -> None:
+    """The same on standard error."""
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
 
 
 def exit_status(name: str, work: Callable[[], int]) -> int:
@@ -26,7 +46,7 @@ def exit_status(name: str, work: Callable[[], int]) -> int:
             status = work()
             sys.stdout.flush()
     except GpumeshError as failure:
-        sys.stderr.write(f"{name}: {failure}\n")
+        complain(f"{name}: {failure}")
         return 2
     except BrokenPipeError:
         # As with head. Otherwise, Python would complain again at exit.

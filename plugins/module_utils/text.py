@@ -12,6 +12,8 @@ from typing import Any, Optional, Union
 
 #: No counter, size or process ID of a host has more digits; Python raises an error for thousands of them.
 _WHOLE = re.compile(r"[0-9]{1,18}")
+#: What a terminal takes for a command (ECMA-48): colours, movements of the cursor.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 #: Control characters, characters that change the direction of writing, surrogates, and line separators.
 _STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -43,6 +45,11 @@ def printable(text: str) -> str:
         else letter
         for letter in text.replace("\r\n", "\n")
     )
+
+
+def untyped(text: str) -> str:
+    """Output for a terminal as plain text: without colours, and with each state of a progress bar on a line of its own."""
+    return _SEQUENCE.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
 
 
 def all_printable(value: Any) -> Any:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
@@ -58,12 +57,6 @@ def _of_daemons(proc: str) -> Set[str]:
     """The sockets of root's sshd. Users may run one of their own, and a login's process listens for its forwardings."""
     found: Set[str] = set()
     for pid in processes.pids(proc):
-        named = processes.text(proc, str(pid), "comm").strip() == "sshd"
-        if named and _is_root(proc, pid) and not LOGIN.match(processes.title(proc, pid)):
+        if processes.is_roots(proc, pid, ("sshd",)) and not LOGIN.match(processes.title(proc, pid)):
             found |= processes.sockets(proc, pid)
     return found
-
-
-def _is_root(proc: str, pid: int) -> bool:
-    """Whether the effective user is root. The owner of the folder in /proc is root for other processes, too."""
-    return re.search(r"^Uid:\t\d+\t0\t", processes.text(proc, str(pid), "status"), re.MULTILINE) is not None

@@ -32,6 +32,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import fabric_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import is_roots
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 _MIB = 1024 * 1024
@@ -81,24 +82,12 @@ except OSError as failure:
 def read_memlock(tree: Tree) -> Optional[int]:
     """slurmd's limit of locked memory in bytes, which jobs inherit, or else our own; None for no limit."""
     for pid in tree.names("proc"):
-        if pid.isdecimal() and tree.read("proc", pid, "comm") in SLURMD and _is_slurmd(tree, pid):
+        if pid.isdecimal() and is_roots(tree.path("proc"), int(pid), SLURMD):
             found = re.search(r"^Max locked memory\s+(\S+)", tree.read("proc", pid, "limits") or "", re.MULTILINE)
             if found:
                 return whole_number(found.group(1))
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _is_slurmd(tree: Tree, pid: str) -> bool:
-    """Whether root runs slurmd as this process, by its four user IDs and executable, since any process can set its
-    name.
-
-    One user ID is not enough, since whoever starts a setuid program chooses its limits.
-    """
-    ids = re.search(r"^Uid:((?:\s+[0-9]+){4})$", tree.read("proc", pid, "status") or "", re.MULTILINE)
-    # The kernel appends this if an upgrade has replaced the file.
-    file = re.sub(r" \(deleted\)$", "", tree.target_name("proc", pid, "exe") or "")
-    return ids is not None and set(ids.group(1).split()) == {"0"} and file in SLURMD
 
 
 def judge_memlock(limit: Optional[int], ports: Sequence[RdmaPort]) -> Judgement:

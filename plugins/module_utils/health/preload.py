@@ -10,17 +10,21 @@ from typing import List, NamedTuple, Sequence, Set
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import SLURMD, Judgement, failed, passed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preload import NAME
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import sockets
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import is_roots, program_of, sockets
 
 #: tailscaled is the mesh itself.
 _DAEMON = "tailscaled"
 
 
 class Program(NamedTuple):
-    """A program that has a network socket, but not the library. ``static``: it cannot load any library."""
+    """A program that has a network socket, but not the library.
+
+    ``name``: that of its executable; ``static``: it cannot load any library; ``root``: whether root runs it.
+    """
 
     name: str
     static: bool
+    root: bool
 
 
 def parse_inodes(table: str) -> Set[str]:
@@ -39,7 +43,8 @@ def programs(tree: Tree) -> List[Program]:
         maps = tree.read("proc", pid, "maps") if pid.isdecimal() else None
         if not maps or NAME in maps or not sockets(tree.path("proc"), int(pid)) & inodes:
             continue
-        found.add(Program(tree.read("proc", pid, "comm") or pid, "/ld-" not in maps))
+        name = program_of(tree.path("proc"), int(pid))
+        found.add(Program(name or pid, "/ld-" not in maps, is_roots(tree.path("proc"), int(pid), [name])))
     return sorted(found)
 
 
@@ -52,8 +57,8 @@ def judge(listed: str, running: Sequence[Program]) -> Judgement:
     if NAME not in listed:
         return failed("not active", "active", "The library is not in /etc/ld.so.preload.", remedy)
     # No job can run if it lacks the library.
-    late = [program.name for program in running if program.name in SLURMD]
+    late = [program.name for program in running if program.root and program.name in SLURMD]
     if late:
         return failed("not loaded", "active", f"{', '.join(late)} runs without the library.", remedy)
-    static = [program.name for program in running if program.static and program.name != _DAEMON]
+    static = [program.name for program in running if program.static and not (program.root and program.name == _DAEMON)]
     return passed(f"active; not for {', '.join(static)} (static)" if static else "active", "active")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
@@ -24,6 +23,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import is_roots
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_of, node_needs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER, Store
@@ -50,9 +51,10 @@ _COMMENT = re.compile(rf"\sComment=({NOTE}\S*|.*$)")
 
 #: Slurm's own reason of a drain: processes of a step existed for UnkillableStepTimeout after they had been killed.
 KILL_FAILED = "Kill task failed"
-#: In /proc/PID/cgroup of a job's processes, with either version of control groups.
-_JOB_GROUP = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)
-_STEP_DAEMON = "slurmstepd"
+#: In /proc/PID/cgroup of a job's processes, with either version of control groups. Below /user.slice, users choose the
+#: names.
+_JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
+_STEP_DAEMONS = ("slurmstepd", "slurmstepd-wlm")
 
 #: The checks that make a node unfit for all jobs. The clock, swap, names and connections to other members are not among
 #: them: they are judged by the check playbook, and one dead peer must not drain the others.
@@ -193,7 +195,9 @@ def left_of_jobs(tree: Tree) -> List[str]:
         name = before.partition("(")[2]
         uninterruptible = after.split()[:1] == ["D"]
         group = tree.read("proc", pid, "cgroup") or ""
-        if name and (name == _STEP_DAEMON or uninterruptible or _JOB_GROUP.search(group)):
+        if name and (
+            uninterruptible or _JOB_GROUP.search(group) or is_roots(tree.path("proc"), int(pid), _STEP_DAEMONS)
+        ):
             found.append(f"{name} ({pid})")
     return found
 
@@ -306,10 +310,6 @@ def examine(settings: Settings, context: Context, only: Sequence[str]) -> List[R
     return [again.get(result["id"], result) for result in results]
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
 def main(
     given: Mapping[str, Any],
     arguments: Sequence[str] = (),
@@ -324,23 +324,23 @@ def main(
         record = Store(settings.folder, settings.cluster).read()
         if record is None:
             # The member has left, or its copy was never written: there is nothing to judge it by.
-            _say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
+            say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
             return 0
         tree = tree or Tree()
         context = Context(expected_of(record, settings), tree, runner)
         results = examine(settings, context, chosen(record, settings))
         for result in results:
             if result["status"] in ("fail", "error") or "--show" in arguments:
-                _say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
+                say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
         unfit = any(result["status"] == "fail" for result in results)
         prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
         # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
         if "--show" not in arguments and (unfit or not prolog):
             action = settle(runner, settings, results, tree)
             unfit = action.unfit
-            _say(f"{settings.machine}: {action.kind}: {action.words}")
+            say(f"{settings.machine}: {action.kind}: {action.words}")
     except GpumeshError as failure:
-        _say(f"{settings.machine}: could not be checked: {failure}")
+        say(f"{settings.machine}: could not be checked: {failure}")
         # A node that could not be checked has not failed: the job may run.
         return 0 if variables.get("SLURM_SCRIPT_CONTEXT") else 2
     return 1 if unfit else 0

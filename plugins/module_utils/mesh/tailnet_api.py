@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ansible.module_utils.urls import open_url
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     GpumeshError,
     InputError,
@@ -138,7 +139,7 @@ def fetcher(api_key: str, ca_path: Optional[str]) -> Fetch:
         data = None if body is None else json.dumps(body)
         try:
             answer = open_url(url, data=data, headers=headers, method=method, timeout=_TIMEOUT, ca_path=ca_path)
-            content = answer.read()
+            content = limited.read(answer)
         except urllib.error.HTTPError as failure:
             raise ApiError(
                 f"{method} {url} was answered with {failure.code} {failure.reason}.",
@@ -150,6 +151,8 @@ def fetcher(api_key: str, ca_path: Optional[str]) -> Fetch:
                 f"{method} {url} failed: {failure}.",
                 "Check that the control server can be reached from here and that its certificate is trusted (ca_path).",
             ) from failure
+        if content is None:
+            raise ParseError(f"{method} {url}", "the answer is too long")
         try:
             return dict(from_json(content)) if content.strip() not in (b"", b"null") else {}
         except (ValueError, TypeError) as failure:

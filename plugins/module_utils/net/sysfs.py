@@ -12,6 +12,7 @@ import os
 import re
 from typing import List, NamedTuple, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import PciDevice
 
 _PCI_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
@@ -31,12 +32,13 @@ class Tree:
         return os.path.join(self._root, *parts)
 
     def read(self, *parts: str) -> Optional[str]:
-        """The text of a file without surrounding white space."""
+        """The text of a file without surrounding white space. One that is too large, as processes can make, is None."""
         try:
             with open(self.path(*parts), encoding="utf-8", errors="replace") as stream:
-                return stream.read().strip()
+                text = limited.read(stream)
         except OSError:
             return None
+        return None if text is None else text.strip()
 
     def integer(self, *parts: str) -> Optional[int]:
         """The number in a file, or None if it has none."""

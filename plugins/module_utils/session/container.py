@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Pro
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_all, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import environment, node, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.job import decode
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import (
@@ -230,5 +231,5 @@ def _containers(plan: Mapping[str, Any]) -> List[Container]:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{os.uname().nodename}: {text}\n")
+    say(f"{os.uname().nodename}: {text}")
     sys.stdout.flush()

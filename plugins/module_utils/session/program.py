@@ -14,11 +14,12 @@ import threading
 import time
 from typing import Any, Callable, List, Mapping, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain, exit_status, say
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import (
     container,
     forward,
@@ -35,6 +36,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
     Settings,
     Spec,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import untyped
 
 COMMANDS = ("start", "list", "show", "enter", "run", "stop")
 _USAGE = """gpumesh-session start FILE [--detach] | list | show NAME | stop NAME
@@ -89,8 +91,7 @@ def _task(work: Any) -> int:
         return int(work())
     except GpumeshError as failure:
         # One line, which is also the reason in the comment of the job.
-        sys.stderr.write(f"{NAME}: {' '.join(str(failure).split())}\n")
-        sys.stderr.flush()
+        complain(f"{NAME}: {' '.join(str(failure).split())}")
         return failure.status if isinstance(failure, container.ContainerError) else 1
 
 
@@ -200,7 +201,7 @@ def _start(settings: Settings, given: argparse.Namespace, _command: Sequence[str
         sessions.refuse(run_command, PATH, spec, settings)
         return 0
     started = sessions.start(run_command, PATH, spec, settings)
-    sys.stdout.write(f"{spec.name}: job {started.job}, log {started.log}\n")
+    say(f"{spec.name}: job {started.job}, log {started.log}")
     return 0 if given.detach else _follow(spec, started, settings)
 
 
@@ -215,12 +216,13 @@ def _follow(spec: Spec, started: sessions.Started, settings: Settings) -> int:
         line = sessions.line(found, spec.name)
         if line != shown:
             shown = line
-            sys.stdout.write(f"{line}\n")
+            say(line)
             sys.stdout.flush()
         if found is not None and found.stage == job.RUNNING and spec.ports:
             if not forward.started(spec.ports, settings):
                 raise HostStateError(f"The ports of the session '{spec.name}' are not forwarded.", "Start it again.")
-            sys.stdout.writelines(f"{line}\n" for line in forward.shown(spec, settings))
+            for shown_port in forward.shown(spec, settings):
+                say(shown_port)
         if found is None or found.over or found.stage == job.RUNNING:
             return 0
         time.sleep(spacing)
@@ -229,19 +231,19 @@ def _follow(spec: Spec, started: sessions.Started, settings: Settings) -> int:
 
 def _list(_settings: Settings, _given: argparse.Namespace, _command: Sequence[str]) -> int:
     for found in job.queue(run_command):
-        sys.stdout.write(f"{found.user}  {sessions.line(found, found.token.name)}\n")
+        say(f"{found.user}  {sessions.line(found, found.token.name)}")
     return 0
 
 
 def _show(settings: Settings, given: argparse.Namespace, _command: Sequence[str]) -> int:
     found = job.named(run_command, given.name)
-    sys.stdout.write(f"{sessions.line(found, given.name)}\n")
+    say(sessions.line(found, given.name))
     if found.nodes:
         for one in job.containers(found, settings):
-            sys.stdout.write(f"{one.name:<20} {one.address:<16} {one.node}\n")
+            say(f"{one.name:<20} {one.address:<16} {one.node}")
     log = job.log(run_command, found)
     if log and found.host:
-        sys.stdout.write(f"log {log} on {found.host}\n")
+        say(f"log {log} on {found.host}")
     return 0
 
 
@@ -304,8 +306,8 @@ def _copy(name: str, process: Process, unread: List[str]) -> None:
     source: Any = process.stdout
     with source:
         try:
-            for text in source:
-                sys.stdout.write(f"{name}: {text.rstrip()}\n")
+            for text in limited.lines(source):
+                say(f"{name}: {untyped(text.rstrip())}")
             sys.stdout.flush()
         except BrokenPipeError:
             unread.append(name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
 from typing import IO, Any, List, Mapping, NamedTuple, Sequence
@@ -21,6 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Pro
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
@@ -109,7 +109,7 @@ class Batch:
             private = self.token.slot != NO_SLOT
             key = ssh.make_key(self.run, f"{node.folder(self.number)}/{local}/{ssh.KEY}") if private else ""
         except GpumeshError as failure:
-            sys.stderr.write(f"{NAME}: {failure}\n")
+            complain(f"{NAME}: {failure}")
             return self._failed(1, str(failure))
         self._note(job.FETCHING)
         fetching = self.everywhere("prepare", subprocess.PIPE)
@@ -119,7 +119,7 @@ class Batch:
         status = _wait([fetching], seconds=job.ALLOWANCE * 60 if self.spec.time else 0)
         if fetching.process.returncode is None:
             _stop([fetching])
-            sys.stderr.write(f"{NAME}: {_SLOW}\n")
+            complain(f"{NAME}: {_SLOW}")
             return self._failed(1, _SLOW)
         if status:
             return self._failed(status, _said([fetching]))

@@ -13,8 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain, refuse_foreign_link
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import described, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import Described
@@ -23,6 +24,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 
 #: The maximum number of traces that are read at the same time: each may need several hundred MB.
 _AT_ONCE = 8
+#: Larger files are not descriptions of traces.
+_LARGEST = 1 << 20
 #: The number of files that are listed of each recording.
 _LISTED = 8
 _NUMBER = re.compile(r"(\d+)")
@@ -49,13 +52,16 @@ def folder_of(path: str, attempt: int) -> Path:
     profiles = given / "profile"
     if not profiles.is_dir():
         return given
+    refuse_foreign_link(str(profiles))
     found = {int(one.name): one for one in profiles.iterdir() if one.is_dir() and whole_number(one.name)}
     kept = {number: one for number, one in sorted(found.items()) if any(one.glob("rank-*"))}
     if not kept:
         raise InputError(f"There is no profile in {profiles}.", _REMEDY)
     if attempt and attempt not in kept:
         raise InputError(f"Attempt {attempt} of {path} has no profile.", f"It has: {', '.join(map(str, kept))}.")
-    return kept[attempt or max(kept)]
+    chosen = kept[attempt or max(kept)]
+    refuse_foreign_link(str(chosen))
+    return chosen
 
 
 def sources(folder: Path) -> List[Source]:
@@ -86,10 +92,13 @@ def _foreign(folder: Path) -> List[Path]:
 
 
 def _described(path: Path) -> Optional[Described]:
-    """The description of a trace; None for a trace that has this name itself."""
+    """The description of a trace; None for a trace that has this name itself, as what is larger than any description."""
     try:
         with os.fdopen(open_plain(str(path)), encoding="utf-8") as stream:
-            values = from_json(stream.read())
+            text = limited.read(stream, _LARGEST)
+        if text is None:
+            return None
+        values = from_json(text)
         return None if isinstance(values, dict) and "traceEvents" in values else described.parse(values)
     except (OSError, ValueError) as failure:
         raise HostStateError(f"{path} cannot be read: {failure}.", "Record the profile again.") from failure

@@ -9,14 +9,13 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status, say, write
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable, whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
@@ -94,14 +93,15 @@ def report(settings: Settings, given: argparse.Namespace) -> int:
         run, path = _one(title, wanted[number], target, "" if number == 0 else "-2")
         runs.append(run)
         files.append(path)
-        sys.stdout.write(words.summary(run))
+        write(words.summary(run))
     moment = time.strftime("%Y-%m-%d %H:%M:%S %z")
     name = "report-2" if len(runs) > 1 else "report"
     html = f"{target}/{name}.html"
     _write(html, page.render(runs, moment, [os.path.basename(path) for path in files], f"{name}.json"))
     figures = [{**words.values(run), "folder": os.path.abspath(folder)} for run, folder in zip(runs, folders)]
     _write(f"{target}/{name}.json", json.dumps(figures, indent=1) + "\n")
-    sys.stdout.write("".join(f"{path}\n" for path in (html, *files)))
+    for path in (html, *files):
+        say(path)
     return 0
 
 

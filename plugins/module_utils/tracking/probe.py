@@ -14,12 +14,15 @@ import time
 import urllib.parse
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import CHECKER
 
 _EXPERIMENT = "gpumesh-check"
 _VALUE = 0.25
 _NOT_FOUND = 404
+#: No answer has more bytes, whoever listens there.
+_LARGEST = 1 << 20
 
 
 class Client(NamedTuple):
@@ -95,12 +98,16 @@ class Client(NamedTuple):
             with contextlib.closing(self._connection()) as connection:
                 connection.request("GET" if text is None else "POST", f"/{path}", text, headers)
                 answer = connection.getresponse()
-                said = answer.read()
+                said = limited.read(answer, _LARGEST)
         except (OSError, ValueError, http.client.HTTPException) as failure:
             raise HostStateError(
                 f"{self.uri} does not answer: {failure}.",
                 "See the firewall, and 'systemctl status gpumesh-tracking' there.",
             ) from failure
+        if said is None:
+            raise HostStateError(
+                f"{self.uri} answers more than {_LARGEST >> 10} KiB.", "Find out which program listens there."
+            )
         if answer.status != 200:
             shown = said[:300].decode("utf-8", "replace")
             raise HostStateError(

@@ -35,6 +35,7 @@ import ssl
 import sys
 import threading
 import time
+import unicodedata
 import urllib.parse
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
@@ -47,6 +48,8 @@ _LAST = 10.0
 _MOST = 1000
 _MOST_PARAMS = 100
 _POINTS, _STATE = "points.jsonl", "state.json"
+#: No answer has more bytes, whoever listens there, and no first line of the file.
+_LARGEST = 4 << 20
 #: Where this file is installed. A rank of gpumesh-train imports a copy that exists only while it runs.
 _INSTALLED = "/usr/local/lib/gpumesh/python/gpumesh_track.py"
 _OTHER_NAME = re.compile(r"[^\w./: -]", re.ASCII)
@@ -217,7 +220,9 @@ def _write(what: Callable[[_Writer], None]) -> None:
 
 
 def _say(words: str) -> None:
-    sys.stderr.write(f"gpumesh_track: {words}\n")
+    # What a server answers must not control the terminal.
+    shown = "".join(letter if unicodedata.category(letter)[0] != "C" else "\ufffd" for letter in words)
+    sys.stderr.write(f"gpumesh_track: {shown}\n")
 
 
 def _end_line(path: str, descriptor: int) -> None:
@@ -397,7 +402,7 @@ class Sender:
     def _begun(self) -> int:
         """When the first attempt started, which may be long before the server answers; in milliseconds."""
         with open(os.path.join(self.folder, _POINTS), "rb") as stream:
-            return int(_parsed(stream.readline()).get("at", time.time() * 1000))
+            return int(_parsed(stream.readline(_LARGEST)).get("at", time.time() * 1000))
 
     def _experiment(self) -> str:
         name = self._environment.get("MLFLOW_EXPERIMENT_NAME") or self._environment.get("USER") or "gpumesh"
@@ -472,7 +477,10 @@ class Sender:
         with contextlib.closing(connection):
             connection.request(method, f"{where.path}/api/2.0/{path}", body, dict(headers))
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            raw = answer.read(_LARGEST + 1)
+            if len(raw) > _LARGEST:
+                raise http.client.HTTPException(f"{self.uri} sends more than it can have to say")
+            return answer.status, raw
 
     def _read_state(self) -> Dict[str, Any]:
         try:

@@ -15,9 +15,8 @@ from typing import Any, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain, exit_status, say, write
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import inherited
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
@@ -172,7 +171,7 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
     host = host._replace(code_limit=given.code_limit)
     if given.dry_run:
         runs.refuse(host, request)
-        sys.stdout.write(requests.shown(runs.placed(host, request), host.program))
+        say(requests.shown(runs.placed(host, request), host.program).rstrip("\n"))
         return 0
     run = runs.start(host, request)
     return _follow(host, Folder(request.folder), run, given.detach)
@@ -199,24 +198,24 @@ def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> in
         names = store.names(base)
         if not names:
             # Not for programs, which read a line for each run.
-            sys.stderr.write(f"There are no runs in {base}.\n")
+            complain(f"There are no runs in {base}.")
         for name in names:
             try:
                 text = show.line(*_seen(host, runs.find(base, name), now))
             except (HostStateError, InputError) as failure:
                 # The remaining runs are still shown.
-                text = f"{name}: {printable(failure.message)}"
-            sys.stdout.write(f"{text}\n")
+                text = f"{name}: {failure.message}"
+            say(" ".join(text.split("\n")))
         return 0
     if not given.name:
         made.error(f"give the name of a run: {NAME} {given.command} NAME")
     folder = runs.find(base, given.name)
     if given.command == "show":
-        sys.stdout.write(show.full(folder.request(), *_seen(host, folder, now)))
+        say(show.full(folder.request(), *_seen(host, folder, now)))
     elif given.command == "logs":
-        sys.stdout.write(runs.read_log(folder, given.rank, given.attempt))
+        runs.copy_log(folder, given.rank, given.attempt, write)
     elif given.command == "cancel":
-        sys.stdout.write(show.line(runs.cancel(host, folder), now) + "\n")
+        say(show.line(runs.cancel(host, folder), now))
     else:
         return _follow(host, folder, runs.resume(host, folder)[0], given.detach)
     return 0
@@ -230,7 +229,7 @@ def _seen(host: runs.Host, folder: Folder, now: float) -> Tuple[Run, float, str]
 def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
     """Show the run until it has ended. Stopping to watch does not end it."""
     if detach:
-        sys.stdout.write(show.line(run, time.time()) + "\n")
+        say(show.line(run, time.time()))
         return 0
     screen = Screen()
     try:
@@ -238,11 +237,11 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
             run, waits = runs.follow(host, folder)
             screen.show(show.line(run, time.time(), waits), f"{run.state} {run.job} {len(run.attempts)} {waits}")
             if run.state in ENDED:
-                sys.stdout.write("\n" if sys.stdout.isatty() else "")
+                write("\n" if sys.stdout.isatty() else "")
                 return 0 if run.state == "finished" else 1
             time.sleep(_FOLLOW)
     except KeyboardInterrupt:
-        sys.stdout.write(f"\nThe run continues. To end it: {NAME} cancel {run.name}\n")
+        say(f"\nThe run continues. To end it: {NAME} cancel {run.name}")
         return 0
 
 
@@ -258,10 +257,10 @@ class Screen:
         """Show a text. ``state``: a new line is started when it changes."""
         now = time.monotonic()
         if self._terminal:
-            sys.stdout.write(f"\r\x1b[K{text}")
+            write(text, "\r\x1b[K")
         elif state != self._state or now - self._said > _SELDOM:
             self._state, self._said = state, now
-            sys.stdout.write(f"{text}\n")
+            say(text)
         sys.stdout.flush()
 
 
@@ -307,10 +306,11 @@ def _examine(settings: Settings, path: str) -> int:
         gpus = bool(Folder(path).request().gpus_per_node)
     except (HostStateError, InputError) as failure:
         # The other nodes of the run have read it.
-        sys.stdout.write(f"{failure.message}\n")
+        say(failure.message)
         return node_health.UNHEALTHY
     failing = node_health.examine([volume for volume in settings.volumes if os.path.ismount(volume)], gpus)
-    sys.stdout.write(f"{node_health.words(failing)}\n" if failing else "")
+    if failing:
+        say(node_health.words(failing))
     return node_health.UNHEALTHY if failing else 0
 
 

@@ -9,9 +9,11 @@ import os
 import time
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import untyped
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     preflight,
     profile,
@@ -203,13 +205,14 @@ def find(base: str, name: str) -> Folder:
     return folder
 
 
-def read_log(folder: Folder, rank: int, attempt: int = 0) -> str:
-    """The output of a rank in an attempt, by default the last one. Raises HostStateError."""
+def copy_log(folder: Folder, rank: int, attempt: int, write: Callable[[str], Any]) -> None:
+    """Write the output of a rank in an attempt (0: the last one), a line at a time. Raises HostStateError."""
     number = attempt or len(folder.read().attempts)
     path = folder.attempt(number) / f"rank-{rank}.log"
     try:
-        with os.fdopen(open_plain(str(path)), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
+        with os.fdopen(open_plain(str(path)), encoding="utf-8", errors="replace", newline="\n") as stream:
+            for line in limited.lines(stream):
+                write(untyped(line))
     except OSError as failure:
         raise HostStateError(
             f"{path} cannot be read: {failure.strerror}.", "See the attempts of the run with 'gpumesh-train show'."

@@ -45,7 +45,12 @@ def line(run: Run, now: float, waits: str = "") -> str:
 
 
 def _joined(*parts: str) -> str:
-    return printable(_SEPARATOR.join(part for part in parts if part))
+    return _one_line(_SEPARATOR.join(part for part in parts if part))
+
+
+def _one_line(text: str) -> str:
+    """Names and reasons of others cannot add lines either."""
+    return printable(text).replace("\n", " ")
 
 
 def _step(step: Optional[int], steps: Optional[int]) -> str:
@@ -79,19 +84,19 @@ def attempts(run: Run, now: float) -> List[str]:
         took = span((one.end or now) - one.begin)
         where = f"job {one.job} on {', '.join(one.nodes)}"
         lines.append(_joined(f"  {one.number}: {began}", took, where, steps, _cause(one), one.action))
-        lines += [printable(f"     {_past(straggler, one, now)}") for straggler in one.stragglers]
+        lines += [_one_line(f"     {_past(straggler, one, now)}") for straggler in one.stragglers]
     return lines
 
 
 def full(request: Request, run: Run, now: float, waits: str = "") -> str:
     """All details of a run."""
     nodes = f"{request.nodes} nodes" + (f", at least {request.min_nodes}" if request.min_nodes < request.nodes else "")
-    command = printable(" ".join(request.command))
-    heads = [line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}"]
+    command = _one_line(" ".join(request.command))
+    heads = [line(run, now, waits), _one_line(f"  {nodes}, {request.folder}"), f"  {command}"]
     if request.code:
-        heads.append(printable(f"  code of {request.code}" + (f", commit {request.commit}" if request.commit else "")))
+        heads.append(_one_line(f"  code of {request.code}" + (f", commit {request.commit}" if request.commit else "")))
     if request.stage:
-        heads.append(printable(f"  data of {request.stage} in {request.stage_dir} on each node"))
+        heads.append(_one_line(f"  data of {request.stage} in {request.stage_dir} on each node"))
     if request.profile:
-        heads.append(f"  profile ({request.profile}) in {request.folder}/profile")
-    return "\n".join([*heads, *attempts(run, now), ""])
+        heads.append(_one_line(f"  profile ({request.profile}) in {request.folder}/profile"))
+    return "\n".join([*heads, *attempts(run, now)])

@@ -47,7 +47,7 @@ def _proc(tmp_path: Path) -> Path:
 def process(proc: Path, pid: int, parent: int, name: str, sockets: list[int], title: str = "", user: int = 0) -> None:
     folder = proc / str(pid)
     (folder / "fd").mkdir(parents=True)
-    (folder / "comm").write_text(f"{name}\n")
+    (folder / "exe").symlink_to(f"/usr/sbin/{name}")
     (folder / "cmdline").write_text(title or name)
     (folder / "stat").write_text(f"{pid} ({name}) S {parent} 1 1")
     (folder / "status").write_text(f"Name:\t{name}\nUid:\t{user}\t{user}\t{user}\t{user}\n")
@@ -60,8 +60,18 @@ def test_the_ports_of_sshd_and_the_own_connection(proc: Path) -> None:
 
 
 def test_another_server_is_known_by_the_own_connection(proc: Path) -> None:
-    (proc / "5" / "comm").write_text("dropbear\n")
+    (proc / "5" / "exe").unlink()
+    (proc / "5" / "exe").symlink_to("/usr/sbin/dropbear (deleted)")
     assert reached(str(proc), 9) == Reached((22,), (OWN,))
+
+
+def test_a_setuid_program_that_a_user_starts_as_sshd_is_not_the_daemon(proc: Path) -> None:
+    """It has the effective user and the name, and the listening socket of whoever started it."""
+    for ids, program in (("1000\t0\t0\t0", "su"), ("1000\t0\t0\t0", "sshd"), ("0\t0\t0\t0", "su")):
+        (proc / "5" / "status").write_text(f"Name:\tsshd\nUid:\t{ids}\n")
+        (proc / "5" / "exe").unlink()
+        (proc / "5" / "exe").symlink_to(f"/usr/sbin/{program}")
+        assert reached(str(proc), 9) == Reached((22,), (OWN,))
 
 
 def test_without_a_login_there_is_no_own_connection(proc: Path) -> None:

@@ -21,10 +21,12 @@ TABLE = """\
 """
 
 
-def process(root: Path, pid: int, name: str, maps: str, inode: int) -> None:
+def process(root: Path, pid: int, name: str, maps: str, inode: int, user: int = 0) -> None:
     folder = root / "proc" / str(pid)
     (folder / "fd").mkdir(parents=True)
-    (folder / "comm").write_text(f"{name}\n")
+    (folder / "comm").write_text("slurmd\n")
+    (folder / "exe").symlink_to(f"/usr/sbin/{name}")
+    (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{user}\t{user}\t{user}\t{user}\n")
     (folder / "maps").write_text(maps)
     (folder / "fd" / "3").symlink_to(f"socket:[{inode}]")
 
@@ -38,16 +40,26 @@ def test_programs_with_sockets_and_without_the_library(tmp_path: Path) -> None:
     # A socket that is not a network socket, and a kernel thread.
     process(tmp_path, 13, "bash", LOADER, 4712)
     process(tmp_path, 14, "kthreadd", "", 4711)
-    assert programs(Tree(str(tmp_path))) == [Program("rclone", True), Program("sshd", False)]
+    assert programs(Tree(str(tmp_path))) == [Program("rclone", True, True), Program("sshd", False, True)]
+
+
+def test_a_program_that_nobody_calls_slurmd_fails_nothing(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "net").mkdir(parents=True)
+    (tmp_path / "proc" / "net" / "tcp").write_text(TABLE)
+    process(tmp_path, 10, "x", "400000 r-xp /home/mallory/x\n", 4711, 65534)
+    process(tmp_path, 11, "slurmd", "400000 r-xp /home/mallory/slurmd\n", 4711, 65534)
+    assert judge(LIBRARY, programs(Tree(str(tmp_path)))).status == "pass"
+    process(tmp_path, 12, "slurmd", "400000 r-xp /usr/sbin/slurmd\n", 4711)
+    assert judge(LIBRARY, programs(Tree(str(tmp_path)))).status == "fail"
 
 
 @pytest.mark.parametrize(
     ("listed", "running", "status", "actual"),
     [
-        (LIBRARY, [Program("sshd", False), Program("tailscaled", True)], "pass", "active"),
-        (LIBRARY, [Program("rclone", True)], "pass", "active; not for rclone (static)"),
-        (LIBRARY, [Program("slurmd", False)], "fail", "not loaded"),
-        (LIBRARY, [Program("slurmd-wlm", False)], "fail", "not loaded"),
+        (LIBRARY, [Program("sshd", False, True), Program("tailscaled", True, True)], "pass", "active"),
+        (LIBRARY, [Program("rclone", True, False)], "pass", "active; not for rclone (static)"),
+        (LIBRARY, [Program("slurmd", False, True)], "fail", "not loaded"),
+        (LIBRARY, [Program("slurmd-wlm", False, True)], "fail", "not loaded"),
         ("/usr/lib/other.so", [], "fail", "not active"),
     ],
 )

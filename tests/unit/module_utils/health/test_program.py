@@ -96,9 +96,11 @@ def test_a_node_with_processes_that_no_signal_ends_stays_drained() -> None:
     [
         ("71 (python3) S 1 71", "0::/system.slice/n1_slurmstepd.scope/job_8/step_0/user/task_0", True),
         ("71 (python3) S 1 71", "4:memory:/slurm/uid_1000/job_8\n0::/", True),
-        ("71 (slurmstepd) S 1 71", "0::/", True),
+        ("71 (slurmstepd) S 1 71", "0::/", False),
         ("71 (a) S (b) D 1 71", "0::/", True),
         ("71 (python3) S 1 71", "0::/user.slice/user-1000.slice/job_x", False),
+        # A user may make groups of any name there.
+        ("71 (python3) S 1 71", "0::/user.slice/user-1000.slice/user@1000.service/job_8", False),
         ("71 (slurmd) S 1 71", "0::/system.slice/slurmd.service", False),
     ],
 )
@@ -108,6 +110,25 @@ def test_what_is_left_of_jobs(tmp_path: Path, stat: str, group: str, counts: boo
     # Process 72 has just ended.
     (tmp_path / "proc/71/stat").write_text(f"{stat} 71 0\n", encoding="utf-8")
     (tmp_path / "proc/71/cgroup").write_text(f"{group}\n", encoding="utf-8")
+    assert bool(program.left_of_jobs(Tree(str(tmp_path)))) == counts
+
+
+@pytest.mark.parametrize(
+    ("ids", "file", "counts"),
+    [
+        ("0\t0\t0\t0", "/usr/sbin/slurmstepd", True),
+        ("0\t0\t0\t0", "/usr/sbin/slurmstepd (deleted)", True),
+        ("1000\t1000\t1000\t1000", "/home/mallory/slurmstepd", False),
+        ("1000\t0\t0\t0", "/home/mallory/slurmstepd", False),
+        ("0\t0\t0\t0", "/usr/bin/su", False),
+    ],
+)
+def test_what_slurm_starts_for_jobs_is_not_known_by_its_name(tmp_path: Path, ids: str, file: str, counts: bool) -> None:
+    folder = tmp_path / "proc/71"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text("71 (slurmstepd) S 1 71 0\n", encoding="utf-8")
+    (folder / "status").write_text(f"Name:\tslurmstepd\nUid:\t{ids}\n", encoding="utf-8")
+    (folder / "exe").symlink_to(file)
     assert bool(program.left_of_jobs(Tree(str(tmp_path)))) == counts
 
 
@@ -366,7 +387,9 @@ def test_what_slurm_has_drained_for_a_job_is_resumed_when_nothing_is_left_of_it(
 
     process = tmp_path / "proc/71"
     process.mkdir(parents=True)
-    (process / "stat").write_text(f"71 ({'slurmstepd' if left else 'slurmd'}) S 1 71\n", encoding="utf-8")
+    (process / "stat").write_text("71 (x) S 1 71\n", encoding="utf-8")
+    (process / "status").write_text("Uid:\t0\t0\t0\t0\n", encoding="utf-8")
+    (process / "exe").symlink_to(f"/usr/sbin/{'slurmstepd' if left else 'slurmd'}")
     settings = program.Settings("lab", "n1", "", [DISK], 95)
     program.settle(runner, settings, [result("pass")], Tree(str(tmp_path)))
     assert told == ([] if left else ["nodename=n1 state=resume"])

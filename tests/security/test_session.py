@@ -1,0 +1,53 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What other users' sessions, and one's own containers, say to the terminal of whoever looks at them."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+
+EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
+
+
+def copied(code: str) -> None:
+    argv = [sys.executable, "-c", code]
+    # As _run starts it.
+    with Process(argv, stdout=-1, encoding="utf-8", errors="replace") as process:
+        program._copy("main1", process, [])
+
+
+def test_the_output_of_a_container_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    copied(f"import sys; sys.stdout.buffer.write({EVIL.encode()!r} + b'\\n')")
+    said = capsys.readouterr().out
+    assert said.startswith("main1: ") and "pwned" in said and printable(said) == said
+
+
+def test_a_line_without_an_end_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "say", lambda _text: None)
+    tracemalloc.start()
+    copied("import sys\nfor _part in range(2048): sys.stdout.buffer.write(b'x' * (1 << 16))")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_reason_in_the_list_of_sessions_is_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token: Any = SimpleNamespace(name="demo", replicas=list)
+    found = job.Session(7, "mallory", "pending", EVIL, job.WAITING, token, [])
+    monkeypatch.setattr(job, "queue", lambda _run: [found])
+    anything: Any = None
+    assert program._list(anything, anything, []) == 0
+    said = capsys.readouterr().out
+    assert "pwned" in said and printable(said) == said

@@ -1,0 +1,95 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whoever looks at the run of another user sees text, not what it does to their terminal, and reads only what is theirs to show."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.runs import copy_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+
+EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b2J\u202e"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """The runs of a user who has written everything in them."""
+    folder = Folder(f"{tmp_path}/nano")
+    request = Request(name="nano", command=[f"true{EVIL}"], folder=f"/x{EVIL}\nfake: finished", directory=f"/{EVIL}")
+    folder.create(request._replace(folder=f"{tmp_path}/nano"))
+    text = (tmp_path / "nano" / "request.json").read_text(encoding="utf-8")
+    assert f'"{tmp_path}/nano"' in text
+    evil = '"/x\\u001b]0;pwned\\u0007\\nfake: finished"'
+    (tmp_path / "nano" / "request.json").write_text(text.replace(f'"{tmp_path}/nano"', evil), encoding="utf-8")
+    folder.write(Run("nano", state="failed", detail=f"out of memory{EVIL}\nfake: finished"))
+    folder.attempt(1).mkdir(parents=True)
+    return tmp_path
+
+
+def shown(capsys: pytest.CaptureFixture[str], runs: Path, *arguments: str) -> tuple[int, str]:
+    status = program.main({"volumes": [], "run_dir": str(runs)}, arguments)
+    told = capsys.readouterr()
+    return status, told.out + told.err
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("show", "nano"), ("cancel", "nano")])
+def test_runs_are_shown_as_text(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple[str, ...]) -> None:
+    _status, said = shown(capsys, runs, *arguments)
+    assert "pwned" in said and printable(said) == said
+    # Nor can they add a line for a run that there is not.
+    assert not [line for line in said.splitlines() if line.startswith("fake")]
+
+
+def test_logs_are_shown_as_text(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+    log = Folder(f"{runs}/nano").attempt(1) / "rank-0.log"
+    log.write_text(f"\x1b[31mloss\x1b[0m 2.3\r\n 10 %\r 20 %\r\n{EVIL}\n", encoding="utf-8", newline="")
+    status, said = shown(capsys, runs, "logs", "nano", "--attempt", "1")
+    assert (status, said[:22]) == (0, "loss 2.3\n 10 %\n 20 %\n\ufffd")
+    assert printable(said) == said
+
+
+def test_errors_are_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise HostStateError(f"{EVIL} is damaged.", f"Move {EVIL} away.")
+
+    assert exit_status("gpumesh-train", fail) == 2
+    said = capsys.readouterr().err
+    assert "pwned" in said and printable(said) == said
+
+
+def test_a_log_without_line_ends_is_not_held_in_memory(runs: Path) -> None:
+    log = Folder(f"{runs}/nano").attempt(1) / "rank-0.log"
+    with log.open("wb") as stream:
+        stream.truncate(64 << 20)
+    tracemalloc.start()
+    copy_log(Folder(f"{runs}/nano"), 0, 1, lambda _text: None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_log_that_is_a_link_to_a_file_of_somebody_else(
+    capsys: pytest.CaptureFixture[str], runs: Path, attacker: pwd.struct_passwd
+) -> None:
+    secret = runs / "secret"
+    secret.write_text("the secret", encoding="ascii")
+    log = Folder(f"{runs}/nano").attempt(1) / "rank-0.log"
+    log.symlink_to(secret)
+    os.chown(log, attacker.pw_uid, attacker.pw_gid, follow_symlinks=False)
+    status, said = shown(capsys, runs, "logs", "nano", "--attempt", "1")
+    assert status == 2 and "the secret" not in said and f"is a link of {attacker.pw_name}" in said
+    # A link to what is the attacker's own is not a secret of anybody.
+    os.chown(secret, attacker.pw_uid, attacker.pw_gid)
+    assert shown(capsys, runs, "logs", "nano", "--attempt", "1") == (0, "the secret")
