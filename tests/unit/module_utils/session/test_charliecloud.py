@@ -95,7 +95,7 @@ def test_a_container_runs_once_it_is_in_its_own_root(place: runtime.Place) -> No
     with subprocess.Popen(["sh", "-c", "sh -c 'sleep 60; true'; true"], start_new_session=True) as outer:
         try:
             (Path(place.run) / runtime.PROCESS).write_text(f"{outer.pid}\n")
-            end = time.monotonic() + 20
+            end = time.monotonic() + 120
             while not charliecloud._child(charliecloud._child(outer.pid)):
                 assert time.monotonic() < end
                 time.sleep(0.05)
