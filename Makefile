@@ -69,10 +69,10 @@ sanity: ## Run ansible-test sanity but for its linters (CORES="2.18 2.21" or all
 	@lab/bootstrap dev
 	@tests/matrix sanity $(CORES)
 
-matrix: ## Run sanity and the unit tests with every ansible-core and Python that we support
+matrix: ## Run all of sanity and the unit tests with every ansible-core and Python that we support (CORES="2.18 2.21" for some)
 	@lab/bootstrap dev
-	@tests/matrix sanity all
-	@tests/matrix unit all
+	@tests/matrix sanity $(or $(CORES),all)
+	@tests/matrix unit $(or $(CORES),all)
 	@tests/matrix importer
 
 build: ## Build the archive of the collection

@@ -56,7 +56,7 @@ def test_the_archive_has_what_runs_and_nothing_else(installed: Installed) -> Non
     tops = {name.split("/")[0] for name in names}
     assert {"meta", "playbooks", "plugins", "roles", "docs", "README.md", "LICENSE", "CHANGELOG.md"} <= tops
     assert "meta/execution-environment.yml" in names
-    assert not tops & {".cache", ".ci", ".git", ".lab", ".venv", "lab", "collections", "tests"}
+    assert not tops & {".cache", ".ci", ".git", ".github", ".lab", ".venv", "lab", "collections", "tests"}
     assert not [name for name in names if name.endswith((".pyc", ".log")) or "__pycache__" in name]
     for folder in ("plugins", "roles", "playbooks"):
         for path in (ROOT / folder).rglob("*"):

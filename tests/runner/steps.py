@@ -21,6 +21,7 @@ _COMMANDS = {
         "lint: ruff": "ruff check .",
         "lint: mypy": "tests/mypy",
         "lint: yaml": "yamllint --strict .",
+        "lint: workflows": "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/test.yml",
         "lint: ansible": "ansible-lint --offline --strict",
     },
     "unit": {"unit": "pytest -q -n auto tests/unit"},

@@ -22,8 +22,11 @@ QUESTIONS = {
     for question in [SURVEYS["__gpumesh_awx_cluster"], *survey]
     if isinstance(question, dict)
 }
-#: Returns options with the values that roles would have, in the way that all actions use.
+#: Writes the values that options would have in roles, read in the way of all actions.
 PROBE = """
+import json
+from pathlib import Path
+
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
 
 
@@ -32,12 +35,14 @@ class ActionModule(HostAction):
 
     def work(self):
         options = self._task.args["options"]
-        return {"read": {name: self.option(name, option) for name, option in options.items()}}
+        found = {name: self.option(name, option) for name, option in options.items()}
+        Path(self._task.args["dest"]).write_text(json.dumps(found), encoding="utf-8")
+        return {}
 """
 
 
-def read(folder: Path, inventory: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """The values of the questions' variables in the roles."""
+def read(folder: Path, extra: dict[str, Any], *inventories: dict[str, Any]) -> list[dict[str, Any]]:
+    """The values of the questions' variables in the roles, on a host for each of the inventory's values."""
     (folder / "action_plugins").mkdir()
     (folder / "action_plugins" / "probe.py").write_text(PROBE, encoding="utf-8")
     (folder / "library").mkdir()
@@ -46,14 +51,11 @@ def read(folder: Path, inventory: dict[str, Any], extra: dict[str, Any]) -> dict
         name: {"choices": question.get("choices")} if "choices" in question else {}
         for name, question in QUESTIONS.items()
     }
-    tasks = [
-        {"probe": {"options": options}, "register": "result"},
-        {"ansible.builtin.copy": {"content": "{{ result.read | to_json }}", "dest": str(folder / "read.json")}},
-    ]
-    run = run_tasks(folder, {"a": inventory}, {}, tasks, "-e", json.dumps(extra))
+    hosts = {f"n{number}": inventory for number, inventory in enumerate(inventories)}
+    tasks = [{"probe": {"options": options, "dest": f"{folder}/{{{{ inventory_hostname }}}}.read"}}]
+    run = run_tasks(folder, hosts, {}, tasks, "-e", json.dumps(extra))
     assert run.code == 0, run.output
-    found: dict[str, Any] = json.loads((folder / "read.json").read_text(encoding="utf-8"))
-    return found
+    return [json.loads((folder / f"{host}.read").read_text(encoding="utf-8")) for host in hosts]
 
 
 def empty(question: dict[str, Any]) -> Any:
@@ -64,23 +66,20 @@ SET: dict[str, Any] = {name: f"{name} of the inventory" for name in QUESTIONS}
 
 
 def test_an_empty_answer_leaves_it_to_the_inventory(tmp_path: Path) -> None:
+    """What nobody says is not set."""
     assert len(QUESTIONS) > 20
-    assert read(tmp_path, SET, {name: empty(question) for name, question in QUESTIONS.items()}) == SET
+    extra = {name: empty(question) for name, question in QUESTIONS.items()}
+    assert read(tmp_path, extra, SET, {}) == [SET, dict.fromkeys(QUESTIONS)]
 
 
 def test_an_answer_wins_over_the_inventory(tmp_path: Path) -> None:
     answers = {name: f"{name} of a person" for name in QUESTIONS}
-    assert read(tmp_path, SET, answers) == answers
+    assert read(tmp_path, answers, SET) == [answers]
 
 
-def test_what_nobody_says_is_not_set(tmp_path: Path) -> None:
-    extra = {name: empty(question) for name, question in QUESTIONS.items()}
-    assert read(tmp_path, {}, extra) == dict.fromkeys(QUESTIONS)
-
-
-@pytest.mark.parametrize("value", ["", []])
-def test_what_is_empty_in_the_inventory_is_so(tmp_path: Path, value: Any) -> None:
-    assert read(tmp_path, dict.fromkeys(QUESTIONS, value), {}) == dict.fromkeys(QUESTIONS, value)
+def test_what_is_empty_in_the_inventory_is_so(tmp_path: Path) -> None:
+    values: list[dict[str, Any]] = [dict.fromkeys(QUESTIONS, value) for value in ("", [])]
+    assert read(tmp_path, {}, *values) == values
 
 
 def test_an_empty_list_of_something_else_is_an_answer(tmp_path: Path) -> None:

@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from module_runs import result_of, start, write_programs
+
+from ansible_collections.gpumesh.cluster.plugins.modules import slurm
 
 SLURMD = {"name": "slurmd", "command": "/usr/sbin/slurmd -D", "reads": [], "drop_in": "[Unit]\n"}
 
@@ -51,14 +56,24 @@ def run(folder: Path, given: dict[str, Any], **arguments: Any) -> dict[str, Any]
     return result_of(start("slurm", {**given, **arguments}, environment))
 
 
-def test_a_node_is_written_and_run_in_one_call(programs: Path, given: dict[str, Any]) -> None:
+def test_a_node_is_written_and_run_in_one_call(
+    programs: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = Path(given["directory"])
     would = run(programs, given, _ansible_check_mode=True, _ansible_diff=True)
     assert would["changed"] and not list(folder.iterdir())
     assert "node/slurmd.env" in would["diff"]["after"]
-    # The controller is not running.
-    waiting = run(programs, given, controller_port=1, forgotten=True, task_prolog="", epilog="", machine="n3")
-    assert "The controller on n1 does not answer at 127.0.0.1:1 (TCP)" in waiting["msg"]
+    # The controller is not running, and nobody waits for it here.
+    monkeypatch.setattr(slurm, "_REACHED", 0.0)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        changes = {"controller_port": port, "forgotten": True, "task_prolog": "", "epilog": "", "machine": "n3"}
+        with patch_module_args({**given, **changes}), pytest.raises(SystemExit):
+            slurm.main()
+    waiting = json.loads(capsys.readouterr().out)
+    assert f"The controller on n1 does not answer at 127.0.0.1:{port} (TCP)" in waiting["msg"]
     assert (folder / "node" / "slurmd.env").exists()
 
 

@@ -286,9 +286,7 @@ def context(expected: Expected, tmp_path: Path, answers: dict | None = None) -> 
 
 
 def test_every_check_gives_one_result_in_order_on_a_bare_host(tmp_path: Path) -> None:
-    began = time.monotonic()
     results = run.make_checks(context(Expected(), tmp_path), "n1")
-    assert time.monotonic() - began < 5
     assert [result["id"] for result in results] == [check.id for check in run.CHECKS if check.id != "mesh.preload"]
     assert all(result["host"] == "n1" for result in results)
     for result in results:

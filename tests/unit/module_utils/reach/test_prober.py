@@ -81,7 +81,8 @@ async def silent(number: int) -> AsyncIterator[list[int]]:
 
 def outcome(monkeypatch: pytest.MonkeyPatch, state: str, opens: bool) -> str:
     """The result for a port on which nothing listens at first; if it ``opens``, something does a moment later."""
-    monkeypatch.setattr(prober, "_AGAIN", 0.3)
+    # If the port opens, then well before the second attempt.
+    monkeypatch.setattr(prober, "_AGAIN", 5.0 if opens else 0.1)
     with socket.socket() as reserved:
         reserved.bind((HERE, 0))
         number = reserved.getsockname()[1]

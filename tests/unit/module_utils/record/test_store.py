@@ -395,15 +395,21 @@ class TestDeath:
         assert names(kept.folder) == [".lab.lock", ".other.json.abc123", "lab.json", "lab.json.good"]
 
     @pytest.mark.skipif(shutil.which("strace") is None, reason="not checked: strace is not installed")
-    def test_kill_9_at_every_system_call(self, kept: Store) -> None:
-        """The kernel itself kills the process on entry to the Nth system call of the write."""
+    def test_kill_9_at_every_system_call(self, kept: Store, tmp_path: Path) -> None:
+        """The kernel itself kills the process on entry to the Nth system call of the write.
+
+        The calls are counted from the start of Python, so its compiled files are in a folder that no other test writes
+        to, and are there before the first count.
+        """
         original = kept.read()
         assert original is not None
         calls = "openat,open,write,pwrite64,fsync,rename,renameat,fchmod,ftruncate,flock,close,unlink,fstat,lseek,read,getdents64"
         begin = "\nos.chdir(folder)\n"
-        code = CHILD + begin + "work()\n"
+        python = [sys.executable, "-X", f"pycache_prefix={tmp_path / 'compiled'}", "-c"]
+        subprocess.run([*python, CHILD, kept.folder, "7"], check=True)
+        program = [*python, CHILD + begin + "work()\n", kept.folder, "7"]
         counted = subprocess.run(
-            ["strace", "-qq", "-e", f"trace={calls},chdir", sys.executable, "-c", code, kept.folder, "7"],
+            ["strace", "-qq", "-e", f"trace={calls},chdir", *program],
             capture_output=True,
             text=True,
             check=True,
@@ -422,7 +428,7 @@ class TestDeath:
             done = subprocess.run(
                 [
                     *["strace", "-qq", "-o", "/dev/null", "-e", f"trace={call}"],
-                    *["-e", f"inject={call}:signal=KILL:when={nth}", sys.executable, "-c", code, kept.folder, "7"],
+                    *["-e", f"inject={call}:signal=KILL:when={nth}", *program],
                 ],
                 capture_output=True,
                 check=False,

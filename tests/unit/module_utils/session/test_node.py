@@ -138,7 +138,7 @@ def test_the_steps_of_a_node_are_found_by_their_names() -> None:
     argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
     with subprocess.Popen(["bash", "-c", 'exec -a "slurmstepd: [4294901.extern]" "$@"', "x", *argv]) as process:
         try:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 120
             while 4294901 not in node._stepping():
                 assert time.monotonic() < end
                 time.sleep(0.1)
@@ -150,7 +150,7 @@ def test_a_program_of_a_user_is_not_taken_for_a_step(monkeypatch: pytest.MonkeyP
     argv = ["bash", "-c", 'exec -a "slurmstepd: [4294902.extern]" sleep 60']
     with subprocess.Popen(argv) as process:
         try:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 120
             while 4294902 not in node._stepping():
                 assert time.monotonic() < end
                 time.sleep(0.1)

@@ -68,7 +68,7 @@ class Site:
         login = ["ssh", "-F", "none", *options, "-i", str(self.key), "root@127.0.0.1", "true"]
         with subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(self.config)], stderr=subprocess.DEVNULL) as daemon:
             try:
-                end = time.monotonic() + 10
+                end = time.monotonic() + 120
                 while "Connection refused" in (done := run(login, check=False)).stderr:
                     assert time.monotonic() < end, done.stderr
                     time.sleep(0.1)

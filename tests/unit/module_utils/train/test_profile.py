@@ -79,7 +79,8 @@ def test_nsight_systems_records_for_some_seconds_and_leaves_the_program_alone(
     )
     double.chmod(0o755)
     monkeypatch.setattr(profile, "DELAY", 0)
-    code = "import sys, time; time.sleep(2); sys.exit(7)"
+    # The program runs until the recording of one second has ended.
+    code = f"import pathlib, sys, time\nwhile '\\nstop ' not in pathlib.Path({str(log)!r}).read_text(): time.sleep(0.1)\nsys.exit(7)"
     argv = profile.command("nsys:1", ["python3", "-c", code], str(tmp_path), 4)
     path = f"{tmp_path}:{os.environ['PATH']}"
     assert subprocess.run(argv, env={**os.environ, "PATH": path}, check=False, timeout=60).returncode == 7

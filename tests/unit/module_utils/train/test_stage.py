@@ -43,7 +43,7 @@ class Node:
 
 
 def wait(staging: stage.Staging) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not staging.path and not staging.failure:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -134,11 +134,11 @@ def test_a_process_that_is_killed_in_the_middle_leaves_no_copy_and_no_lock(node:
         "def count(self, size):\n"
         "    counted(self, size)\n"
         "    print(flush=True)\n"
-        "    time.sleep(0.5)\n"
+        "    time.sleep(120)\n"
         "stage.Staging._count = count\n"
         "made = stage.Staging(stage.read(sys.argv[2]), sys.argv[1], sys.argv[2])\n"
         "made.begin()\n"
-        "time.sleep(60)\n"
+        "time.sleep(120)\n"
     )
     argv = [sys.executable, "-c", code, str(node.disk), str(node.run)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:

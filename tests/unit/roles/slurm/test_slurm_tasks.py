@@ -13,6 +13,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import write_programs
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays, run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
@@ -33,23 +34,25 @@ def recap(run: Run, host: str) -> dict[str, int]:
     return {name: int(count) for name, count in (pair.split("=") for pair in line.group(1).split())}
 
 
-def test_check_mode_says_what_would_come(tmp_path: Path) -> None:
-    run = check(tmp_path, slurm_rest=True)
-    assert run.code == 0, run.output
+@pytest.fixture(name="fresh", scope="module")
+def _fresh(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return check(tmp_path_factory.mktemp("fresh"), slurm_rest=True)
+
+
+def test_check_mode_says_what_would_come(fresh: Run) -> None:
+    assert fresh.code == 0, fresh.output
     for file in ("node/slurmd.env", "slurm.conf"):
-        assert f"+## {file}" in run.output
-    assert "+slurmd" in run.output and "+slurmrestd" in run.output
+        assert f"+## {file}" in fresh.output
+    assert "+slurmd" in fresh.output and "+slurmrestd" in fresh.output
 
 
-def test_a_member_takes_part_in_few_tasks(tmp_path: Path) -> None:
-    run = check(tmp_path)
-    assert run.code == 0, run.output
+def test_a_member_takes_part_in_few_tasks(fresh: Run) -> None:
     # Two of them are Ansible's own, for the role.
-    assert recap(run, "n2")["ok"] == 3, run.output
+    assert recap(fresh, "n2")["ok"] == 3, fresh.output
     # The queue, the controller's configuration, its services, and a node that has changed.
-    assert recap(run, "n2")["skipped"] == 4, run.output
-    assert recap(run, "n1")["ok"] == 6, run.output
-    assert recap(run, "n1")["skipped"] == 3, run.output
+    assert recap(fresh, "n2")["skipped"] == 4, fresh.output
+    assert recap(fresh, "n1")["ok"] == 6, fresh.output
+    assert recap(fresh, "n1")["skipped"] == 3, fresh.output
 
 
 def test_slurm_may_come_after_a_hand_over(tmp_path: Path) -> None:
@@ -63,46 +66,42 @@ def test_slurm_may_come_after_a_hand_over(tmp_path: Path) -> None:
     assert "changed: [n2]" in configured.partition("TASK [")[0]
 
 
-NOT_READY = [
-    ("", "It did not register with the controller on n1."),
-    (
-        "NodeName=n2 State=DOWN+NOT_RESPONDING Reason=Not responding [slurm@2026-11-20T20:31:00]",
+#: What Slurm shows of each node, None for a failing scontrol, and what is said about it.
+NOT_READY = {
+    "n2": ("", "It did not register with the controller on n1."),
+    "n3": (
+        "NodeName=n3 State=DOWN+NOT_RESPONDING Reason=Not responding [slurm@2026-11-20T20:31:00]",
         "Its state in Slurm is down not_responding (Not responding).",
     ),
-    ("NodeName=n2 State=UNKNOWN", "Its state in Slurm is unknown (no reason was given)."),
-    (None, "'scontrol show -o node' exited 1: "),
-]
+    "n4": ("NodeName=n4 State=UNKNOWN", "Its state in Slurm is unknown (no reason was given)."),
+    "n5": (None, "'scontrol show -o node' exited 1: "),
+}
 
 
-@pytest.mark.parametrize(("shown", "words"), NOT_READY, ids=["unknown", "down", "no reason", "no controller"])
-def test_a_node_that_is_not_ready_in_time_is_explained(tmp_path: Path, shown: str | None, words: str) -> None:
-    node = tmp_path / "node"
-    if shown is not None:
-        node.write_text(f"{shown}\n", encoding="utf-8")
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir()
-    script = f'#!/bin/sh\n[ "$1" = -V ] && echo slurm-wlm 22.05.8 || cat {node}\n'
-    scontrol.write_text(script, encoding="utf-8")
-    scontrol.chmod(0o755)
-    settle = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": "settle"}}
-    given = {
-        "cluster_record": RECORD,
-        "slurm_ready_timeout": 2,
-        # slurmd has just been started.
-        "__slurm_run": {"changed": True, "redefined": False, "leftover": False},
-    }
+def test_a_node_that_is_not_ready_in_time_is_explained(tmp_path: Path) -> None:
+    for name, (shown, _words) in NOT_READY.items():
+        answer = "echo no controller >&2; exit 1" if shown is None else f"echo '{shown}'"
+        script = f'[ "$1" = -V ] && echo slurm-wlm 22.05.8 && exit; {answer}'
+        write_programs(tmp_path / name, {"scontrol": script})
+    members = [{"machine": name, "address": f"10.0.0.{name[1]}", "interface": "eth0"} for name in ("n1", *NOT_READY)]
     play = {
-        "hosts": "n2",
-        "vars": given,
-        "tasks": [settle],
-        "environment": {"PATH": f"{scontrol.parent}:{os.environ['PATH']}"},
+        "hosts": ",".join(NOT_READY),
+        "vars": {
+            "cluster_record": plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {}, members, STAMP), STAMP),
+            "slurm_ready_timeout": 2,
+            # slurmd has just been started.
+            "__slurm_run": {"changed": True, "redefined": False, "leftover": False},
+        },
+        "tasks": [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": "settle"}}],
+        "environment": {"PATH": f"{tmp_path}/{{{{ inventory_hostname }}}}:{os.environ['PATH']}"},
     }
-    run = run_plays(tmp_path, {"n1": {}, "n2": {}}, [play])
+    run = run_plays(tmp_path, {name: {} for name in ("n1", *NOT_READY)}, [play])
     assert run.code == 2, run.output
     said = run.words.partition("TASK [gpumesh.cluster.slurm : Explain why the node does not accept jobs]")[2]
-    assert "n2: The node does not accept jobs after 2 s. " in said
-    assert words in said
-    assert "See /var/log/slurm/slurmd.log on n2 and /var/log/slurm/slurmctld.log on n1." in said
+    for name, (_shown, words) in NOT_READY.items():
+        of_node = said.partition(f"{name}: The node does not accept jobs after 2 s. ")[2].partition("fatal:")[0]
+        assert words in of_node, said
+        assert f"See /var/log/slurm/slurmd.log on {name} and /var/log/slurm/slurmctld.log on n1." in of_node
 
 
 def test_fresh_hosts_can_leave(tmp_path: Path) -> None:
