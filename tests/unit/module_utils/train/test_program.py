@@ -343,7 +343,9 @@ def test_a_profile_that_cannot_be_recorded_stops_nothing(host: Host) -> None:
 
 
 def test_nsight_systems_must_be_on_each_node(host: Host) -> None:
-    (host.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do true; done; exec /bin/sh -c "$last"\n')
+    # The node has no other commands than these, whatever this machine has.
+    only = f"PATH={host.folder / 'bin'}"
+    (host.folder / "bin" / "ssh").write_text(f'#!/bin/sh\nfor last; do true; done; {only} exec /bin/sh -c "$last"\n')
     refused = host.start("", "--profile", "nsys")
     assert refused.returncode == 2, refused.stdout
     assert "n1 has no command nsys. Install the package nsight-systems from Debian's non-free section" in refused.stderr
