@@ -18,6 +18,5 @@ class ActionModule(HostAction):
         given = self.arguments(
             name={"type": "list", "elements": "str", "default": []}, refresh={"type": "bool", "default": False}
         )
-        if self.check_mode:
-            return {"changed": True}
-        return {"changed": self.install(given["name"], given["refresh"])}
+        changed = self.check_mode or self.install(given["name"], given["refresh"])
+        return {"changed": changed, "packages": given["name"]}

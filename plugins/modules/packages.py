@@ -45,6 +45,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+packages:
+  description: The packages that are installed, or would be.
+  type: list
+  elements: str
+  returned: success
+  sample: [tailscale]
 """
 
 # The work is done by the action plugin of the same name.
