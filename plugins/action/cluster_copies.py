@@ -20,6 +20,7 @@ _NONE: Mapping[str, Any] = {
     "record": None,
     "source": None,
     "manager_silence": "",
+    "unanswered": [],
     "replaced": [],
     "remarks": [],
     "authority": None,
@@ -99,6 +100,9 @@ class ActionModule(ControllerAction):
         silence = printable(manager.silence or "") if manager else ""
         told = {
             "manager_silence": silence,
+            "unanswered": [
+                name for one in found.record["members"] if (name := one["machine"]) in answers and answers[name].silence
+            ],
             "record": found.record,
             "source": found.source,
             "replaced": list(found.replaced),

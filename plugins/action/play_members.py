@@ -54,6 +54,7 @@ class ActionModule(ControllerAction):
             "record": record,
             "members": members,
             "nodes": [machine for machine in members if machine not in confined],
+            "unfinished": [machine for machine in members if held[machine].get("unfinished")],
             "outdated": outdated_members(held, record),
             "userspace_only": confined,
             "pods": pods,

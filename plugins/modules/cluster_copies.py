@@ -125,6 +125,11 @@ source:
   description: The machine that has this copy.
   returned: RV(ask) is empty
   type: str
+unanswered:
+  description: The members that were asked, in the play or outside of it, and do not answer.
+  returned: RV(ask) is empty
+  type: list
+  elements: str
 manager_silence:
   description: Why the manager does not answer. Empty if it does, or was not asked.
   returned: RV(ask) is empty

@@ -104,6 +104,12 @@ tun:
   returned: success, and O(generation) is not given
   type: bool
   sample: true
+unfinished:
+  description: What an installation of packages that was cut off has left behind.
+  returned: success, and O(generation) is not given
+  type: list
+  elements: str
+  sample: ["dpkg was interrupted"]
 interfaces:
   description: The network interfaces. See M(gpumesh.cluster.interface_info).
   returned: O(interfaces) is true, and they can be detected
@@ -148,6 +154,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.dpkg import unfinished
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.facts import gather
@@ -170,6 +177,7 @@ def work(params: Dict[str, Any]) -> Outcome:
         values={
             "clusters": [_shown(stored.record, params["whole"], params["known"]) for stored in found.records],
             "damaged": [damage._asdict() for damage in found.damaged],
+            "unfinished": unfinished(Tree()),
             "tun": os.path.exists("/dev/net/tun"),
             **(_interfaces() if params["interfaces"] else {}),
         },

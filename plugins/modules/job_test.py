@@ -40,6 +40,11 @@ options:
     type: list
     elements: str
     required: true
+  silent:
+    description: Those of the nodes that are known not to answer. They are skipped, and listed in RV(barred).
+    type: list
+    elements: str
+    default: []
   user:
     description:
       - The user that runs the job if the module runs as root. It must exist with the same UID on every node and, if Slurm
@@ -120,7 +125,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import launc
 def work(module: AnsibleModule) -> Outcome:
     """Launch where there is room."""
     given = module.params
-    request = launch.Request(given["nodes"], given["user"], given["timeout"])
+    request = launch.Request(given["nodes"], given["user"], given["timeout"], silent=given["silent"])
     values = {"launched": [], "held": {}, "barred": {}, "away": [], "attempts": 0}
     values.update(rc=0, stdout="", stderr="", cmd=[])
     if module.check_mode:
@@ -138,6 +143,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "nodes": {"type": "list", "elements": "str", "required": True},
+            "silent": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str", "default": NOBODY},
             "timeout": {"type": "int", "default": 60},
         },

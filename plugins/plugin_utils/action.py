@@ -22,6 +22,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN, COMPLETE, END
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import Contents, packed
 
 _COLLECTION = Path(__file__).resolve().parents[2]
@@ -293,18 +294,38 @@ class HostAction(ActionBase):
             ]
         return str(facts.get("pkg_mgr", facts.get("ansible_pkg_mgr")))
 
-    def install(self, packages: Sequence[str]) -> bool:
+    def install(self, packages: Sequence[str], refresh: bool = False) -> bool:
         """Install packages with the host's package manager. Returns whether anything changed.
 
-        Debian starts what it installs. Without a configuration, or in a container with supervisord, that would fail, so
-        a policy-rc.d with status 101 prevents it.
+        ``refresh``: fetch the lists of packages even if they are new. With apt, an installation that was cut off is
+        completed first, even if there are no packages to install. Raises ModuleFailedError or HostStateError.
         """
         arguments: dict[str, Any] = {"name": list(packages), "state": "present"}
-        if self.package_manager == "apt":
-            arguments.update(
-                install_recommends=False, policy_rc_d=101, update_cache=True, cache_valid_time=3600, lock_timeout=300
-            )
+        if self.package_manager != "apt":
+            return bool(packages) and self._run_package_manager(arguments)
+        arguments.update(
+            install_recommends=False, update_cache=True, cache_valid_time=0 if refresh else 3600, lock_timeout=300
+        )
+        self._script(BEGIN)
+        try:
+            completed = self._script(COMPLETE)
+            return (bool(packages) and self._run_package_manager(arguments)) or completed
+        finally:
+            self._script(END)
+
+    def _run_package_manager(self, arguments: Mapping[str, Any]) -> bool:
         return bool(self.module(f"ansible.builtin.{self.package_manager}", arguments).get("changed"))
+
+    def _script(self, text: str) -> bool:
+        """Run a script on the host; whether it printed anything. Raises HostStateError."""
+        done = self._low_level_execute_command(text)
+        if done["rc"] != 0:
+            said = " ".join(printable(done["stderr"] or done["stdout"]).split())[-600:]
+            raise HostStateError(
+                f"An installation of packages that was cut off cannot be completed: {said}",
+                "Complete it there: dpkg --configure -a; apt-get --fix-broken install.",
+            )
+        return bool(done["stdout"].strip())
 
 
 class ControllerAction(HostAction):

@@ -17,10 +17,11 @@ from ansible.template import Templar
 
 
 class Played(NamedTuple):
-    """The result of a task, and the modules that it ran on the host, with their arguments."""
+    """The result of a task, the modules that it ran on the host, with their arguments, and its scripts."""
 
     result: dict[str, Any]
     ran: list[tuple[str, dict[str, Any]]]
+    scripts: list[str]
 
 
 def unpacked(sent: Mapping[str, str]) -> dict[str, bytes]:
@@ -52,5 +53,12 @@ def play(
         ran.append((module_name, module_args))
         return waiting[module_name].pop(0)
 
+    scripts: list[str] = []
+
+    def run_script(text: str) -> dict[str, Any]:
+        scripts.append(text)
+        return {"rc": 0, "stdout": "", "stderr": ""}
+
     made._execute_module = execute
-    return Played(made.run(task_vars=given), ran)
+    made._low_level_execute_command = run_script
+    return Played(made.run(task_vars=given), ran, scripts)

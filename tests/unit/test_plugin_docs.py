@@ -18,15 +18,15 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "gpumesh.cluster."
 # Plugin types as named by ansible-doc. An action is documented by the module with its name.
-TYPES = {"module": "modules", "filter": "filter", "callback": "callback", "inventory": "inventory"}
+TYPES = {"module": "modules", "filter": "filter", "callback": "callback", "inventory": "inventory", "lookup": "lookup"}
 PLUGINS = [
     (kind, path.stem)
     for kind, folder in TYPES.items()
     for path in sorted((ROOT / "plugins" / folder).glob("*.py"))
     if not path.name.startswith("_")
 ]
-EXAMPLES_WANTED = {"module", "filter", "inventory"}
-RETURN_WANTED = {"module", "filter"}
+EXAMPLES_WANTED = {"module", "filter", "inventory", "lookup"}
+RETURN_WANTED = {"module", "filter", "lookup"}
 
 
 @pytest.fixture(scope="session")

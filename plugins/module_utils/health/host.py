@@ -105,6 +105,21 @@ def judge_memlock(limit: Optional[int], ports: Sequence[RdmaPort]) -> Judgement:
     )
 
 
+# Packages
+
+
+def judge_packages(unfinished: Sequence[str]) -> Judgement:
+    """Without their configuration, programs are there that do not work."""
+    if not unfinished:
+        return passed("complete", "complete")
+    return failed(
+        "incomplete",
+        "complete",
+        f"An installation was cut off: {'; '.join(unfinished)}.",
+        "Run the site playbook, which completes it.",
+    )
+
+
 # Swap
 
 

@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import (
     Runner,
     find,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.dpkg import unfinished
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
     GpumeshError,
@@ -180,6 +181,12 @@ def _disks(context: Context) -> Judgement:
     return host.judge_disks(disks, context.expected.max_disk_percent)
 
 
+def _packages(context: Context) -> Judgement:
+    if not context.tree.exists("var/lib/dpkg"):
+        return skipped("This host does not use dpkg.")
+    return host.judge_packages(unfinished(context.tree))
+
+
 def _mounts(context: Context) -> Judgement:
     expected = context.expected
     paths = [*expected.mounts, *expected.external_mounts]
@@ -270,6 +277,7 @@ CHECKS = (
     Check("health.memlock", "Jobs can lock memory without limit", _memlock),
     Check("health.swap", "Little or no swap is in use", _swap),
     Check("health.disk", "No local file system is too full", _disks),
+    Check("health.packages", "Packages are completely installed, and their services can start", _packages),
     Check("storage.mounts", "Shared volumes are mounted and writable", _mounts, 130.0),
     Check("clock.synchronised", "The clock is synchronized", _clock),
     Check("health.name", "The host's own name resolves to its cluster address", _name),

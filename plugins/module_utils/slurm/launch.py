@@ -36,13 +36,15 @@ _NOT_RUN = Completed(0, "", "")
 class Request(NamedTuple):
     """The nodes to launch on, the account to use, the seconds that the scheduler may take, and the partition.
 
-    Without a partition, Slurm uses the default one.
+    Without a partition, Slurm uses the default one. ``silent``: nodes that are known not to answer, which Slurm may
+    learn late.
     """
 
     nodes: Sequence[str]
     user: str
     timeout_s: int
     partition: str = ""
+    silent: Sequence[str] = ()
 
 
 class Found(NamedTuple):
@@ -127,6 +129,7 @@ def look(run: Runner, request: Request, known: Mapping[str, show.Node]) -> Found
         for name in request.nodes
         if name not in known or not known[name]["ready"]
     }
+    barred.update({name: "unreachable" for name in request.nodes if name in request.silent})
     ready = [known[name] for name in request.nodes if name not in barred]
     partitions = assign(ready, show.partitions(run))
     barred.update(

@@ -231,13 +231,18 @@ def _checks(number: int) -> str:
 
 
 def changes(verdict: Verdict) -> dict[str, list[str]] | None:
-    """What fails now and did not in the previous run, and the reverse; None if there was no previous run."""
+    """What fails now and did not in the previous run, what passes again, and what was not checked again.
+
+    None if there was no previous run.
+    """
     if not verdict["history"]:
         return None
     before = set(verdict["history"][-1]["failing"])
     now = set(summarise(verdict)["failing"])
+    passing = {f"{check['id']}@{check['host'] or ''}" for check in verdict["checks"] if check["status"] == "pass"}
+    healed = (before - now) & passing
     # Checks that belong to no host have nothing after the sign.
     return {
         key: [name.rstrip("@") for name in sorted(names)]
-        for key, names in (("new", now - before), ("fixed", before - now))
+        for key, names in (("new", now - before), ("fixed", healed), ("unchecked", before - now - healed))
     }

@@ -155,6 +155,10 @@ def test_a_node_that_takes_no_jobs_is_left_out_with_its_state() -> None:
 
 def test_a_node_that_slurm_does_not_know_is_left_out() -> None:
     assert look(Slurm(0, 0, 0), *NODES, "n9").barred == {"n9": "unknown to Slurm"}
+    # A job would wait for a node of which Slurm does not know yet that it hangs.
+    slurm = Slurm(0, 0, 0)
+    left_out = launch.look(slurm, launch.Request(NODES, "root", 60, silent=["n2"]), launch.read(slurm))
+    assert (left_out.nodes, left_out.barred) == (["n1", "n3"], {"n2": "unreachable"})
 
 
 @pytest.mark.parametrize("text", ["", "srun: error: allocation failure", "to start at soon"])

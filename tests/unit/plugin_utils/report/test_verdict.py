@@ -86,6 +86,7 @@ def test_changes_name_what_fails_now_and_what_is_fixed() -> None:
     assert module.changes(verdict) == {
         "new": ["members.answer@n3", "reachability.peers@n1", "reachability.peers@n2"],
         "fixed": [],
+        "unchecked": [],
     }
     healed = module.assemble(
         samples.record(3), samples.checks(samples.record(3)), "2026-11-21T20:31:00Z", previous=verdict
@@ -93,6 +94,18 @@ def test_changes_name_what_fails_now_and_what_is_fixed() -> None:
     assert module.changes(healed)["new"] == []
     assert "members.answer@n3" in module.changes(healed)["fixed"]
     assert module.changes(samples.verdict(runs=0)) is None
+
+
+def test_what_was_not_checked_again_is_not_fixed() -> None:
+    """As of a machine that has left, or whose node is drained now."""
+    verdict = samples.verdict(3, dead=["n3"])
+    later = [samples.check("members.answer", "n1"), samples.check("members.answer", "n3", "skipped")]
+    found = module.changes(module.assemble(samples.record(3), later, "2026-11-21T20:31:00Z", previous=verdict))
+    assert found == {
+        "new": [],
+        "fixed": [],
+        "unchecked": ["members.answer@n3", "reachability.peers@n1", "reachability.peers@n2"],
+    }
 
 
 def test_no_key_of_a_member_gets_into_the_verdict() -> None:

@@ -34,6 +34,7 @@ def limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
     tasks: list[dict[str, Any]] = [
         {"ansible.builtin.include_role": role, "vars": {"__cluster_purpose": purpose}},
         {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} has {{ __cluster_found.record.generation }}."}},
+        {"ansible.builtin.debug": {"msg": "Silent: {{ __cluster_found.unanswered | join(' ') }}."}, "run_once": True},
     ]
     play = {
         "hosts": "all",
@@ -63,4 +64,5 @@ def test_the_others_go_on_and_the_reason_is_named(tmp_path: Path, down: str, ent
         "The manager n1 does not answer (" if down == "n1" else f"{down} is not in this run and keeps what it has. It"
     )
     said += "" if down == "n1" else " does not answer: "
+    assert f"Silent: {down}." in run.output
     assert f"{said}127.0.0.1 answers, but nothing listens on port 1." in run.words, run.output

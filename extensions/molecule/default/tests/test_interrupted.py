@@ -1,0 +1,108 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Members that are down and excluded from a run, and an installation of packages that was cut off.
+
+Each test leaves the cluster as it found it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_hosts import Lab
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN
+
+MACHINES = ("n1", "n2", "n3")
+#: Seconds for what waits for a member that is down.
+SHORT = ("-e", "ansible_ssh_timeout=5", "-e", "check_job_timeout=10")
+PROGRESS = "gpumesh.cluster.progress"
+POLICY = "/usr/sbin/policy-rc.d"
+#: A small package that nothing needs, and that takes long enough for dpkg to be killed meanwhile.
+PACKAGE = "fonts-dejavu-extra"
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Lab:
+    return Lab("molecule-default")
+
+
+@pytest.fixture(name="down")
+def _down(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
+    machine: str = request.param
+    lab.stop(machine)
+    yield machine
+    lab.start(machine)
+    lab.await_idle("n1")
+
+
+@pytest.mark.parametrize("down", ["n2"], indirect=True)
+def test_a_member_that_is_down_and_excluded_does_not_end_the_run(
+    lab: Lab, down: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANSIBLE_STDOUT_CALLBACK", PROGRESS)
+    limit = ("--limit", f"!{down}", *SHORT)
+    run = lab.play("gpumesh.cluster.slurm", *limit)
+    assert run.code == 0, run.output
+    assert f"{down} is not in this run and keeps what it has. It does not answer: " in run.words
+    assert "Done in" in run.output
+    # All plays of site run, and its check is the one that cannot pass.
+    report = ("-e", f"check_report_dir={tmp_path}")
+    run = lab.play("gpumesh.cluster.site", *limit, *report)
+    assert run.code == 2, run.output
+    assert "✓ Run the scheduler" in run.output and "✕ Check the cluster" in run.output
+    assert "Failed on n1 after" in run.output and "Done" not in run.output
+    # Its removal is prepared without it, and nothing is removed in check mode.
+    run = lab.play("gpumesh.cluster.remove", "-e", f"cluster_machine={down}", *limit, "--check")
+    assert run.code == 0, run.output
+
+
+@pytest.mark.parametrize("down", ["n1"], indirect=True)
+def test_a_manager_that_is_down_is_named_and_only_needed_for_the_scheduler(lab: Lab, down: str) -> None:
+    limit = ("--limit", f"!{down}", *SHORT)
+    run = lab.play("gpumesh.cluster.storage", *limit)
+    assert run.code == 0, run.output
+    assert "The manager n1 does not answer (" in run.words
+    run = lab.play("gpumesh.cluster.slurm", *limit)
+    assert run.code == 2, run.output
+    assert "The manager n1 does not answer (" in run.words
+    assert {line.split()[0] for line in run.output.splitlines() if "failed=1" in line} == {"n2", "n3"}
+
+
+def test_an_installation_that_was_cut_off_is_named_and_completed(lab: Lab, tmp_path: Path) -> None:
+    # The host loses its power while dpkg unpacks: dpkg does not end, and nobody restores the policy.
+    lab.run("n2", "sh", "-c", "printf '#!/bin/sh\\nexit 0\\n' > $0; chmod 755 $0", POLICY)
+    lab.run("n2", "apt-get", "update", "--quiet")
+    lab.run("n2", "sh", "-c", BEGIN)
+    killed = f"""
+    apt-get install --quiet --yes {PACKAGE} >/dev/null 2>&1 & apt=$!
+    until test -n "$(ls -A /var/lib/dpkg/updates)" || ! kill -0 $apt; do :; done
+    kill -KILL $apt; pkill -KILL -x dpkg; wait
+    """
+    lab.run("n2", "bash", "-c", killed, check=False)
+    assert lab.run("n2", "ls", "-A", "/var/lib/dpkg/updates").split()
+    assert "dpkg was interrupted" in lab.run("n2", "sh", "-c", "apt-get install --yes hello 2>&1", check=False)
+
+    run = lab.play("gpumesh.cluster.check", "--tags", "health", "-e", f"check_report_dir={tmp_path}")
+    assert run.code == 2, run.output
+    (path,) = tmp_path.glob("**/verdict.json")
+    checks = json.loads(path.read_text(encoding="utf-8"))["checks"]
+    found = {(one["host"], one["status"]) for one in checks if one["id"] == "health.packages"}
+    assert found == {("n1", "pass"), ("n2", "fail"), ("n3", "pass")}
+    assert "dpkg was interrupted" in run.words and f"{POLICY} is that of an interrupted installation" in run.words
+
+    run = lab.play("gpumesh.cluster.storage")
+    assert run.code == 0, run.output
+    assert [task.partition(" : ")[2].split(":")[0] for task in run.changes] == [
+        "Complete an installation of packages that was cut off"
+    ]
+    assert lab.run("n2", "dpkg", "--audit") == ""
+    assert lab.run("n2", "cat", POLICY) == "#!/bin/sh\nexit 0\n"
+    assert "1 newly installed" in lab.run("n2", "apt-get", "install", "--simulate", "hello")
+    lab.run("n2", "sh", "-c", f"rm {POLICY}; apt-get purge --quiet --yes {PACKAGE}")
+    run = lab.play("gpumesh.cluster.storage")
+    assert (run.code, run.changes) == (0, []), run.output

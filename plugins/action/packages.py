@@ -1,0 +1,22 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of packages. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+
+
+class ActionModule(HostAction):
+    """Installs packages as all layers do."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(
+            name={"type": "list", "elements": "str", "default": []}, refresh={"type": "bool", "default": False}
+        )
+        changed = self.check_mode or self.install(given["name"], given["refresh"])
+        return {"changed": changed, "packages": given["name"]}

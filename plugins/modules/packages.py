@@ -1,0 +1,56 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: packages
+short_description: Install packages, and complete an installation that was cut off
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Completes what C(dpkg) has not, such as after a power failure, and then installs packages with the package manager of
+    the host. Services are not started.
+  - In check mode, a change is reported whenever this runs.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+  idempotent:
+    support: full
+options:
+  name:
+    description: The packages.
+    type: list
+    elements: str
+    default: []
+  refresh:
+    description: Whether to fetch the lists of packages even if they are new, such as after a repository was added.
+    type: bool
+    default: false
+seealso:
+  - module: ansible.builtin.apt
+"""
+
+EXAMPLES = r"""
+- name: Complete an installation that was cut off
+  gpumesh.cluster.packages:
+  when: held.unfinished | length > 0
+"""
+
+RETURN = r"""
+packages:
+  description: The packages that are installed, or would be.
+  type: list
+  elements: str
+  returned: success
+  sample: [tailscale]
+"""
+
+# The work is done by the action plugin of the same name.

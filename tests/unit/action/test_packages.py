@@ -1,0 +1,39 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action packages: what it runs on the host."""
+
+from __future__ import annotations
+
+from action_runs import play
+
+from ansible_collections.gpumesh.cluster.plugins.action.packages import ActionModule
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN, COMPLETE, END
+
+APT = "ansible.builtin.apt"
+FACTS = {"ansible_facts": {"pkg_mgr": "apt"}}
+
+
+def test_an_installation_is_completed_without_a_package_to_install() -> None:
+    played = play(ActionModule, {}, {}, FACTS)
+    assert (played.result["changed"], played.ran, played.scripts) == (False, [], [BEGIN, COMPLETE, END])
+
+
+def test_services_may_start_again_whatever_happens() -> None:
+    failed = {"failed": True, "msg": "no such package"}
+    played = play(ActionModule, {"name": ["hello"]}, {APT: [failed]}, FACTS)
+    assert played.result == failed
+    assert played.scripts == [BEGIN, COMPLETE, END]
+
+
+def test_a_new_repository_is_read() -> None:
+    played = play(ActionModule, {"name": ["hello"], "refresh": True}, {APT: [{"changed": True}]}, FACTS)
+    assert played.result["changed"]
+    assert [given["cache_valid_time"] for _name, given in played.ran] == [0]
+
+
+def test_nothing_is_done_in_check_mode_and_without_apt() -> None:
+    played = play(ActionModule, {"name": ["hello"]}, {}, FACTS, check_mode=True)
+    assert (played.result["changed"], played.ran, played.scripts) == (True, [], [])
+    played = play(ActionModule, {}, {}, {"ansible_facts": {"pkg_mgr": "dnf"}})
+    assert (played.result["changed"], played.ran, played.scripts) == (False, [], [])
