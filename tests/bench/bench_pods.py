@@ -4,10 +4,14 @@
 """The cost of a pod's mesh: throughput and latency of two hosts in a tailnet, with TUN and through the library.
 
     python tests/bench/bench_pods.py [--seconds 5]
+    molecule converge -s tailscale && python tests/bench/bench_pods.py --cluster
 
-Uses two network namespaces of this machine. First tailscaled has an interface in each, then it runs in user space, and
-the programs use the library. Their control server, Headscale, runs in the first one. The baseline is the same without a
-tailnet. Requires root. Times differ from machine to machine; compare them within one run.
+With --cluster, it uses the pods of the scenario tailscale instead, and makes them nodes first. It times `sbcast` of 1 GB
+to them, and 200 jobs while a pod is killed and comes back after 30 s, and exits 1 if a byte or a job is lost.
+
+Otherwise, it uses two network namespaces of this machine. First tailscaled has an interface in each, then it runs in
+user space, and the programs use the library. Their control server, Headscale, runs in the first one. The baseline is the
+same without a tailnet. Requires root. Times differ from machine to machine; compare them within one run.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -215,13 +220,35 @@ def measure(address: str, seconds: float, libraries: dict[str, str] | None = Non
         return dict(json.loads(inside(SECOND, *variables, "/usr/bin/python3", "-c", CLIENT, address, str(seconds))))
 
 
+def measure_cluster() -> None:
+    """Give the pods of the scenario many jobs and a large file, and print the times."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    import pods_lab  # noqa: PLC0415 - which imports its neighbours by name, as in tests
+
+    if set(pods_lab.nodes()) != set(pods_lab.MEMBERS):
+        pods_lab.join_pods()
+    pods_lab.await_all_idle()
+    for what, work in (
+        ("a file of 1 GB, s", lambda: pods_lab.broadcast(1_000_000_000)),
+        ("200 jobs, s", lambda: pods_lab.run_jobs_while_a_pod_dies(200)),
+    ):
+        begun = time.monotonic()
+        work()
+        print(f"{what:18}{time.monotonic() - begun:>12.0f}", flush=True)
+
+
 def main() -> None:
     """Measure all variants, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="duration of each throughput measurement (default: 5)"
     )
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--cluster", action="store_true", help="use the pods of the scenario tailscale")
+    given = parser.parse_args()
+    if given.cluster:
+        measure_cluster()
+        return
+    seconds = given.seconds
     built = subprocess.run(
         [str(ROOT / "lab" / "tailnet")], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()

@@ -52,9 +52,9 @@ class KernelLab(Lab):
     def power(self, host: str) -> None:
         """Boot a host that is off, and wait until a login is possible."""
         self._power("start", host)
-        self.wait(f"{host} is up", lambda: bool(self.answers(host)), seconds=300)
+        self.wait(f"{host} is up", lambda: bool(self.answers(host)), seconds=900)
 
-    def reboot(self, host: str, limit: float = 420) -> float:
+    def reboot(self, host: str, limit: float = 900) -> float:
         """Reboot as an administrator does. Returns the seconds until a login is possible after the new boot."""
         before = self.answers(host)
         assert before

@@ -30,6 +30,8 @@ class Daemon:
         self.asked: list[tuple[str, int]] = []
         #: The member whose connection is forwarded, by its port on 127.0.0.1; None stands for all ports.
         self.forwarded: dict[int | None, str] = {}
+        #: The number of questions so far, and of those that come before the daemon notes whose a connection is.
+        self.questions = self.early = 0
         #: How many requests it rejects after a while, as for a tunnel that is not up yet.
         self.slow = 0
         #: The proxy's reply to a request; empty for one that never replies.
@@ -50,10 +52,9 @@ class Daemon:
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
-    def forward(self, port: int, late: float = 0.0) -> socket.socket:
-        """Connect to a port of this pod as tailscaled does, and record ``late`` seconds later whose connection it is."""
+    def forward(self, port: int) -> socket.socket:
+        """Connect to a port of this pod as tailscaled does, and record whose connection it is."""
         client = socket.create_connection(("127.0.0.1", port))
-        time.sleep(late)
         self.forwarded[client.getsockname()[1]] = MEMBER
         return client
 
@@ -94,7 +95,8 @@ class Daemon:
             line = client.recv(4096).decode().splitlines()[0]
             port = int(line.split()[1].rpartition(":")[2])
             member = self.forwarded.get(port) or self.forwarded.get(None)
-            if not member:
+            self.questions += 1
+            if not member or self.questions <= self.early:
                 client.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nno match for IP:port\n")
                 return
             # A name that its owner has chosen to look like an address.
@@ -131,7 +133,7 @@ class Pod:
 
 
 def build(folder: Path, port: int, *more: str) -> Path:
-    """Compile the library as on a pod, with a connection timeout of one second."""
+    """Compile the library as on a pod, with a connection timeout of one second, and one wait for a late member."""
     library = folder / "pod.so"
     texts = {
         "MESH_ADDRESS": OWN,
@@ -141,6 +143,7 @@ def build(folder: Path, port: int, *more: str) -> Path:
         "API_SOCKET": str(folder / "tailscaled.sock"),
     }
     numbers = {"MESH_PREFIX": 10, "PROXY_PORT": port, "LIMIT_MS": 1000, "PROXY_MS": 200, "DAEMON_UID": os.getuid()}
+    numbers |= {"SETTLE_MS": 1000, "SPARE_MS": 3_600_000}
     defined = [f'-D{name}="{value}"' for name, value in texts.items()]
     defined += [f"-D{name}={value}" for name, value in numbers.items()]
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]

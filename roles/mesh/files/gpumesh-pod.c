@@ -21,11 +21,16 @@
  * end, which the kernel says (see owned_by_daemon), and tailscaled, asked by a socket that only root can have made, says
  * whose it is. Everything else keeps the address 127.0.0.1. The proxy is used only while its listener is root's.
  *
+ * The proxy also connects any account of this host to 127.0.0.1. Such a connection looks like one that tailscaled hands
+ * on, but has no member behind it. Programs never wait long for an answer about it, and those of root never see it once
+ * that is certain (see accept4).
+ *
  * Nothing is read from the environment, and there is no file of settings: the values below are given to the compiler.
  * Sockets are remembered by their cookie, a number of the kernel that no two have, so close and dup need no wrapper.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -61,9 +66,17 @@
 #define PROXY_MS 4000 /* after which the proxy, which gives up after 5 s, has had no answer rather than a refusal */
 #endif
 
+#ifndef SETTLE_MS
+#define SETTLE_MS 50 /* in which tailscaled notes whose a connection is that it has just made */
+#endif
+
+#ifndef SPARE_MS
+#define SPARE_MS 1000 /* from one wait for that in vain to the next one, whatever the number of connections */
+#endif
+
 #define ASK_MS 2000      /* that tailscaled has for an answer */
-#define SETTLE_MS 1000   /* in which it learns whose a connection is that it has just made */
 #define REMEMBERED 16384 /* sockets, by the low bits of their cookie */
+#define STRANGERS 1024   /* connections behind which there is no member */
 #define NOBODY_PORT 1    /* of UDP, where nothing listens: it is tcpmux's, which is a service of TCP */
 #define SELF "127.0.0.1"
 #define SELF_SOURCE "127.0.0.3" /* from where this library connects to this host's own mesh address */
@@ -197,6 +210,9 @@ static struct {
     struct end peer;
 } sockets[REMEMBERED];
 
+/* In a table of their own: anybody can make many of them, which must not displace anything above. */
+static _Atomic uint64_t strangers[STRANGERS];
+
 static uint64_t cookie_of(int socket_fd)
 {
     uint64_t cookie = 0;
@@ -313,30 +329,50 @@ static int connect_within(int fd, const struct sockaddr *to, socklen_t length, i
 
 /* --- Whose socket it is ----------------------------------------------------------------------------------------- */
 
-/* Whether the kernel's table has a socket of the daemon's account with these two ends; ``peer`` of zeros is a listener's.
- * One that its process has closed shows no inode, and the wrong account, so it does not count. */
-static bool owned_by_daemon(struct end local, struct end peer)
+/* The inode of the socket of the daemon's account with these two ends in the kernel's table, or 0; ``peer`` of zeros is a
+ * listener's. One that its process has closed shows no inode, and the wrong account, so it does not count. */
+static unsigned long owned_by_daemon(struct end local, struct end peer)
 {
     FILE *table = fopen("/proc/net/tcp", "re");
     if (table == NULL)
-        return false;
+        return 0;
     char line[512];
-    bool found = false;
-    while (!found && fgets(line, sizeof line, table) != NULL) {
+    unsigned long found = 0;
+    while (found == 0 && fgets(line, sizeof line, table) != NULL) {
         unsigned here, here_port, there, there_port, uid;
         unsigned long inode;
         if (sscanf(line, " %*d: %8X:%4X %8X:%4X %*X %*X:%*X %*X:%*X %*X %u %*d %lu", &here, &here_port, &there,
                    &there_port, &uid, &inode) != 6)
             continue;
-        found = here == local.address && here_port == ntohs(local.port) && there == peer.address &&
-                there_port == ntohs(peer.port) && uid == DAEMON_UID && inode != 0;
+        if (here == local.address && here_port == ntohs(local.port) && there == peer.address &&
+            there_port == ntohs(peer.port) && uid == DAEMON_UID)
+            found = inode;
     }
     fclose(table);
     return found;
 }
 
-/* The answer of tailscaled to one question, with its headers; false if there is none. */
-static bool ask(const char *question, char *answer, size_t room)
+/* Whether the process has this socket. Only its own account and root can look. */
+static bool has_socket(pid_t process, unsigned long inode)
+{
+    char path[64], wanted[64], target[64];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)process);
+    snprintf(wanted, sizeof wanted, "socket:[%lu]", inode);
+    DIR *open_files = opendir(path);
+    if (open_files == NULL)
+        return false;
+    bool found = false;
+    for (struct dirent *one; !found && (one = readdir(open_files)) != NULL;) {
+        ssize_t size = readlinkat(dirfd(open_files), one->d_name, target, sizeof target - 1);
+        target[size > 0 ? size : 0] = '\0';
+        found = strcmp(target, wanted) == 0;
+    }
+    closedir(open_files);
+    return found;
+}
+
+/* The answer of tailscaled to one question, with its headers, and its process; false if there is none. */
+static bool ask(const char *question, char *answer, size_t room, pid_t *process)
 {
     int64_t end = now_ms() + ASK_MS;
     struct sockaddr_un where = {.sun_family = AF_UNIX, .sun_path = API_SOCKET};
@@ -359,17 +395,22 @@ static bool ask(const char *question, char *answer, size_t room)
     }
     answer[size] = '\0';
     close(fd);
+    *process = told ? server.pid : 0;
     return told;
 }
 
-/* The mesh address of the member behind a port of 127.0.0.1; 0 where tailscaled knows of none. */
-static in_addr_t whois(in_port_t port)
+/* The mesh address of the member behind a port of 127.0.0.1, or 0. Where tailscaled says that there is none, ``process`` is
+ * its own; otherwise 0. */
+static in_addr_t whois(in_port_t port, pid_t *process)
 {
     char question[200], answer[16384], address[INET_ADDRSTRLEN];
     snprintf(question, sizeof question,
              "GET /localapi/v0/whois?proto=tcp&addr=" SELF ":%u HTTP/1.0\r\nHost: local-tailscaled.sock\r\n\r\n",
              ntohs(port));
-    if (!ask(question, answer, sizeof answer) || strncmp(answer, "HTTP/1.", 7) != 0 || strncmp(answer + 8, " 200 ", 5) != 0)
+    bool answered = ask(question, answer, sizeof answer, process) && strncmp(answer, "HTTP/1.", 7) == 0;
+    if (!answered || strncmp(answer + 8, " 404 ", 5) != 0)
+        *process = 0;
+    if (!answered || strncmp(answer + 8, " 200 ", 5) != 0)
         return 0;
     /* A quotation mark within a string has a backslash before it, so no name of a host can look like this key. */
     const char *list = strstr(answer, "\"Addresses\"");
@@ -387,43 +428,75 @@ static in_addr_t whois(in_port_t port)
     return 0;
 }
 
-/* The member at the other end of a connection that came from 127.0.0.1. tailscaled connects first and notes whose it is
- * afterwards, so the answer may take a moment. */
-static bool member_behind(struct end local, struct end peer, struct end *member)
+/* Who is at the other end of a connection from 127.0.0.1. */
+enum whose { MEMBER, NOT_YET_KNOWN, OTHER, PROXIED };
+
+/* Whether this process may wait now: one at a time, and not again for a while once that was in vain. */
+static _Atomic int64_t next_wait;
+
+/* The member behind a connection. tailscaled connects first, notes whose it is next, and passes data on last. So if there
+ * is data, its answer is final; before that, it is for this moment. PROXIED: the proxy has connected an account of this
+ * host, which only root can find out. */
+static enum whose member_behind(int socket_fd, struct end local, struct end peer, struct end *member)
 {
     if (peer.address == self_source) {
         *member = (struct end){mesh_address, peer.port};
-        return true;
+        return MEMBER;
     }
-    if (peer.address != self_address || local.address != self_address || !owned_by_daemon(peer, local))
-        return false;
-    int64_t end = now_ms() + SETTLE_MS;
-    for (int pause = 1; ; pause *= 2) {
-        in_addr_t found = whois(peer.port);
+    unsigned long inode = 0;
+    if (peer.address == self_address && local.address == self_address)
+        inode = owned_by_daemon(peer, local);
+    if (inode == 0)
+        return OTHER;
+    int64_t begun = now_ms(), allowed = atomic_load(&next_wait);
+    bool may_wait = false, final;
+    for (int pause = 1;; pause *= 2) {
+        pid_t process;
+        struct pollfd data = {socket_fd, POLLIN, 0};
+        final = poll(&data, 1, 0) > 0;
+        in_addr_t found = whois(peer.port, &process);
         if (found != 0) {
+            if (may_wait)
+                atomic_store(&next_wait, 0);
             *member = (struct end){found, peer.port};
-            return true;
+            return MEMBER;
         }
-        if (now_ms() + pause >= end)
-            return false;
-        poll(NULL, 0, pause);
+        if (final && process != 0)
+            return has_socket(process, inode) ? PROXIED : OTHER;
+        if (pause == 1)
+            may_wait = begun >= allowed && atomic_compare_exchange_strong(&next_wait, &allowed, begun + SPARE_MS);
+        if (!may_wait || now_ms() + pause > begun + SETTLE_MS)
+            return NOT_YET_KNOWN;
+        poll(&data, 1, pause);
     }
 }
 
-/* As it is remembered, or else asked for and remembered. ``errno`` stays as it was. */
-static bool member_of(int socket_fd, struct end *member, sa_family_t *family)
+/* Whose connection it is, as it is remembered, or else asked for and remembered. ``errno`` stays as it was. */
+static enum whose peer_of(int socket_fd, struct end *member, sa_family_t *family)
 {
     int kept = errno;
     struct end local, peer;
-    bool known = ends_of(socket_fd, &local, &peer, family);
-    known = known && (peer.address & htonl(0xff000000)) == htonl(0x7f000000) && is_stream(socket_fd);
-    if (known && !recall(socket_fd, PEER, member)) {
-        known = member_behind(local, peer, member);
-        if (known)
+    enum whose whose = OTHER;
+    bool is_local = ends_of(socket_fd, &local, &peer, family);
+    is_local = is_local && (peer.address & htonl(0xff000000)) == htonl(0x7f000000) && is_stream(socket_fd);
+    if (is_local && recall(socket_fd, PEER, member)) {
+        whose = MEMBER;
+    } else if (is_local) {
+        uint64_t cookie = cookie_of(socket_fd);
+        if (cookie == 0 || atomic_load(&strangers[cookie % STRANGERS]) != cookie)
+            whose = member_behind(socket_fd, local, peer, member);
+        if (whose == MEMBER)
             remember(socket_fd, PEER, *member);
+        else if (whose != NOT_YET_KNOWN)
+            atomic_store(&strangers[cookie % STRANGERS], cookie);
     }
     errno = kept;
-    return known;
+    return whose;
+}
+
+static bool member_of(int socket_fd, struct end *member, sa_family_t *family)
+{
+    return peer_of(socket_fd, member, family) == MEMBER;
 }
 
 /* --- Dialling --------------------------------------------------------------------------------------------------- */
@@ -599,16 +672,24 @@ EXPORT int bind(int fd, const struct sockaddr *address, socklen_t length)
     return result;
 }
 
+/* What the proxy has brought is not for the services of root: they get the next connection instead. */
 EXPORT int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
     struct end member;
     sa_family_t family;
     begin();
     socklen_t room = address != NULL && length != NULL ? *length : 0;
-    int taken = libc_accept4(fd, address, length, flags);
-    if (taken >= 0 && address != NULL && length != NULL && member_of(taken, &member, &family))
-        give_end(member, family, address, room, length);
-    return taken;
+    for (;;) {
+        int taken = libc_accept4(fd, address, length, flags);
+        enum whose whose = taken >= 0 ? peer_of(taken, &member, &family) : OTHER;
+        if (whose == MEMBER && address != NULL && length != NULL)
+            give_end(member, family, address, room, length);
+        if (whose != PROXIED)
+            return taken;
+        close(taken);
+        if (address != NULL && length != NULL)
+            *length = room;
+    }
 }
 
 EXPORT int accept(int fd, struct sockaddr *address, socklen_t *length)

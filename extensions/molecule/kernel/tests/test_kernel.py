@@ -22,6 +22,10 @@ MESH = "gpumesh0"
 #: A soft mount gives up once its connection is dead, which the kernel decides after 180 s at most; later requests fail
 #: after 15 s each.
 BOUNDED = 240
+#: What does not need the volume ends long before, whatever the load of this machine.
+USABLE = 120
+#: Seconds to allow on a busy machine for what usually takes a few.
+PATIENCE = 900
 REFUSED = r"access denied|not permitted|No such file"
 STORAGE = "gpumesh.cluster.storage"
 DATA = {"name": "data", "server": "v1", "path": "/srv/data", "mount_point": "/data"}
@@ -130,7 +134,7 @@ def test_a_second_run_changes_nothing(lab: KernelLab, playbook: str) -> None:
 
 def test_the_jobs_are_in_control_groups_of_version_2(lab: KernelLab) -> None:
     assert lab.shell("v3", "stat --file-system --format=%T /sys/fs/cgroup").strip() == "cgroup2fs"
-    lab.wait("all nodes are idle", lambda: all_idle(lab), seconds=180)
+    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
     group = lab.shell("v1", "srun --nodelist=v3 --mem=64M cat /proc/self/cgroup").strip()
     assert group.startswith("0::/"), group
     assert "job_" in group, group
@@ -169,7 +173,7 @@ def test_root_of_a_member_is_nobody_on_the_server(lab: KernelLab) -> None:
 
 
 def test_a_job_writes_on_one_node_and_another_reads(lab: KernelLab) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab), seconds=180)
+    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
     written = lab.shell("v2", "srun --nodelist=v3 --mem=64M sh -c 'seq 0 199999 >/data/kept && hostname'")
     assert written.strip() == "v3"
     read = lab.shell("v2", "srun --nodelist=v2 --mem=64M sha256sum /data/kept")
@@ -280,7 +284,7 @@ def test_a_shutdown_unmounts_before_the_tunnel_goes(lab: KernelLab, usual: dict[
     # The writer has written, but not yet closed the file, when the machine goes down.
     writer = "exec 3>/data/open/late; seq 0 199999 >&3; touch /data/open/written; exec sleep infinity"
     lab.shell("v3", f"systemd-run --quiet --unit=writer --property=After=remote-fs.target sh -c '{writer}'")
-    lab.wait("it has written", lambda: lab.ssh("v1", "ls /srv/data/open/written").returncode == 0)
+    lab.wait("it has written", lambda: lab.ssh("v1", "ls /srv/data/open/written").returncode == 0, PATIENCE)
     said = len(lab.console("v3"))
     usual["reboot"] = lab.reboot("v3")
     console = lab.console("v3")[said:]
@@ -291,28 +295,28 @@ def test_a_shutdown_unmounts_before_the_tunnel_goes(lab: KernelLab, usual: dict[
 def test_without_its_server_a_volume_fails_in_bounded_time_and_nothing_else_does(
     lab: KernelLab, usual: dict[str, float]
 ) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab), seconds=240)
+    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
     lab.shell("v3", "ls /data /scratch")
     healthy = failed(lab, "v3")
     lab.cut("v1")
     try:
         # The machine stays usable while a process waits for the volume.
         lab.shell("v3", "systemd-run --quiet --unit=waits --collect ls /data")
-        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=30).startswith("v3")
+        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=USABLE).startswith("v3")
         assert_fails(lab, "ls /data/")
         assert lab.reboot("v3") < usual["reboot"] + 90
         # The mount is tried again, and that is bounded too.
         assert_fails(lab, "ls /data/")
-        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=30).startswith("v3")
+        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=USABLE).startswith("v3")
         # The unit may also be starting at this moment, for the health check.
         assert failed(lab, "v3") - healthy <= {"data.mount"}
         # The health check drains a node whose volume is unavailable, the next time it runs. The node itself stays up.
         back = {"v3 idle", "v3 draining", "v3 drained"}
-        lab.wait("the node of v3 is back", lambda: bool(back & nodes(lab)), seconds=240)
+        lab.wait("the node of v3 is back", lambda: bool(back & nodes(lab)), PATIENCE)
     finally:
         lab.power("v1")
-    lab.wait("they have their volume again", lambda: readable(lab, "v2") and readable(lab, "v3"), seconds=240)
-    lab.wait("jobs can run again", lambda: all_idle(lab), seconds=900)
+    lab.wait("they have their volume again", lambda: readable(lab, "v2") and readable(lab, "v3"), PATIENCE)
+    lab.wait("jobs can run again", lambda: all_idle(lab), PATIENCE)
 
 
 def test_the_data_outlives_the_power_cut_of_its_server(lab: KernelLab) -> None:
@@ -338,6 +342,6 @@ def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
 
 
 def test_the_new_manager_runs_jobs_on_the_same_data(lab: KernelLab) -> None:
-    lab.wait("both nodes are idle", lambda: all_idle(lab, ("v1", "v2")), seconds=180)
+    lab.wait("both nodes are idle", lambda: all_idle(lab, ("v1", "v2")), PATIENCE)
     read = lab.shell("v1", "srun --nodelist=v2 --mem=64M sha256sum /data/kept")
     assert read.split()[0] == CHECKSUM

@@ -107,7 +107,7 @@ def test_a_cancelled_job_is_completing_until_its_processes_have_ended(lab: Lab) 
         return str(next(one["state"] for one in jobs if str(one["id"]) == number))
 
     wait_until_idle(lab)
-    # It ignores SIGTERM, and Slurm would wait for KillWait, 30 seconds.
+    # It ignores SIGTERM, and Slurm would wait for KillWait.
     number = submit(lab, "trap '' TERM; touch /root/stubborn; sleep 4711", "--nodelist=s3")
     lab.wait("the job runs", lambda: not lab.run("s3", "sh", "-c", "test -e /root/stubborn || echo no"), PATIENCE)
     lab.run("s1", "scancel", number)

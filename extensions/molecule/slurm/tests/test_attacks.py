@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab_hosts import Lab
-from slurm_members import LAB
+from slurm_members import LAB, PATIENCE
 
 #: The file that an attack would create, in a folder that slurmdbd's account can write to. Other attacks change data
 #: outside the accounting database.
@@ -86,8 +86,10 @@ def test_root_of_a_member_is_root_of_all_as_the_guide_says(lab: Lab) -> None:
     try:
         lab.run("s1", "sed", "-i", "1a DisableRootJobs=YES", settings)
         lab.run("s1", "scontrol", "reconfigure")
-        lab.wait("root may run no job", lambda: "srun" in lab.run("s2", "sh", "-c", "srun -ws3 true 2>&1 || true"))
-        assert "root" in lab.run("s2", "timeout", "60", "srun", "--no-allocate", "--nodelist=s3", "id", "-un").split()
+        lab.wait(
+            "root may run no job", lambda: "srun" in lab.run("s2", "sh", "-c", "srun -ws3 true 2>&1 || true"), PATIENCE
+        )
+        assert "root" in lab.run("s2", "srun", "--no-allocate", "--nodelist=s3", "id", "-un", timeout=PATIENCE).split()
     finally:
         lab.run("s1", "mv", keep, settings)
         lab.run("s1", "scontrol", "reconfigure")

@@ -131,11 +131,13 @@ def test_jobs_get_the_gpus_that_they_ask_for(lab: Lab, gres: str, machine: str, 
 
 def test_gpus_go_to_one_job_at_a_time(lab: Lab) -> None:
     """The job runs where a GPU is free, and one that requests more than there are is rejected immediately."""
-    script = "srun --exclusive --nodes=1 --ntasks=1 --gres=gpu:1 sh -c 'echo $SLURM_STEP_GPUS; sleep 2' &"
-    shown = lab.run(
-        "s1", "salloc", "--nodelist=s2", "--gres=gpu:2", "--ntasks=2", "sh", "-c", f"{script}\n{script}\nwait"
-    )
+    # Each step ends when the other one has begun, so that both have their GPU at the same time.
+    met = "touch /root/met.$SLURM_STEP_ID; until [ -e /root/met.0 -a -e /root/met.1 ]; do sleep 0.2; done"
+    script = f"srun --exclusive --nodes=1 --ntasks=1 --gres=gpu:1 sh -c 'echo $SLURM_STEP_GPUS; {met}' &"
+    both = ("sh", "-c", f"{script}\n{script}\nwait")
+    shown = lab.run("s1", "salloc", "--nodelist=s2", "--gres=gpu:2", "--ntasks=2", *both, timeout=PATIENCE)
     assert sorted(shown.split()) == ["0", "1"]
+    lab.run("s2", "rm", "/root/met.0", "/root/met.1")
     refused = lab.run("s1", "sh", "-c", "srun --gres=gpu:3 --nodelist=s2 true 2>&1 || true", timeout=PATIENCE)
     assert "Requested node configuration is not available" in refused
 
@@ -330,7 +332,7 @@ def test_values_of_several_lines_reach_what_bash_starts_and_nothing_else(lab: La
 @pytest.mark.parametrize("machine", ["s1", "s4"])
 def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(lab: Lab, machine: str) -> None:
     """By a control group, or, on a host without them, by slurmd, which polls the memory of jobs."""
-    greedy = "import time; hoard = bytes([1]) * (400 << 20); time.sleep(20); print('whole')"
+    greedy = "import time; hoard = bytes([1]) * (400 << 20); time.sleep(600); print('whole')"
     run = f'srun --nodelist={machine} --acctg-freq=1 --mem=100 python3 -c "$1" 2>&1 || echo ended'
     shown = lab.run("s1", "sh", "-c", run, "sh", greedy, timeout=PATIENCE)
     assert shown.splitlines()[-1] == "ended", shown
