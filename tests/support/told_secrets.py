@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from lab_hosts import Lab, Run
 
-#: Notes every command line and environment until a file tells it to stop.
+#: Notes every command line and environment until a file tells it to stop. The pause, which is as
+#: short as a look at all processes, leaves the processor to what is watched.
 _WATCH = """
 import glob, os, time
 seen = set()
-end = time.time() + 600
+end = time.time() + 3600
 while time.time() < end and not os.path.exists("/root/enough"):
+    time.sleep(0.005)
     for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
         try:
             seen.add(open(path, "rb").read())
@@ -78,7 +80,7 @@ def public_keys(lab: Lab, host: str) -> str:
 def watched(lab: Lab, hosts: Sequence[str]) -> Iterator[None]:
     """Watch the processes of the hosts, and write what they show to /root/seen there."""
     watchers = [
-        threading.Thread(target=lab.run, args=(host, "python3", "-c", _WATCH), kwargs={"timeout": 700})
+        threading.Thread(target=lab.run, args=(host, "python3", "-c", _WATCH), kwargs={"timeout": 3900})
         for host in hosts
     ]
     for watcher in watchers:
