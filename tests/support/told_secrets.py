@@ -93,11 +93,14 @@ def watched(lab: Lab, hosts: Sequence[str]) -> Iterator[None]:
             watcher.join()
 
 
-def rotate(lab: Lab, members: Sequence[str], folder: Path) -> Rotation:
-    """Replace all keys, and print all facts and variables of every host, as a curious user would."""
+def rotate(lab: Lab, members: Sequence[str], folder: Path, *group: str) -> Rotation:
+    """Replace all keys, and print all facts and variables of every host, as a curious user would.
+
+    ``members`` are watched, and ``group`` has the options that choose the hosts.
+    """
     facts = folder / "facts.yml"
     facts.write_text(
-        "- hosts: cluster\n"
+        "- hosts: \"{{ cluster_hosts | default('cluster') }}\"\n"
         "  tasks:\n"
         "    - {gpumesh.cluster.cluster_info: {}, register: known}\n"
         "    - {gpumesh.cluster.interface_info: {}, register: seen}\n"
@@ -108,7 +111,7 @@ def rotate(lab: Lab, members: Sequence[str], folder: Path) -> Rotation:
     rotating = ("-e", "mesh_rotate_keys=true", "-e", "munge_rotate_key=true")
     report = ("-e", f"check_report_dir={folder / 'report'}")
     with watched(lab, members):
-        site = lab.play("gpumesh.cluster.site", "-vvv", "--diff", *rotating, *report)
-        shown = lab.play("gpumesh.cluster.show", "-vvv", "-e", "show_output=json")
-        told = lab.play(str(facts), "-vvv")
+        site = lab.play("gpumesh.cluster.site", "-vvv", "--diff", *group, *rotating, *report)
+        shown = lab.play("gpumesh.cluster.show", "-vvv", *group, "-e", "show_output=json")
+        told = lab.play(str(facts), "-vvv", *group)
     return Rotation(site, [site, shown, told], former, keys(lab, members[0]), before | of_all(lab, members), folder)

@@ -9,6 +9,8 @@ import pytest
 from lab_hosts import Lab
 from told_secrets import Rotation, rotate
 
+#: A group with a host that is not to be in the cluster.
+EVERYONE = ("-e", "cluster_hosts=everyone", "-e", "cluster_machines=n1,n2,n3")
 #: Whose processes are watched.
 WATCHED = ("n1", "n2")
 
@@ -28,4 +30,4 @@ def rotation(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Rotation:
         patch.setenv("ANSIBLE_SHOW_CUSTOM_STATS", "true")
         patch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
         patch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(folder / "facts"))
-        return rotate(lab, WATCHED, folder)
+        return rotate(lab, WATCHED, folder, *EVERYONE)
