@@ -41,7 +41,7 @@ integration: ## Run the tests in network namespaces of this machine
 	@lab/bootstrap dev engine
 	@tests/run integration
 
-security: ## Run the attacks that need no hosts (SCENARIO=security make molecule: those on hosts)
+security: ## Run the attacks that need no hosts (SCENARIO=default make molecule: those on hosts)
 	@lab/bootstrap dev
 	@tests/run security
 

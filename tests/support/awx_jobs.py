@@ -88,16 +88,15 @@ class Node:
         inventory: dict[str, Any],
         key: str,
         folder: Path,
-        prefix: Sequence[str] = (),
         by_name: bool = False,
         programs: Path = BIN,
         host_keys: str = "",
     ) -> None:
         """Set up AWX.
 
-        ``key`` is the private key of the machine credential, ``prefix`` the command that starts a job's process
-        elsewhere, ``programs`` the folder of Ansible in the execution environment, and ``host_keys`` the lines of
-        known_hosts in the credential that every template has; if empty, templates have no such credential.
+        ``key`` is the private key of the machine credential, ``programs`` the folder of Ansible in the execution
+        environment, and ``host_keys`` the lines of known_hosts in the credential that every template has; if empty,
+        templates have no such credential.
 
         The project is a clone of this repository, and a playbook is one of its files. With ``by_name``, the project is
         empty, and a playbook is that of the installed collection.
@@ -105,7 +104,6 @@ class Node:
         self.installed = installed
         self.folder = folder
         self.key = key
-        self.prefix = prefix
         self.by_name = by_name
         self.programs = programs
         self.host_keys = host_keys
@@ -213,7 +211,7 @@ class Node:
         options += ["--limit", limit] if limit else []
         options += ["--cmdline", shlex.join(cmdline)] if cmdline else []
         subprocess.run(
-            [*self.prefix, str(BIN / "ansible-runner"), "run", *options, str(folder)],
+            [str(BIN / "ansible-runner"), "run", *options, str(folder)],
             check=False,
             capture_output=True,
             timeout=1800,

@@ -69,7 +69,8 @@ print(json.dumps({
 
 #: Files that change without a cluster: on their own, at a login, or when a package is installed or has run.
 _PASSING = re.compile(
-    r"/root/\.(ansible|cache)(/|$)|/tmp/|/var/(cache|backups|tmp)/|/var/log/(journal|apt|mysql|munge)(/|$)"
+    r"/(root|home/[^/]+)/\.(ansible|cache)(/|$)|/home/[^/]+/\.sudo_as_admin_successful$"
+    r"|/tmp/|/var/(cache|backups|tmp)/|/var/log/(journal|apt|mysql|munge)(/|$)"
     r"|/var/log/(lastlog|wtmp(\.db)?|btmp|faillog|dpkg\.log|alternatives\.log|bootstrap\.log)$"
     r"|/var/lib/(apt|dpkg|systemd|ucf|pam|private|wtmpdb|lastlog|update-notifier|misc|mysql|munge)(/|$)"
     r"|/etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$|/etc/\.pwd\.lock$|/etc/(alternatives|rc[0-9S]\.d|init\.d)/"

@@ -30,6 +30,9 @@ RESTLESS = (
     "/var/lib/apt/",
     "/var/cache/apt/",
     "/var/lib/lastlog/",
+    # Timers of Debian, at midnight.
+    "/var/backups/",
+    "/var/lib/logrotate/",
 )
 
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from lab_hosts import Lab, Run
 
-#: Notes every command line and environment until a file tells it to stop.
+#: Notes every command line and environment until a file tells it to stop. The pause, which is as
+#: short as a look at all processes, leaves the processor to what is watched.
 _WATCH = """
 import glob, os, time
 seen = set()
-end = time.time() + 600
+end = time.time() + 3600
 while time.time() < end and not os.path.exists("/root/enough"):
+    time.sleep(0.005)
     for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
         try:
             seen.add(open(path, "rb").read())
@@ -78,7 +80,7 @@ def public_keys(lab: Lab, host: str) -> str:
 def watched(lab: Lab, hosts: Sequence[str]) -> Iterator[None]:
     """Watch the processes of the hosts, and write what they show to /root/seen there."""
     watchers = [
-        threading.Thread(target=lab.run, args=(host, "python3", "-c", _WATCH), kwargs={"timeout": 700})
+        threading.Thread(target=lab.run, args=(host, "python3", "-c", _WATCH), kwargs={"timeout": 3900})
         for host in hosts
     ]
     for watcher in watchers:
@@ -91,11 +93,14 @@ def watched(lab: Lab, hosts: Sequence[str]) -> Iterator[None]:
             watcher.join()
 
 
-def rotate(lab: Lab, members: Sequence[str], folder: Path) -> Rotation:
-    """Replace all keys, and print all facts and variables of every host, as a curious user would."""
+def rotate(lab: Lab, members: Sequence[str], folder: Path, *group: str) -> Rotation:
+    """Replace all keys, and print all facts and variables of every host, as a curious user would.
+
+    ``members`` are watched, and ``group`` has the options that choose the hosts.
+    """
     facts = folder / "facts.yml"
     facts.write_text(
-        "- hosts: cluster\n"
+        "- hosts: \"{{ cluster_hosts | default('cluster') }}\"\n"
         "  tasks:\n"
         "    - {gpumesh.cluster.cluster_info: {}, register: known}\n"
         "    - {gpumesh.cluster.interface_info: {}, register: seen}\n"
@@ -106,7 +111,7 @@ def rotate(lab: Lab, members: Sequence[str], folder: Path) -> Rotation:
     rotating = ("-e", "mesh_rotate_keys=true", "-e", "munge_rotate_key=true")
     report = ("-e", f"check_report_dir={folder / 'report'}")
     with watched(lab, members):
-        site = lab.play("gpumesh.cluster.site", "-vvv", "--diff", *rotating, *report)
-        shown = lab.play("gpumesh.cluster.show", "-vvv", "-e", "show_output=json")
-        told = lab.play(str(facts), "-vvv")
+        site = lab.play("gpumesh.cluster.site", "-vvv", "--diff", *group, *rotating, *report)
+        shown = lab.play("gpumesh.cluster.show", "-vvv", *group, "-e", "show_output=json")
+        told = lab.play(str(facts), "-vvv", *group)
     return Rotation(site, [site, shown, told], former, keys(lab, members[0]), before | of_all(lab, members), folder)

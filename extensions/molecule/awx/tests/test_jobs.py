@@ -5,13 +5,15 @@
 
 The execution environment has the oldest supported ansible-core. The collection is installed from its archive, as the
 sync of a project does, and the project contains no files: each playbook is run by its full name, and nothing of the
-checkout is used. The tests run in the order of the file, which is the life of a cluster.
+checkout is used, except by the one job whose project is a clone. The tests run in the order of the file, which is the life of a cluster.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -79,6 +81,32 @@ def test_discover(node: Node) -> None:
     assert job.changed == {}
 
 
+def test_a_project_that_is_a_clone_of_the_repository(node: Node, tmp_path: Path) -> None:
+    clone = Node(node.installed, node.inventory, node.key, tmp_path, programs=node.programs, host_keys=node.host_keys)
+    job = clone.run("show", limit="a2")
+    assert job.status == "successful", job.stdout
+    assert job.artifacts["gpumesh_clusters"] == []
+    assert job.folder / "project" / "playbooks" / "show.yml" in job.sources
+
+
+#: How an inventory may have switched the checking off.
+UNCHECKED = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+
+
+@pytest.mark.parametrize("common_args", ["", UNCHECKED], ids=["plain", "switched off in the inventory"])
+def test_hosts_whose_keys_are_not_known_are_refused(
+    node: Node, monkeypatch: pytest.MonkeyPatch, common_args: str
+) -> None:
+    inventory = copy.deepcopy(node.inventory)
+    if common_args:
+        inventory["all"]["vars"]["ansible_ssh_common_args"] = common_args
+    monkeypatch.setattr(node, "inventory", inventory)
+    job = node.run("create", limit=PAIR, host_keys="")
+    assert job.status == "failed", job.stdout
+    assert "Host key verification failed" in job.stdout
+    assert set(re.findall(r"fatal: \[(\w+)\]: UNREACHABLE!", job.stdout)) == {"a1", "a2"}
+
+
 def test_a_host_whose_key_has_changed_gets_nothing(node: Node, lab: Lab) -> None:
     """a2 presents a host key that is not the known one."""
     known = [line for line in node.host_keys.splitlines() if not line.startswith("10.77.90.12 ")]
@@ -132,17 +160,23 @@ def test_a_layer_without_a_limit_leaves_a_host_alone_that_is_not_a_member(node: 
     assert lab.changes("a3") == []
 
 
-def test_show(node: Node) -> None:
-    job = node.run("show", limit=PAIR)
+def test_show_with_a_limit_without_the_manager(node: Node) -> None:
+    job = node.run("show", limit="a2")
     assert job.status == "successful", job.stdout
-    assert json.dumps(job.artifacts["gpumesh_clusters"]).count('"a2"') > 0
+    (cluster,) = job.artifacts["gpumesh_clusters"]
+    assert "a1" in json.dumps(cluster["manager"])
+    assert "a2" in json.dumps(cluster["members"])
     assert job.changed == {}
 
 
-def test_the_job_after_a_failure_fails(node: Node) -> None:
-    job = node.run("awx/show_failure", limit=PAIR)
+@pytest.mark.parametrize("limit", ["", "a2"])
+def test_the_job_after_a_failure_shows_the_clusters_and_fails(node: Node, limit: str) -> None:
+    """So the workflow fails, too: a failure that leads on to another job counts as handled."""
+    job = node.run("awx/show_failure", limit=limit)
     assert job.status == "failed", job.stdout
     assert job.artifacts.keys() == {"gpumesh_clusters"}
+    assert "a2" in job.stdout.partition("Fail the workflow")[0]
+    assert "Fail the workflow" in job.stdout
     assert job.changed == {}
 
 
@@ -263,12 +297,23 @@ def test_every_playbook_ran_from_the_archive(node: Node) -> None:
     assert list(json.loads(found.stdout)) == [str(node.installed.collection.parents[1])]
 
 
+def test_no_role_reads_what_a_job_hands_on(node: Node) -> None:
+    """AWX makes each artifact an extra variable of the jobs after it."""
+    names = {name for job in node.jobs for name in job.artifacts}
+    assert {"discover_subnets", "discover_silent_hosts", "gpumesh_clusters", "gpumesh_status"} <= names
+    for path in [*(ROOT / "roles").rglob("*.yml"), *(ROOT / "playbooks").rglob("*.yml")]:
+        text = path.read_text(encoding="utf-8")
+        for name in names:
+            assert not re.search(rf"\b{name}\b(?!:)(?!\))", text), f"{path} reads {name}"
+
+
 def test_no_job_recorded_a_secret(node: Node) -> None:
     """Events, standard output and artifacts: everything that AWX keeps of a job."""
-    looked_at = 0
+    looked_at, key = 0, node.key.splitlines()[1]
     for artifacts in sorted(node.folder.glob("job*/artifacts")):
         for folder, _folders, files in os.walk(artifacts):
             for name in files:
                 looked_at += 1
-                assert SECRET not in Path(folder, name).read_text(errors="replace"), f"{folder}/{name}"
+                text = Path(folder, name).read_text(errors="replace")
+                assert SECRET not in text and key not in text, f"{folder}/{name}"
     assert looked_at > 100

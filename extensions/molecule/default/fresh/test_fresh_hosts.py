@@ -17,12 +17,12 @@ SITE = "gpumesh.cluster.site"
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> Iterator[Lab]:
-    """The lab, on whose hosts nothing may have changed after all of the tests."""
-    lab = Lab("molecule-default")
-    lab.mark((*MACHINES, "far"))
+    """The lab, on whose hosts nothing may have changed after all of the tests. Later tests compare `outsider` with it."""
+    lab, hosts = Lab("molecule-default"), (*MACHINES, "outsider", "far")
+    lab.mark(hosts)
     before = {host: lab.run(host, "ip", "-brief", "link") for host in MACHINES}
     yield lab
-    assert {host: lab.changes(host) for host in (*MACHINES, "far")} == {host: [] for host in (*MACHINES, "far")}
+    assert {host: lab.changes(host) for host in hosts} == {host: [] for host in hosts}
     assert {host: lab.run(host, "ip", "-brief", "link") for host in MACHINES} == before
 
 

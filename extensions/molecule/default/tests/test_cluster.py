@@ -27,11 +27,6 @@ RECORD = "/var/lib/gpumesh/clusters/default.json"
 SERVICES = ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "ssh", f"wg-quick@{MESH}")
 
 
-@pytest.fixture(name="lab", scope="module")
-def _lab() -> Lab:
-    return Lab("molecule-default")
-
-
 @pytest.fixture(name="record", scope="module")
 def _record(lab: Lab) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(lab.read("n1", RECORD))

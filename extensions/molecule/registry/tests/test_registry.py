@@ -104,15 +104,10 @@ def test_created() -> None:
 
 
 def test_what_is_refused_changes_nothing() -> None:
+    """One refusal of each decision: unit tests have the others."""
     before = record_of("r1")
-    refused(play("join", "-e", "cluster_machines=nobody"), "nobody is not among the hosts of this run")
-    refused(play("join"), "No machine to join cluster 'lab' was given")
     refused(play("join", "-e", "cluster_machines=away"), "away: 10.79.61.14 is not in 10.79.60.0/24")
-    refused(play("register", "-e", "cluster_subnet=10.1.0.0/24", "-l", "r1,r2"), "is on 10.79.60.0/24, not on 10.1.0.0")
-    refused(play("register", "-e", "cluster_manager=r2", "-l", "r1,r2"), "is managed by r1, not by r2")
-    refused(play("register", "-e", "cluster_name=two", "-l", "r1"), "r1 is in cluster 'lab' on the same subnet")
     refused(play("remove", "-e", "cluster_machine=r1"), "'r1' is the manager of cluster 'lab'")
-    refused(play("load", "-e", "cluster_name=none", "-l", "r1"), "There is no cluster 'none'")
     assert record_of("r1") == before
     assert on("away", "ls -A /var/lib/gpumesh") == ""
 
@@ -147,8 +142,7 @@ def test_another_name_of_a_member_is_refused_in_a_run_that_is_limited_to_it() ->
     path = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "again.yml"
     path.write_text(json.dumps({"cluster": {"hosts": {"again": {"ansible_host": "10.79.60.12"}}}}))
     again = ("-i", str(path), "-e", "cluster_machines=again", "-l", "again")
-    for entry_point in ("register", "join"):
-        refused(play(entry_point, *again), "again (10.79.60.12) has the address 10.79.60.12 of r2 in cluster 'lab'")
+    refused(play("join", *again), "again (10.79.60.12) has the address 10.79.60.12 of r2 in cluster 'lab'")
     assert members_of("r1") == members_of("r2") == ["r1", "r2", "r3"]
 
 
@@ -161,48 +155,29 @@ def test_a_damaged_record_is_refused_and_left() -> None:
     on("r1", f"mv /root/sound {RECORD}")
 
 
-def test_the_manager_hands_over_and_leaves() -> None:
-    ends_well(play("remove", "-e", "cluster_machine=r1", "-e", "cluster_new_manager=r2"), changed=True)
-    record = record_of("r2")
-    assert record is not None
-    assert (record["manager"], members_of("r3")) == ("r2", ["r2", "r3"])
-    assert [line["change"] for line in record["history"]] == ["create", "join", "hand_over"]
-    ends_well(play("join", "-e", "cluster_machines=r1"), changed=True)
-    assert members_of("r1") == ["r2", "r3", "r1"]
-
-
-def test_a_lost_manager_is_followed_from_a_copy_and_told_so_when_it_is_back() -> None:
-    lost = ("-e", "cluster_machine=r2", "-e", "cluster_new_manager=r3", "-e", "cluster_manager_lost=true")
-    refused(play("remove", *lost), "r2 answers, so it is not lost")
-    docker("stop", "-t", "1", "gpumesh-molecule-registry-r2")
+def test_a_lost_manager_is_followed_from_a_copy() -> None:
+    docker("stop", "-t", "1", "gpumesh-molecule-registry-r1")
     try:
-        refused(play("remove", *lost[:4]), "The manager r2 of cluster 'lab' does not answer")
-        play("remove", *lost)
-        assert members_of("r3") == members_of("r1") == ["r3", "r1"]
+        play("remove", "-e", "cluster_machine=r1", "-e", "cluster_new_manager=r2", "-e", "cluster_manager_lost=true")
+        assert members_of("r2") == members_of("r3") == ["r2", "r3"]
     finally:
-        docker("start", "gpumesh-molecule-registry-r2")
-        ends_well(run("ansible", "r2", "-m", "ansible.builtin.wait_for_connection", "-a", "timeout=120"))
-    before = record_of("r2")
-    # Any host could claim to follow r2, so the user has to name the copy to trust.
-    refused(play("load", "-l", "r2"), "r2 does not confirm that r3 follows it")
-    ends_well(play("load", "-l", "r2", "-e", "cluster_trusted_copy=r3"), changed=False)
-    assert record_of("r2") == before
+        docker("start", "gpumesh-molecule-registry-r1")
+        ends_well(run("ansible", "r1", "-m", "ansible.builtin.wait_for_connection", "-a", "timeout=600"))
+    assert members_of("r1") == ["r1", "r2", "r3"]
 
 
 def test_two_managers_that_went_on_alone_are_not_guessed_about() -> None:
     # The former manager, queried directly, still considers itself the manager.
     alone = json.dumps({"cluster": "lab", "members": [{"machine": "r3", "gpus": 1}]})
-    ends_well(run("ansible", "r2", "-m", "gpumesh.cluster.cluster_member", "-a", alone))
-    refused(play("load"), "contradict")
+    ends_well(run("ansible", "r1", "-m", "gpumesh.cluster.cluster_member", "-a", alone))
     refused(play("load", "-e", "cluster_force=true"), "contradict")
-    refused(play("load", "-e", "cluster_trusted_copy=r9"), "The copy of r9 cannot be used")
     assert "contradict" in ends_well(run("ansible-playbook", str(ROOT / "playbooks" / "show.yml")))
-    on("r2", "rm -r /var/lib/gpumesh")
+    on("r1", "rm -r /var/lib/gpumesh")
 
 
 def test_an_inventory_of_the_records() -> None:
     hosts = json.loads(run("ansible-inventory", "--list").stdout)["_meta"]["hostvars"]
-    variables = hosts["r3"]
+    variables = hosts["r2"]
     source = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "lab.clusters.yml"
     source.write_text(
         json.dumps(
@@ -217,13 +192,13 @@ def test_an_inventory_of_the_records() -> None:
     done = subprocess.run(["ansible-inventory", "-i", source, "--list"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["lab_members"]["hosts"], found["lab_manager"]["hosts"]) == (["r3", "r1"], ["r3"])
+    assert (found["lab_members"]["hosts"], found["lab_manager"]["hosts"]) == (["r2", "r3"], ["r2"])
 
 
 def test_the_end_leaves_nothing() -> None:
-    refused(play("delete", "-l", "r1"), "r3 cannot be cleaned up")
+    refused(play("delete", "-l", "r3"), "r2 cannot be cleaned up")
     ends_well(play("delete+forget", "--check"), changed=True)
-    assert members_of("r3") == ["r3", "r1"]
+    assert members_of("r3") == ["r2", "r3"]
     ends_well(play("delete+forget"), changed=True)
     for host in ("r1", "r2", "r3"):
         left = on(host, "find / -xdev -name '*gpumesh*' -not -name 'gpumesh-lab-*'")

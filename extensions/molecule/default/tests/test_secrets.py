@@ -11,7 +11,8 @@ import pytest
 from lab_hosts import Lab
 from told_secrets import Rotation, secrets
 
-MEMBERS = ("e1", "e2")
+#: The manager, and another member.
+MEMBERS = ("n1", "n2")
 #: Where secrets are at home, with the owner that each file must have. Nobody else may read any of them.
 HOMES = {
     "/etc/munge/munge.key": "munge",
@@ -61,6 +62,6 @@ def test_a_secret_has_one_home(lab: Lab, host: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("daemon", ["munged", "slurmctld", "slurmdbd"])
 def test_a_crash_leaves_no_key(lab: Lab, daemon: str) -> None:
     """The kernel writes the memory of a process into its core file."""
-    limits = lab.run("e1", "sh", "-c", f"cat /proc/$(pgrep -o -x {daemon})/limits")
+    limits = lab.run("n1", "sh", "-c", f"cat /proc/$(pgrep -o -x {daemon})/limits")
     (core,) = (line.split() for line in limits.splitlines() if line.startswith("Max core file size"))
     assert core[4] == "0"

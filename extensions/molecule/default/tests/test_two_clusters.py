@@ -9,29 +9,33 @@ from pathlib import Path
 
 from lab_hosts import Lab
 
-#: e3 is a cluster of its own now.
-OTHER = ("-e", "cluster_name=other", "-e", "cluster_machines=e3", "-e", "cluster_manager=e3", "-e", "mesh_backend=none")
+#: The host that was outside is a cluster of its own now.
+OTHER = ("cluster_name=other", "cluster_machines=outsider", "cluster_manager=outsider", "mesh_backend=none")
+MEMBERS = ("n1", "n2", "n3")
+GROUP = ("-e", "cluster_hosts=everyone")
 KEY = "/etc/munge/munge.key"
 
 
 def test_a_second_cluster_beside_the_first(lab: Lab, tmp_path: Path) -> None:
     report = ("-e", f"check_report_dir={tmp_path}")
-    lab.mark(("e1", "e2"))
-    run = lab.play("gpumesh.cluster.site", *OTHER, *report)
+    lab.mark(MEMBERS)
+    run = lab.play("gpumesh.cluster.site", *GROUP, *(word for option in OTHER for word in ("-e", option)), *report)
     assert run.code == 0, run.output[-4000:]
-    assert lab.read("e3", KEY) != lab.read("e1", KEY)
-    for member in ("e1", "e2"):
+    assert lab.read("outsider", KEY) != lab.read("n1", KEY)
+    for member in MEMBERS:
         assert [path for path in lab.changes(member) if path.startswith(("/etc/", "/var/lib/gpumesh/"))] == []
-    lab.mark(("e3",))
-    run = lab.play("gpumesh.cluster.slurm", "-e", "munge_rotate_key=true")
+    lab.mark(("outsider",))
+    run = lab.play("gpumesh.cluster.slurm", *GROUP, "-e", "munge_rotate_key=true")
     assert run.code == 0, run.output[-4000:]
-    assert lab.read("e3", KEY) != lab.read("e1", KEY) == lab.read("e2", KEY)
-    assert [path for path in lab.changes("e3") if path.startswith(("/etc/", "/var/lib/gpumesh/"))] == []
+    assert lab.read("outsider", KEY) != lab.read("n1", KEY) == lab.read("n2", KEY)
+    assert [path for path in lab.changes("outsider") if path.startswith(("/etc/", "/var/lib/gpumesh/"))] == []
 
 
 def test_a_machine_of_one_is_refused_by_the_scheduler_of_the_other(lab: Lab) -> None:
     """A copy of the other cluster's record would do for an attacker, and happens by mistake."""
-    before = {member: lab.read(member, KEY) for member in ("e1", "e2", "e3")}
-    run = lab.play("gpumesh.cluster.join", "-e", "cluster_machines=e3", "-e", "cluster_prove_subnet=false")
+    before = {member: lab.read(member, KEY) for member in (*MEMBERS, "outsider")}
+    run = lab.play(
+        "gpumesh.cluster.join", *GROUP, "-e", "cluster_machines=outsider", "-e", "cluster_prove_subnet=false"
+    )
     assert run.code != 0
     assert {member: lab.read(member, KEY) for member in before} == before

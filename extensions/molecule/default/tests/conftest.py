@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of the scenario `security`: e1, the manager, and e2 are the cluster; e3 is not in it."""
+"""The hosts of this scenario: n1, the manager, n2 and n3 are the cluster; `outsider` is in the group `everyone` only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import pytest
 from lab_hosts import Lab
 from told_secrets import Rotation, rotate
 
-MEMBERS = ("e1", "e2")
+#: A group with a host that is not to be in the cluster.
+EVERYONE = ("-e", "cluster_hosts=everyone", "-e", "cluster_machines=n1,n2,n3")
+#: Whose processes are watched.
+WATCHED = ("n1", "n2")
 
 
 @pytest.fixture(scope="session")
 def lab() -> Lab:
-    return Lab("molecule-security")
+    return Lab("molecule-default")
 
 
 @pytest.fixture(scope="session")
@@ -27,4 +30,4 @@ def rotation(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Rotation:
         patch.setenv("ANSIBLE_SHOW_CUSTOM_STATS", "true")
         patch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
         patch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(folder / "facts"))
-        return rotate(lab, MEMBERS, folder)
+        return rotate(lab, WATCHED, folder, *EVERYONE)
