@@ -78,6 +78,10 @@ options:
     description: The directory on a local disk of each node for images. C({user}) in it is replaced by the name of the user.
     type: str
     default: /var/tmp/gpumesh-{user}
+  mesh:
+    description: The interface of the mesh, if the cluster has one.
+    type: str
+    default: ""
   plugin:
     description: The source of the plugin in C.
     type: str
@@ -167,6 +171,7 @@ def main() -> None:
             "volumes": texts,
             "mounts_allowed": texts,
             "storage": {"type": "str", "default": STAGE},
+            "mesh": text,
             "plugin": text,
             **OPTIONS,
         },

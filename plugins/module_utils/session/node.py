@@ -31,7 +31,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     ParseError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     ENDED,
     NO_SLOT,
@@ -45,7 +45,6 @@ FOLDER = "/run/gpumesh/session"
 STORAGE = "/var/lib/gpumesh/session"
 TABLE_FILE = "/etc/gpumesh/session.nft"
 _NAMESPACES = "/run/netns"
-_FORWARDING = "/proc/sys/net/ipv4/ip_forward"
 #: What the Slurm plugin passes on.
 VARIABLE = "SPANK_GPUMESH_SESSION"
 #: Seconds for the kernel to forget an identifier.
@@ -57,6 +56,7 @@ _WATCH = 15.0
 _SYSTEMD = "/run/systemd/system"
 _STEP = re.compile(rb"slurmstepd: \[([0-9]{1,10})[.\]]")
 _PLAN, _PRIVATE, _ERROR = "plan.json", "private", "error"
+_FORWARDED = ".forwarded"
 
 
 def folder(job: int) -> str:
@@ -123,9 +123,11 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
         os.unlink(f"{folder(job)}/{_PRIVATE}")
     else:
         _refuse_taken(token.slot, job)
-        _load_rules(run, settings)
+        _load_rules(run)
         for one in here:
             make(run, job, one, session, settings)
+        if settings.nat:
+            _settle(run, settings)
     write_atomic(f"{folder(job)}/{_PLAN}", json.dumps(document, indent=1) + "\n", 0o644)
 
 
@@ -155,13 +157,31 @@ def _refuse_taken(slot: int, job: int) -> None:
                 )
 
 
-def _load_rules(run: Runner, settings: Settings) -> None:
+def _load_rules(run: Runner) -> None:
     """The rules are loaded once after a boot."""
     if run(["nft", "list", "table", "inet", network.TABLE], check=False).rc:
-        run(["nft", "--file", TABLE_FILE])
-    if settings.nat and read_text(_FORWARDING) != "1\n":
-        with open(_FORWARDING, "w", encoding="ascii") as stream:
-            stream.write("1\n")
+        routing.load(run, read_text(TABLE_FILE) or "", forwarded())
+
+
+def load_rules(run: Runner, text: str) -> None:
+    """Load the table of this host, which replaces the existing one. Raises CommandError."""
+    with _locked():
+        routing.load(run, text, forwarded())
+
+
+def forwarded() -> str:
+    """The file with the former settings of interfaces that forward for sessions."""
+    return f"{FOLDER}/{_FORWARDED}"
+
+
+def _settle(run: Runner, settings: Settings) -> None:
+    routing.settle(run, settings, read_text(TABLE_FILE) or "", forwarded())
+
+
+def _close(run: Runner) -> None:
+    """Whatever this cannot restore is restored by the watching process."""
+    with contextlib.suppress(GpumeshError, OSError):
+        routing.close(run, forwarded())
 
 
 def make(run: Runner, job: int, own: Container, session: Sequence[Container], settings: Settings) -> None:
@@ -211,6 +231,7 @@ def epilog(run: Runner, variables: Mapping[str, str]) -> None:
     """Remove what the job had on this node."""
     with _locked():
         forget(run, int(variables["SLURM_JOB_ID"]))
+        _close(run)
 
 
 def forget(run: Runner, job: int) -> None:
@@ -266,6 +287,11 @@ def jobs_here() -> List[int]:
     return sorted(jobs - {0})
 
 
+def anything_here() -> bool:
+    """Whether anything of sessions is left on this node."""
+    return bool(jobs_here()) or os.path.exists(forwarded())
+
+
 def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
     """Remove what is left of jobs that are not on this node any more; those. Where Slurm does not answer, nothing.
 
@@ -293,19 +319,22 @@ def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
 
 def clean(run: Runner, machine: str) -> List[int]:
     """The same while no job begins or ends: one that is started again may come to this node meanwhile."""
-    if not jobs_here():
+    if not anything_here():
         return []
     with _locked():
-        return sweep(run, machine)
+        gone = sweep(run, machine)
+        _close(run)
+        return gone
 
 
 def clear(run: Runner) -> None:
     """Remove everything of all jobs on this node, even if they still run."""
-    if not jobs_here():
+    if not anything_here():
         return
     with _locked():
         for job in jobs_here():
             forget(run, job)
+        routing.close(run, forwarded())
 
 
 # --- While anything is left
@@ -321,23 +350,32 @@ def guard(run: Runner) -> None:
     start_detached([program, "watch"])
 
 
-def watch(run: Runner, machine: str) -> None:
-    """Remove what ended jobs leave behind, until nothing is left. One process on each node does this."""
+def watch(run: Runner, settings: Settings) -> None:
+    """Remove what ended jobs leave behind, and keep what sessions need forwarded as routes change, until nothing is left.
+    One process on each node does this."""
     os.makedirs(FOLDER, mode=0o755, exist_ok=True)
-    with _lock_file(".watch") as lock:
+    with _lock_file(".watch") as lock, contextlib.closing(routing.Notices()) as notices:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
+        due = time.monotonic() + _WATCH
         while True:
-            time.sleep(_WATCH)
             with _locked():
-                # A job with steps here is running. Slurm's controller is asked only about others.
-                if set(jobs_here()) - _stepping():
-                    sweep(run, machine)
-                if not jobs_here():
+                if time.monotonic() >= due:
+                    due = time.monotonic() + _WATCH
+                    # A job with steps here is running. Slurm's controller is asked only about others.
+                    if set(jobs_here()) - _stepping():
+                        sweep(run, settings.machine)
+                # What fails now may succeed the next time.
+                with contextlib.suppress(GpumeshError, OSError):
+                    # Whoever reloads the rules of the host may have removed ours.
+                    _load_rules(run)
+                    _settle(run, settings)
+                if not anything_here():
                     fcntl.flock(lock, fcntl.LOCK_UN)
                     return
+            notices.wait(due - time.monotonic())
 
 
 def _stepping() -> Set[int]:

@@ -98,7 +98,8 @@ class Container(NamedTuple):
 
 class Settings(NamedTuple):
     """What gpumesh-session is installed with. ``members``: the cluster's addresses by name. ``pools``: networks whose
-    /24 are the sessions'. ``closed``: networks that sessions must not reach."""
+    /24 are the sessions'. ``closed``: networks that sessions must not reach. ``mesh``: the interface of the mesh, if the
+    cluster has one."""
 
     machine: str
     manager: str
@@ -111,3 +112,4 @@ class Settings(NamedTuple):
     volumes: Sequence[str]
     mounts_allowed: Sequence[str]
     storage: str
+    mesh: str = ""

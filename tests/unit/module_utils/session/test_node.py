@@ -101,17 +101,21 @@ def test_a_job_that_has_fewer_nodes_than_its_session_needs(top: Path, monkeypatc
 
 
 def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[float]:
-    """The seconds of each wait until the watcher ended. It is interrupted after three checks."""
+    """The seconds of each wait until the watcher ended. It is interrupted at the fourth."""
     waited: list[float] = []
 
-    def sleep(seconds: float) -> None:
+    def wait(_notices: object, seconds: float) -> None:
         waited.append(seconds)
+        clock[0] += seconds
         if len(waited) > 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(node.time, "sleep", sleep)
+    clock = [1000.0]
+    monkeypatch.setattr(node.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(node.routing.Notices, "wait", wait)
+    settings = Settings("n1", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/x")
     with contextlib.suppress(KeyboardInterrupt):
-        node.watch(lambda *_argv, **_options: Completed(0, queue, ""), "n1")
+        node.watch(lambda *_argv, **_options: Completed(0, queue, ""), settings)
     return waited
 
 
