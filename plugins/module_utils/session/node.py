@@ -109,20 +109,21 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
     token = plan.parse_token(variables[VARIABLE])
     # Slurm 22.05 tells a prolog its nodes by the second name alone.
     nodes = expand(variables.get("SLURM_JOB_NODELIST") or variables.get("SLURM_NODELIST") or "")
-    session = plan.places(token, nodes, settings.members, settings.pools)
+    slot = plan.slot_of(token, job, settings.pools)
+    session = plan.places(token, slot, nodes, settings.members, settings.pools)
     here = [one for one in session if one.node == settings.machine]
     document = {
         "name": token.name,
-        "slot": token.slot,
+        "slot": slot,
         "job": job,
         "containers": [one._asdict() for one in session],
         "here": [one.name for one in here],
     }
     _make_folders(job, uid, here)
-    if token.slot == NO_SLOT:
+    if slot == NO_SLOT:
         os.unlink(f"{folder(job)}/{_PRIVATE}")
     else:
-        _refuse_taken(token.slot, job)
+        _refuse_taken(slot, job)
         _load_rules(run)
         for one in here:
             make(run, job, one, session, settings)

@@ -68,10 +68,10 @@ class Spec(NamedTuple):
 
 
 class Token(NamedTuple):
-    """What the job of a session tells each of its nodes: its name, its place in the pool, its roles, the first of which is
-    main, and how many containers of each role are on each node."""
+    """What the job of a session tells each of its nodes: whether it has a network of its own, its name, its roles, the
+    first of which is main, and how many containers of each role are on each node."""
 
-    slot: int
+    private: bool
     name: str
     roles: Tuple[str, ...]
     nodes: Tuple[Tuple[int, ...], ...]

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import package
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import call
 
@@ -29,8 +29,8 @@ NODE, MEMBER, STRANGER, GATEWAY, DOCKER = "gmf-node", "gmf-member", "gmf-strange
 LAN, MESH, SERVER = "192.0.2.1", "10.99.0.1", "203.0.113.7"
 POOL = "10.192.0.0/10"
 JOB = 900500
-#: Of the first container of the session with slot 11.
-INSIDE = "10.192.11.1"
+#: Of the first container.
+INSIDE = str(plan.subnet([POOL], plan.slot_of(plan.parse_token("+;demo;main;1"), JOB, [POOL]))[1])
 PATIENCE = 60.0
 NOBODY = 65534
 SETTINGS = Settings(
@@ -209,7 +209,7 @@ class Session:
             "SLURM_JOB_ID": str(JOB),
             "SLURM_JOB_UID": str(NOBODY),
             "SLURM_JOB_NODELIST": "node",
-            node.VARIABLE: "11;demo;main,sub;1,2",
+            node.VARIABLE: "+;demo;main,sub;1,2",
         }
         return subprocess.Popen(["nsenter", f"--net=/run/netns/{NODE}", self.path, verb], env={**os.environ, **given})
 
