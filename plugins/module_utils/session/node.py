@@ -31,20 +31,26 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     ParseError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     ENDED,
+    NAME,
     NO_SLOT,
     Container,
     Settings,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
-#: For data that lasts until the node is shut down, and for large data. Each has a directory for each job.
+#: For data that lasts until the node is shut down, and for large data. Each has a directory for each job. Users can write
+#: to the former only in file systems of their jobs.
 FOLDER = "/run/gpumesh/session"
 STORAGE = "/var/lib/gpumesh/session"
 TABLE_FILE = "/etc/gpumesh/session.nft"
 _NAMESPACES = "/run/netns"
+_SOURCE = "gpumesh-session"
+#: The most that a job can use up. The programs of a container keep less than a hundredth of it there.
+_OPTIONS = "mode=0755,nosuid,nodev,size=128m,nr_inodes=32768"
 #: What the Slurm plugin passes on.
 VARIABLE = "SPANK_GPUMESH_SESSION"
 #: Seconds for the kernel to forget an identifier.
@@ -98,6 +104,9 @@ def prolog(run: Runner, settings: Settings, variables: Mapping[str, str]) -> Non
         # From here on, no task of the job starts without a namespace.
         write_atomic(f"{folder(job)}/{_PRIVATE}", "", 0o644)
         try:
+            _mount(run, folder(job))
+            # It was hidden.
+            write_atomic(f"{folder(job)}/{_PRIVATE}", "", 0o644)
             _prepare(run, settings, variables, job, uid)
         except (GpumeshError, OSError, KeyError) as failure:
             write_atomic(f"{folder(job)}/{_ERROR}", f"{settings.machine}: {failure}\n", 0o644)
@@ -130,6 +139,25 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
         if settings.nat:
             _settle(run, settings)
     write_atomic(f"{folder(job)}/{_PLAN}", json.dumps(document, indent=1) + "\n", 0o644)
+
+
+def _mount(run: Runner, path: str) -> None:
+    """A file system that the processes of the job cannot fill for others."""
+    done = run(["mount", "--types=tmpfs", f"--options={_OPTIONS}", _SOURCE, path], check=False)
+    if done.rc:
+        reason = " ".join(done.stderr.split())
+        if has_capability(read_text("/proc/self/status") or "", CAP_SYS_ADMIN):
+            raise HostStateError(f"No file system can be mounted at {path}: {reason}", "See the log of the kernel.")
+        sys.stderr.write(
+            f"{NAME}: Nothing can be mounted in this container, so a job can fill the file system of {path}: {reason}\n"
+        )
+
+
+def _unmount(run: Runner, path: str) -> None:
+    """At once, whatever still has open files there."""
+    while os.path.ismount(path):
+        if run(["umount", "--lazy", path], check=False).rc:
+            return
 
 
 def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
@@ -244,6 +272,7 @@ def forget(run: Runner, job: int) -> None:
         # Another process may hold the namespace open, and it exists until that is closed.
         run(["ip", "-force", "-netns", name, "-batch", "-"], stdin=network.REMOVAL, check=False)
         run(["ip", "netns", "delete", name], check=False)
+    _unmount(run, folder(job))
     for path in (storage(job), folder(job)):
         _remove_tree(run, path)
 
