@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node, shapes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
 
 SETTINGS = Settings("n1", "n1", "lo", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], False, [], [], [], "/x")
@@ -50,20 +50,17 @@ def _folders(attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch) -> It
             node.epilog(run, {"SLURM_JOB_ID": str(job)})
 
 
-def begin(job: int, uid: int) -> Path:
+def begin(job: int, uid: int, settings: Settings = SETTINGS) -> Path:
     given = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(uid), "SLURM_JOB_NODELIST": "n1"}
-    node.prolog(run, SETTINGS, {**given, node.VARIABLE: "-;x;main;1"})
+    node.prolog(run, settings, {**given, node.VARIABLE: "-;x;main;1"})
     return Path(node.folder(job))
 
 
 def test_a_job_cannot_fill_run(folders: list[Path], attacker: pwd.struct_passwd) -> None:
-    before = os.statvfs("/run")
     words = ["setpriv", f"--reuid={attacker.pw_uid}", "--clear-groups", sys.executable, "-I", "-c", _FILL]
     done = subprocess.run(words, cwd=folders[0] / "0", capture_output=True, text=True, check=True)
     assert done.stdout == "No space left on device and No space left on device\n"
-    after = os.statvfs("/run")
-    assert (before.f_bfree - after.f_bfree) * after.f_frsize < 16 << 20
-    assert before.f_ffree - after.f_ffree < 1000
+    assert len({os.stat(path).st_dev for path in (*folders, "/run")}) == 3
     # The jobs of others, and what root does on the node, go on.
     (folders[1] / "0" / "file").write_bytes(bytes(1 << 20))
     assert node.read_plan(JOBS[1])["here"] == ["main1"]
@@ -95,3 +92,26 @@ def test_a_host_that_may_not_mount_says_so(
     monkeypatch.setattr(node, "has_capability", lambda _status, _number: False)
     assert (begin(JOBS[0], attacker.pw_uid) / "plan.json").exists()
     assert "Nothing can be mounted in this container" in capfd.readouterr().err
+
+
+def test_nobody_takes_the_directory_of_another_user(
+    attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whose first session starts later."""
+    monkeypatch.setattr(node, "guard", lambda _run: None)
+    monkeypatch.setattr(node, "STORAGE", str(tmp_path / "session"))
+    settings = SETTINGS._replace(storage=shapes.STORAGE_DIR.replace(shapes.STORAGE, node.STORAGE))
+    tmp_path.chmod(0o755)
+    victim = pwd.getpwnam("nobody")
+    path = settings.storage.replace("{user}", victim.pw_name)
+    squat = f"import os; os.makedirs({path!r}, exist_ok=True)"
+    words = ["setpriv", f"--reuid={attacker.pw_uid}", "--clear-groups", sys.executable, "-I", "-c", squat]
+    try:
+        for account in (attacker, victim):
+            begin(JOBS[0], account.pw_uid, settings)
+            assert os.stat(settings.storage.replace("{user}", account.pw_name)).st_uid == account.pw_uid
+            if account is attacker:
+                done = subprocess.run(words, capture_output=True, text=True, check=False)
+                assert "PermissionError" in done.stderr
+    finally:
+        node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})

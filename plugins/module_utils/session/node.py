@@ -31,12 +31,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     ParseError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import give
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     ENDED,
     NAME,
     NO_SLOT,
+    STORAGE,
     Container,
     Settings,
 )
@@ -45,7 +47,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist imp
 #: For data that lasts until the node is shut down, and for large data. Each has a directory for each job. Users can write
 #: to the former only in file systems of their jobs.
 FOLDER = "/run/gpumesh/session"
-STORAGE = "/var/lib/gpumesh/session"
 TABLE_FILE = "/etc/gpumesh/session.nft"
 _NAMESPACES = "/run/netns"
 _SOURCE = "gpumesh-session"
@@ -128,7 +129,7 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
         "containers": [one._asdict() for one in session],
         "here": [one.name for one in here],
     }
-    _make_folders(job, uid, here)
+    _make_folders(job, uid, here, settings.storage)
     if slot == NO_SLOT:
         os.unlink(f"{folder(job)}/{_PRIVATE}")
     else:
@@ -160,9 +161,9 @@ def _unmount(run: Runner, path: str) -> None:
             return
 
 
-def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
+def _make_folders(job: int, uid: int, here: Sequence[Container], storage_dir: str) -> None:
     try:
-        gid = pwd.getpwuid(uid).pw_gid
+        account = pwd.getpwuid(uid)
     except KeyError as failure:
         raise HostStateError(f"There is no user {uid} on this node.", "Create the user on all nodes.") from failure
     os.makedirs(STORAGE, mode=0o711, exist_ok=True)
@@ -171,7 +172,8 @@ def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
         for one in here:
             path = f"{top}/{one.local}"
             os.mkdir(path, 0o700)
-            os.chown(path, uid, gid)
+            os.chown(path, uid, account.pw_gid)
+    give(os.path.normpath(storage_dir.replace("{user}", account.pw_name)), uid, account.pw_gid)
 
 
 def _refuse_taken(slot: int, job: int) -> None:

@@ -16,6 +16,9 @@ PATH = f"/usr/local/bin/{NAME}"
 ENTRY = f"{__name__.rpartition('.')[0]}.program"
 #: Of Slurm.
 PLUGIN = f"{FOLDER}/gpumesh_session.so"
+#: For large data: below it are directories of jobs, and by default one for each user. Only root can create any.
+STORAGE = "/var/lib/gpumesh/session"
+STORAGE_DIR = f"{STORAGE}/users/{{user}}"
 PRIVATE, HOST = "private", "host"
 #: The slot of a session without its own network.
 NO_SLOT = -1

@@ -36,7 +36,7 @@ def imported(module: str) -> set[str]:
     ("module", "own"),
     [
         ("train", {"train.install", "train.paths"}),
-        ("session", {"train.paths", *(f"session.{name}" for name in ("install", "network", "node", "plan"))}),
+        ("session", {f"session.{name}" for name in ("install", "network", "node", "plan")}),
         ("layer_info", {"train.install", "train.paths", "session.install"}),
     ],
 )
