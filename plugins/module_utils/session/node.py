@@ -129,6 +129,7 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
         "containers": [one._asdict() for one in session],
         "here": [one.name for one in here],
     }
+    _refuse_many(run, job, len(nodes), len(here))
     _make_folders(job, uid, here, settings.storage)
     if slot == NO_SLOT:
         os.unlink(f"{folder(job)}/{_PRIVATE}")
@@ -140,6 +141,21 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
         if settings.nat:
             _settle(run, settings)
     write_atomic(f"{folder(job)}/{_PLAN}", json.dumps(document, indent=1) + "\n", 0o644)
+
+
+def _refuse_many(run: Runner, job: int, nodes: int, containers: int) -> None:
+    """Each container has a CPU at least: a job that claims more would only keep the node busy, and other prologs waiting."""
+    try:
+        done = run(["squeue", "--noheader", f"--jobs={job}", "--format=%C"])
+    except CommandError:
+        # A controller that does not answer must not end sessions.
+        return
+    cpus = done.stdout.strip()
+    if cpus.isdecimal() and containers > -(-int(cpus) // nodes):
+        raise InputError(
+            f"The job has {cpus} CPUs on {nodes} nodes, too few for {containers} containers on one of them.",
+            "Start sessions with gpumesh-session.",
+        )
 
 
 def _mount(run: Runner, path: str) -> None:

@@ -27,12 +27,12 @@ class Range(NamedTuple):
 
     owner: str
     first: int
-    count: int
+    size: int
 
     @property
     def last(self) -> int:
         """The last one."""
-        return self.first + self.count - 1
+        return self.first + self.size - 1
 
     def overlaps(self, other: Range) -> bool:
         """Whether they have an ID in common."""
@@ -44,9 +44,9 @@ def parse(text: str) -> List[Range]:
     found = []
     for line in text.splitlines():
         owner, _colon, numbers = line.strip().partition(":")
-        first, _colon, count = numbers.partition(":")
-        if owner and first.isdecimal() and count.isdecimal() and int(count):
-            found.append(Range(owner, int(first), int(count)))
+        first, _colon, size = numbers.partition(":")
+        if owner and first.isdecimal() and size.isdecimal() and int(size):
+            found.append(Range(owner, int(first), int(size)))
     return found
 
 
