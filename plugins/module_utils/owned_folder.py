@@ -42,6 +42,33 @@ def owned(path: str, option: str, forbidden: int = 0o077) -> int:
     return descriptor
 
 
+def give(path: str, uid: int, gid: int) -> None:
+    """As root: create a directory for a user where nobody else can create any. Elsewhere, ``owned`` decides later.
+
+    If its parent is missing, that is created, too.
+    """
+    parent, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        new = not os.path.lexists(parent)
+        if new:
+            os.mkdir(parent, 0o700)
+        folder = os.open(parent, _DIRECTORY)
+        try:
+            if new:
+                # Regardless of the umask.
+                os.fchmod(folder, 0o711)
+            about = os.fstat(folder)
+            if about.st_uid != 0 or about.st_mode & 0o022:
+                return
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=folder)
+            made = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(made.st_mode) and made.st_uid == 0:
+                os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.close(folder)
+
+
 def refuse_open(path: str, option: str, own: Optional[int] = None) -> None:
     """Raises HostStateError if another user could replace a directory below this one.
 

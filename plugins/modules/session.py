@@ -77,7 +77,11 @@ options:
   storage:
     description: The directory on a local disk of each node for images. C({user}) in it is replaced by the name of the user.
     type: str
-    default: /var/tmp/gpumesh-{user}
+    default: /var/lib/gpumesh/session/users/{user}
+  mesh:
+    description: The interface of the mesh, if the cluster has one.
+    type: str
+    default: ""
   plugin:
     description: The source of the plugin in C.
     type: str
@@ -124,9 +128,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH, STORAGE_DIR
 from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import STAGE
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -166,7 +169,8 @@ def main() -> None:
             "allow": texts,
             "volumes": texts,
             "mounts_allowed": texts,
-            "storage": {"type": "str", "default": STAGE},
+            "storage": {"type": "str", "default": STORAGE_DIR},
+            "mesh": text,
             "plugin": text,
             **OPTIONS,
         },

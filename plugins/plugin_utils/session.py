@@ -87,6 +87,7 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
         "volumes": volumes(record, machine),
         "mounts_allowed": list(options["mounts_allowed"]),
         "storage": options["storage_dir"],
+        "mesh": mesh["interface"] if mesh["backend"] != "none" and member["mesh"] is not None else "",
     }
 
 

@@ -109,7 +109,9 @@ def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
 def _jobs_gone(run: Runner) -> Part:
     """The sessions left on a host that leaves."""
     left = node.jobs_here()
-    return Part(bool(left), "".join(f"the session of job {job}\n" for job in left), "", lambda: node.clear(run))
+    return Part(
+        node.anything_here(), "".join(f"the session of job {job}\n" for job in left), "", lambda: node.clear(run)
+    )
 
 
 def _rules(run: Runner, text: str) -> Part:
@@ -121,7 +123,7 @@ def _rules(run: Runner, text: str) -> Part:
     def apply() -> None:
         if text and (before != text or not loaded):
             # Before they are written: rules that cannot be loaded must differ at the next run, too.
-            run(["nft", "--file", "-"], stdin=text)
+            node.load_rules(run, text)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_atomic(path, text, 0o644)
         elif not text:

@@ -46,7 +46,7 @@ _FORGOTTEN = "Invalid job id"
 #: Seconds for Slurm's controller to answer, and between two questions.
 _PATIENCE = 60.0
 _SPACING = 2.0
-_ATTEMPTS = 8
+_ATTEMPTS = 64
 _UNFIT = ("down", "drain", "fail", "unknown", "inval")
 _LONGEST_REASON = 600
 WAITING, FETCHING, STARTING, RUNNING, FAILED = "waiting", "fetching", "starting", "running", "failed"
@@ -247,7 +247,8 @@ def containers(session: Session, settings: Settings) -> List[Container]:
         raise InputError(
             f"The session '{session.token.name}' has no nodes yet: {session.reason}.", "Wait for it to start."
         )
-    return plan.places(session.token, session.nodes, settings.members, settings.pools)
+    slot = plan.slot_of(session.token, session.job, settings.pools)
+    return plan.places(session.token, slot, session.nodes, settings.members, settings.pools)
 
 
 def parse_nodes(text: str) -> Tuple[int, int]:
@@ -265,7 +266,7 @@ def fit(run: Runner, program: str, spec: Spec) -> Fit:
     nodes, threads = parse_nodes(shown)
     refused: List[HostStateError] = []
     for layout in plan.layouts(spec, nodes, threads):
-        found, token = Fit(layout, plan.fullest(spec, layout, threads)), plan.token_of(spec, layout, 0)
+        found, token = Fit(layout, plan.fullest(spec, layout, threads)), plan.token_of(spec, layout)
         words = ["--test-only", *options(spec, token, found.size)]
         try:
             _sbatch(run, words, script(program, spec, "/"), plan.token_text(token))
@@ -278,22 +279,22 @@ def fit(run: Runner, program: str, spec: Spec) -> Fit:
 
 def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings, logs: str) -> int:
     """Submit the job of a session; its number. Raises GpumeshError."""
-    text = script(program, spec, logs)
+    text, token = script(program, spec, logs), plan.token_of(spec, place.layout)
+    if token.private:
+        plan.refuse_full(settings.pools, slots_in(queue(run), settings))
     for _attempt in range(_ATTEMPTS):
-        token = plan.token_of(spec, place.layout, 0)
-        if token.slot == 0:
-            taken = [session.token.slot for session in queue(run)]
-            count = plan.slots(settings.pools)
-            token = token._replace(
-                slot=plan.free_slot(settings.pools, taken, int.from_bytes(os.urandom(4), "big") % count)
-            )
         job = _sbatch(run, options(spec, token, place.size), text, plan.token_text(token))
-        # Two concurrent submissions may have chosen the same slot: the later one is withdrawn.
-        earlier = [one for one in queue(run) if one.token.slot == token.slot and one.job < job]
-        if token.slot < 0 or not earlier:
+        earlier = [one for one in queue(run) if one.job < job]
+        if not token.private or plan.slot_of(token, job, settings.pools) not in slots_in(earlier, settings):
             return job
+        # The next job has another number.
         cancel(run, job)
     raise HostStateError("Too many sessions are being started at once.", "Start the session again.")
+
+
+def slots_in(sessions: Sequence[Session], settings: Settings) -> List[int]:
+    """The slots of the sessions that have one."""
+    return [plan.slot_of(one.token, one.job, settings.pools) for one in sessions if one.token.private]
 
 
 def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:

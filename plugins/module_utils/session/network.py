@@ -25,7 +25,11 @@ TABLE = "gpumesh_session"
 #: Names of our namespaces, and of the hosts' ends of ways out, begin with it.
 PREFIX = "gms"
 INTERFACE = "eth0"
+#: Sets of the table: the interfaces through which sessions reach other networks; those of them that forward for sessions
+#: alone; and the bridges among these, in pairs with themselves.
+WAYS, OPENED, BRIDGES = "ways", "opened", "bridges"
 _GATEWAY = "169.254.1.1"
+_WITH_PORTS = "{ tcp, udp, udplite, dccp, sctp }"
 _OUT = "out0"
 #: The first byte of addresses of our own making: in the session, and of the two ends of an uplink.
 _SESSION, _INNER, _OUTER = 2, 6, 10
@@ -146,21 +150,38 @@ def table(settings: Settings) -> str:
     four = sorted(address for address in settings.members.values() if ":" not in address)
     six = sorted(address for address in settings.members.values() if ":" in address)
     guards = []
+    if settings.mesh:
+        guards.append(f'udp dport {PORT} iifname != {{ "lo", "{settings.mesh}" }} drop')
     for family, addresses in (("ip", four), ("ip6", six)):
         listed = f" {family} saddr != {{ {', '.join(addresses)} }}" if addresses else ""
         guards.append(f"meta nfproto {'ipv4' if family == 'ip' else 'ipv6'} udp dport {PORT}{listed} drop")
     allowed = [f"ip daddr {address} tcp dport {port} accept" for address, port in parse_allowed(settings.allow)]
-    closed = networks([*settings.closed, *four, *settings.pools])
+    closed = closed_networks(settings)
+    pools = f"{{ {', '.join(settings.pools)} }}"
+    answers = "ct state established,related accept"
+    mesh = [f'oifname "{settings.mesh}" iifname != "{settings.mesh}" iifname @{WAYS} drop'] if settings.mesh else []
     names = ["meta l4proto { tcp, udp } th dport 53 accept"]
     lines = [
         f"table inet {TABLE}",
         f"delete table inet {TABLE}",
         f"table inet {TABLE} {{",
+        f"  set {WAYS} {{ type ifname; }}",
+        f"  set {OPENED} {{ type ifname; }}",
+        f"  set {BRIDGES} {{ type ifname . ifname; }}",
+        # Only sessions have these addresses, and they have no others.
+        *_chain(
+            "from_anywhere",
+            "filter hook prerouting priority raw",
+            [
+                f'ip saddr {pools} iifname != "{PREFIX}*" drop',
+                f'iifname "{PREFIX}*" ip saddr != {pools} drop',
+            ],
+        ),
         *_chain(
             "to_host",
             "filter hook input priority filter - 10",
             [
-                f'iifname "{PREFIX}*" ct state established,related accept',
+                f'iifname "{PREFIX}*" {answers}',
                 *(f'iifname "{PREFIX}*" {rule}' for rule in (*names, *allowed)),
                 f'iifname "{PREFIX}*" reject with icmpx admin-prohibited',
                 *guards,
@@ -179,23 +200,37 @@ def table(settings: Settings) -> str:
             "through",
             "filter hook forward priority filter - 10",
             [
+                # What conntrack cannot place would leave with the address and port of the container.
+                f'iifname "{PREFIX}*" ct state invalid drop',
                 f'iifname "{PREFIX}*" oifname "{PREFIX}*" reject with icmpx admin-prohibited',
                 *(f'iifname "{PREFIX}*" {rule}' for rule in (*names, *allowed)),
                 f'iifname "{PREFIX}*" ip daddr {{ {", ".join(closed)} }} reject with icmpx admin-prohibited',
-                f'oifname "{PREFIX}*" ct state established,related accept',
+                f'oifname "{PREFIX}*" {answers}',
                 f'oifname "{PREFIX}*" drop',
+                f"iifname @{WAYS} {answers}",
+                *mesh,
+                f"iifname . oifname @{BRIDGES} accept",
+                f"iifname @{OPENED} meta nfproto ipv4 drop",
             ],
         ),
         *_chain(
             "outwards",
             "nat hook postrouting priority srcnat",
             [
-                f'ip saddr {{ {", ".join(settings.pools)} }} oifname != "{PREFIX}*" masquerade',
+                # NFS servers take a port below 1024 for root's, which any user of a container can have.
+                f'ip saddr {pools} oifname != "{PREFIX}*" meta l4proto {_WITH_PORTS} masquerade to :1024-65535',
+                f'ip saddr {pools} oifname != "{PREFIX}*" masquerade',
             ],
         ),
         "}",
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def closed_networks(settings: Settings) -> List[str]:
+    """The IPv4 networks that sessions do not reach, except for what is allowed."""
+    four = [address for address in settings.members.values() if ":" not in address]
+    return networks([*settings.closed, *four, *settings.pools])
 
 
 def networks(texts: Sequence[str]) -> List[str]:

@@ -31,21 +31,27 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     ParseError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import give
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     ENDED,
+    NAME,
     NO_SLOT,
+    STORAGE,
     Container,
     Settings,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
-#: For data that lasts until the node is shut down, and for large data. Each has a directory for each job.
+#: For data that lasts until the node is shut down, and for large data. Each has a directory for each job. Users can write
+#: to the former only in file systems of their jobs.
 FOLDER = "/run/gpumesh/session"
-STORAGE = "/var/lib/gpumesh/session"
 TABLE_FILE = "/etc/gpumesh/session.nft"
 _NAMESPACES = "/run/netns"
-_FORWARDING = "/proc/sys/net/ipv4/ip_forward"
+_SOURCE = "gpumesh-session"
+#: The most that a job can use up. The programs of a container keep less than a hundredth of it there.
+_OPTIONS = "mode=0755,nosuid,nodev,size=128m,nr_inodes=32768"
 #: What the Slurm plugin passes on.
 VARIABLE = "SPANK_GPUMESH_SESSION"
 #: Seconds for the kernel to forget an identifier.
@@ -57,6 +63,7 @@ _WATCH = 15.0
 _SYSTEMD = "/run/systemd/system"
 _STEP = re.compile(rb"slurmstepd: \[([0-9]{1,10})[.\]]")
 _PLAN, _PRIVATE, _ERROR = "plan.json", "private", "error"
+_FORWARDED = ".forwarded"
 
 
 def folder(job: int) -> str:
@@ -98,6 +105,9 @@ def prolog(run: Runner, settings: Settings, variables: Mapping[str, str]) -> Non
         # From here on, no task of the job starts without a namespace.
         write_atomic(f"{folder(job)}/{_PRIVATE}", "", 0o644)
         try:
+            _mount(run, folder(job))
+            # It was hidden.
+            write_atomic(f"{folder(job)}/{_PRIVATE}", "", 0o644)
             _prepare(run, settings, variables, job, uid)
         except (GpumeshError, OSError, KeyError) as failure:
             write_atomic(f"{folder(job)}/{_ERROR}", f"{settings.machine}: {failure}\n", 0o644)
@@ -109,29 +119,67 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
     token = plan.parse_token(variables[VARIABLE])
     # Slurm 22.05 tells a prolog its nodes by the second name alone.
     nodes = expand(variables.get("SLURM_JOB_NODELIST") or variables.get("SLURM_NODELIST") or "")
-    session = plan.places(token, nodes, settings.members, settings.pools)
+    slot = plan.slot_of(token, job, settings.pools)
+    session = plan.places(token, slot, nodes, settings.members, settings.pools)
     here = [one for one in session if one.node == settings.machine]
     document = {
         "name": token.name,
-        "slot": token.slot,
+        "slot": slot,
         "job": job,
         "containers": [one._asdict() for one in session],
         "here": [one.name for one in here],
     }
-    _make_folders(job, uid, here)
-    if token.slot == NO_SLOT:
+    _refuse_many(run, job, len(nodes), len(here))
+    _make_folders(job, uid, here, settings.storage)
+    if slot == NO_SLOT:
         os.unlink(f"{folder(job)}/{_PRIVATE}")
     else:
-        _refuse_taken(token.slot, job)
-        _load_rules(run, settings)
+        _refuse_taken(slot, job)
+        _load_rules(run)
         for one in here:
             make(run, job, one, session, settings)
+        if settings.nat:
+            _settle(run, settings)
     write_atomic(f"{folder(job)}/{_PLAN}", json.dumps(document, indent=1) + "\n", 0o644)
 
 
-def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
+def _refuse_many(run: Runner, job: int, nodes: int, containers: int) -> None:
+    """Each container has a CPU at least: a job that claims more would only keep the node busy, and other prologs waiting."""
     try:
-        gid = pwd.getpwuid(uid).pw_gid
+        done = run(["squeue", "--noheader", f"--jobs={job}", "--format=%C"])
+    except CommandError:
+        # A controller that does not answer must not end sessions.
+        return
+    cpus = done.stdout.strip()
+    if cpus.isdecimal() and containers > -(-int(cpus) // nodes):
+        raise InputError(
+            f"The job has {cpus} CPUs on {nodes} nodes, too few for {containers} containers on one of them.",
+            "Start sessions with gpumesh-session.",
+        )
+
+
+def _mount(run: Runner, path: str) -> None:
+    """A file system that the processes of the job cannot fill for others."""
+    done = run(["mount", "--types=tmpfs", f"--options={_OPTIONS}", _SOURCE, path], check=False)
+    if done.rc:
+        reason = " ".join(done.stderr.split())
+        if has_capability(read_text("/proc/self/status") or "", CAP_SYS_ADMIN):
+            raise HostStateError(f"No file system can be mounted at {path}: {reason}", "See the log of the kernel.")
+        sys.stderr.write(
+            f"{NAME}: Nothing can be mounted in this container, so a job can fill the file system of {path}: {reason}\n"
+        )
+
+
+def _unmount(run: Runner, path: str) -> None:
+    """At once, whatever still has open files there."""
+    while os.path.ismount(path):
+        if run(["umount", "--lazy", path], check=False).rc:
+            return
+
+
+def _make_folders(job: int, uid: int, here: Sequence[Container], storage_dir: str) -> None:
+    try:
+        account = pwd.getpwuid(uid)
     except KeyError as failure:
         raise HostStateError(f"There is no user {uid} on this node.", "Create the user on all nodes.") from failure
     os.makedirs(STORAGE, mode=0o711, exist_ok=True)
@@ -140,7 +188,8 @@ def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
         for one in here:
             path = f"{top}/{one.local}"
             os.mkdir(path, 0o700)
-            os.chown(path, uid, gid)
+            os.chown(path, uid, account.pw_gid)
+    give(os.path.normpath(storage_dir.replace("{user}", account.pw_name)), uid, account.pw_gid)
 
 
 def _refuse_taken(slot: int, job: int) -> None:
@@ -155,13 +204,31 @@ def _refuse_taken(slot: int, job: int) -> None:
                 )
 
 
-def _load_rules(run: Runner, settings: Settings) -> None:
+def _load_rules(run: Runner) -> None:
     """The rules are loaded once after a boot."""
     if run(["nft", "list", "table", "inet", network.TABLE], check=False).rc:
-        run(["nft", "--file", TABLE_FILE])
-    if settings.nat and read_text(_FORWARDING) != "1\n":
-        with open(_FORWARDING, "w", encoding="ascii") as stream:
-            stream.write("1\n")
+        routing.load(run, read_text(TABLE_FILE) or "", forwarded())
+
+
+def load_rules(run: Runner, text: str) -> None:
+    """Load the table of this host, which replaces the existing one. Raises CommandError."""
+    with _locked():
+        routing.load(run, text, forwarded())
+
+
+def forwarded() -> str:
+    """The file with the former settings of interfaces that forward for sessions."""
+    return f"{FOLDER}/{_FORWARDED}"
+
+
+def _settle(run: Runner, settings: Settings) -> None:
+    routing.settle(run, settings, read_text(TABLE_FILE) or "", forwarded())
+
+
+def _close(run: Runner) -> None:
+    """Whatever this cannot restore is restored by the watching process."""
+    with contextlib.suppress(GpumeshError, OSError):
+        routing.close(run, forwarded())
 
 
 def make(run: Runner, job: int, own: Container, session: Sequence[Container], settings: Settings) -> None:
@@ -211,6 +278,7 @@ def epilog(run: Runner, variables: Mapping[str, str]) -> None:
     """Remove what the job had on this node."""
     with _locked():
         forget(run, int(variables["SLURM_JOB_ID"]))
+        _close(run)
 
 
 def forget(run: Runner, job: int) -> None:
@@ -222,6 +290,7 @@ def forget(run: Runner, job: int) -> None:
         # Another process may hold the namespace open, and it exists until that is closed.
         run(["ip", "-force", "-netns", name, "-batch", "-"], stdin=network.REMOVAL, check=False)
         run(["ip", "netns", "delete", name], check=False)
+    _unmount(run, folder(job))
     for path in (storage(job), folder(job)):
         _remove_tree(run, path)
 
@@ -266,6 +335,11 @@ def jobs_here() -> List[int]:
     return sorted(jobs - {0})
 
 
+def anything_here() -> bool:
+    """Whether anything of sessions is left on this node."""
+    return bool(jobs_here()) or os.path.exists(forwarded())
+
+
 def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
     """Remove what is left of jobs that are not on this node any more; those. Where Slurm does not answer, nothing.
 
@@ -293,19 +367,22 @@ def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
 
 def clean(run: Runner, machine: str) -> List[int]:
     """The same while no job begins or ends: one that is started again may come to this node meanwhile."""
-    if not jobs_here():
+    if not anything_here():
         return []
     with _locked():
-        return sweep(run, machine)
+        gone = sweep(run, machine)
+        _close(run)
+        return gone
 
 
 def clear(run: Runner) -> None:
     """Remove everything of all jobs on this node, even if they still run."""
-    if not jobs_here():
+    if not anything_here():
         return
     with _locked():
         for job in jobs_here():
             forget(run, job)
+        routing.close(run, forwarded())
 
 
 # --- While anything is left
@@ -321,23 +398,32 @@ def guard(run: Runner) -> None:
     start_detached([program, "watch"])
 
 
-def watch(run: Runner, machine: str) -> None:
-    """Remove what ended jobs leave behind, until nothing is left. One process on each node does this."""
+def watch(run: Runner, settings: Settings) -> None:
+    """Remove what ended jobs leave behind, and keep what sessions need forwarded as routes change, until nothing is left.
+    One process on each node does this."""
     os.makedirs(FOLDER, mode=0o755, exist_ok=True)
-    with _lock_file(".watch") as lock:
+    with _lock_file(".watch") as lock, contextlib.closing(routing.Notices()) as notices:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
+        due = time.monotonic() + _WATCH
         while True:
-            time.sleep(_WATCH)
             with _locked():
-                # A job with steps here is running. Slurm's controller is asked only about others.
-                if set(jobs_here()) - _stepping():
-                    sweep(run, machine)
-                if not jobs_here():
+                if time.monotonic() >= due:
+                    due = time.monotonic() + _WATCH
+                    # A job with steps here is running. Slurm's controller is asked only about others.
+                    if set(jobs_here()) - _stepping():
+                        sweep(run, settings.machine)
+                # What fails now may succeed the next time.
+                with contextlib.suppress(GpumeshError, OSError):
+                    # Whoever reloads the rules of the host may have removed ours.
+                    _load_rules(run)
+                    _settle(run, settings)
+                if not anything_here():
                     fcntl.flock(lock, fcntl.LOCK_UN)
                     return
+            notices.wait(due - time.monotonic())
 
 
 def _stepping() -> Set[int]:

@@ -4,10 +4,11 @@
 """From a session to the placement of its containers: nodes, addresses and network identifiers. Pure.
 
 A session is one job whose nodes are alike for Slurm, each as large as the fullest needs; its roles may differ, and
-share nodes. All nodes derive the same placement from the token of the job and its nodes, without communicating. A
-session has a /24 of the pool, its slot, and each container an address in it and a VXLAN identifier: slot and rank. A
-node refuses a slot that another session uses there. A user who submits a job with the slot of another session can still
-have it on other nodes: so the network addresses packets by the job as well, which no user chooses.
+share nodes. All nodes derive the same placement from the token of the job, its number and its nodes, without
+communicating. A session has a /24 of the pool, its slot, and each container an address in it and a VXLAN identifier:
+slot and rank. The slot follows from the number of the job, which no user chooses. A node refuses one that another session
+uses there. On other nodes, jobs with distant numbers can have the same slot: so the network addresses packets by the job
+as well.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOST_SLOTS = 1 << 16
 #: The maximum number of containers, since ranks are the last part of an address in a /24.
 MOST_CONTAINERS = 250
 _TOKEN = re.compile(
-    r"(?P<slot>[0-9]{1,5}|-);(?P<name>[a-z0-9-]{1,32});(?P<roles>[a-z,-]{1,4000});(?P<nodes>[0-9,*+]{1,4000})"
+    r"(?P<network>[+-]|[0-9]{1,5});(?P<name>[a-z0-9-]{1,32});(?P<roles>[a-z,-]{1,4000});(?P<nodes>[0-9,*+]{1,4000})"
 )
 _ROW = re.compile(r"(?:(?P<times>[1-9][0-9]{0,2})\*)?(?P<counts>[0-9]{1,3}(?:,[0-9]{1,3})*)")
 
@@ -96,17 +97,19 @@ def subnet(pools: Sequence[str], slot: int) -> ipaddress.IPv4Network:
     raise AssertionError(slot)
 
 
-def free_slot(pools: Sequence[str], taken: Iterable[int], start: int) -> int:
-    """A free slot, searched from ``start`` on. Raises InputError if all are taken."""
-    count, used = slots(pools), set(taken)
-    for offset in range(count):
-        slot = (start + offset) % count
-        if slot not in used:
-            return slot
-    raise InputError(
-        f"All {count} subnets of session_subnets are used by sessions.",
-        "Wait for one to end, or ask the administrator to add a network.",
-    )
+def slot_of(token: Token, job: int, pools: Sequence[str]) -> int:
+    """The slot of the session of a job."""
+    return job % slots(pools) if token.private else NO_SLOT
+
+
+def refuse_full(pools: Sequence[str], taken: Iterable[int]) -> None:
+    """Raises InputError if sessions have all slots."""
+    count = slots(pools)
+    if len(set(taken)) >= count:
+        raise InputError(
+            f"All {count} subnets of session_subnets are used by sessions.",
+            "Wait for one to end, or ask the administrator to add a network.",
+        )
 
 
 def layouts(spec: Spec, nodes: int, threads: int) -> List[Tuple[Row, ...]]:
@@ -166,11 +169,11 @@ def fullest(spec: Spec, layout: Sequence[Row], threads: int) -> Size:
 
 
 def token_text(token: Token) -> str:
-    """The token as the job has it: ``17;demo;main,sub;1,1+2*0,1``."""
+    """The token as the job has it: ``+;demo;main,sub;1,1+2*0,1``."""
     rows = [",".join(str(count) for count in row) for row in token.nodes]
     runs = [(row, len(list(same))) for row, same in itertools.groupby(rows)]
     nodes = "+".join(f"{times}*{row}" if times > 1 else row for row, times in runs)
-    return f"{'-' if token.slot == NO_SLOT else token.slot};{token.name};{','.join(token.roles)};{nodes}"
+    return f"{'+' if token.private else '-'};{token.name};{','.join(token.roles)};{nodes}"
 
 
 def parse_token(text: str) -> Token:
@@ -181,8 +184,8 @@ def parse_token(text: str) -> Token:
     well = rows and all(len(row) == len(roles) and any(row) for row in rows) and all(roles)
     if found is None or not well or len(set(roles)) < len(roles) or not rows[0][0]:
         raise InputError(f"The job is not a session: {text[:80]!r}.", "Start sessions with gpumesh-session.")
-    slot = NO_SLOT if found.group("slot") == "-" else int(found.group("slot"))
-    token = Token(slot, found.group("name"), roles, tuple(rows))
+    # Earlier versions wrote a number.
+    token = Token(found.group("network") != "-", found.group("name"), roles, tuple(rows))
     counts = [count for _name, count in token.replicas()]
     if not all(counts) or sum(counts) > MOST_CONTAINERS:
         raise InputError(f"The job is not a session: {text[:80]!r}.", "Start sessions with gpumesh-session.")
@@ -200,14 +203,16 @@ def _rows(text: str) -> Iterator[Row]:
         yield from [row] * int(found.group("times") or 1)
 
 
-def places(token: Token, nodes: Sequence[str], members: Mapping[str, str], pools: Sequence[str]) -> List[Container]:
+def places(
+    token: Token, slot: int, nodes: Sequence[str], members: Mapping[str, str], pools: Sequence[str]
+) -> List[Container]:
     """Where the containers are. ``nodes``: those of the job, of which Slurm tells one order here and another there. Raises
     InputError."""
     if len(nodes) < len(token.nodes):
         raise InputError(
             f"The session needs {len(token.nodes)} nodes, but its job has {len(nodes)}.", "Start it again."
         )
-    network = None if token.slot == NO_SLOT else subnet(pools, token.slot)
+    network = None if slot == NO_SLOT else subnet(pools, slot)
     found: List[Container] = []
     first_local = 0
     for place, role in enumerate(token.roles):
@@ -216,7 +221,7 @@ def places(token: Token, nodes: Sequence[str], members: Mapping[str, str], pools
             for local in range(row[place]):
                 number, rank = number + 1, len(found)
                 address = str(network.network_address + rank + 1) if network else members.get(node, node)
-                vni = (token.slot << 8) + rank + 1 if network else 0
+                vni = (slot << 8) + rank + 1 if network else 0
                 found.append(Container(f"{role}{number}", role, number, rank, node, first_local + local, address, vni))
         first_local += max(row[place] for row in token.nodes)
     return found
@@ -231,7 +236,7 @@ def steps(session: Sequence[Container]) -> List[List[Container]]:
     return [found[key] for key in sorted(found)]
 
 
-def token_of(spec: Spec, layout: Sequence[Row], slot: int) -> Token:
+def token_of(spec: Spec, layout: Sequence[Row]) -> Token:
     """The token of a session that is about to be submitted."""
     roles = tuple(role.name for role in spec.roles)
-    return Token(NO_SLOT if spec.network == HOST else slot, spec.name, roles, tuple(layout))
+    return Token(spec.network != HOST, spec.name, roles, tuple(layout))

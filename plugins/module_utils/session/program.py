@@ -114,7 +114,7 @@ def _guard(_settings: Settings, _words: Sequence[str]) -> int:
 
 
 def _watch(settings: Settings, _words: Sequence[str]) -> int:
-    node.watch(run_command, settings.machine)
+    node.watch(run_command, settings)
     return 0
 
 

@@ -11,10 +11,10 @@ import re
 import signal
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import subordinate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import (
     Image,
     Place,
@@ -40,7 +40,6 @@ _HEEDED = re.compile(
     r"PATH|HOME|TMPDIR|NOTIFY_SOCKET|DBUS_SESSION_BUS_ADDRESS|LD_(AUDIT|LIBRARY_PATH|PRELOAD)|STORAGE_(DRIVER|OPTS)"
     r"|XDG_(RUNTIME_DIR|[A-Z]+_HOME)|CONTAINERS?_(CONF|CONF_OVERRIDE|CONNECTION|HELPER_BINARY_DIR|HOST|[A-Z]+_CONF)"
 )
-_SUBUID = "/etc/subuid"
 _CDI = ("/etc/cdi", "/var/run/cdi")
 _CDI_KIND = "nvidia.com/gpu"
 
@@ -117,14 +116,8 @@ class Podman:
 
     def refuse_unfit(self, roles: Sequence[Role]) -> None:
         """Subordinate ids, and a description of GPUs."""
-        here, user = os.uname().nodename, own_name()
-        # Either is right; subuid(5).
-        lines = (read_text(_SUBUID) or "").splitlines()
-        if not any(line.startswith((f"{user}:", f"{os.geteuid()}:")) for line in lines):
-            raise HostStateError(
-                f"{here}: {user} has no subordinate user IDs.",
-                f"Run as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
-            )
+        subordinate.refuse_unfit()
+        here = os.uname().nodename
         if any(role.gpus for role in roles) and not _describes_gpus():
             raise HostStateError(
                 f"{here} has no CDI specification of its GPUs.",

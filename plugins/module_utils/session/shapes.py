@@ -16,6 +16,9 @@ PATH = f"/usr/local/bin/{NAME}"
 ENTRY = f"{__name__.rpartition('.')[0]}.program"
 #: Of Slurm.
 PLUGIN = f"{FOLDER}/gpumesh_session.so"
+#: For large data: below it are directories of jobs, and by default one for each user. Only root can create any.
+STORAGE = "/var/lib/gpumesh/session"
+STORAGE_DIR = f"{STORAGE}/users/{{user}}"
 PRIVATE, HOST = "private", "host"
 #: The slot of a session without its own network.
 NO_SLOT = -1
@@ -68,10 +71,10 @@ class Spec(NamedTuple):
 
 
 class Token(NamedTuple):
-    """What the job of a session tells each of its nodes: its name, its place in the pool, its roles, the first of which is
-    main, and how many containers of each role are on each node."""
+    """What the job of a session tells each of its nodes: whether it has a network of its own, its name, its roles, the
+    first of which is main, and how many containers of each role are on each node."""
 
-    slot: int
+    private: bool
     name: str
     roles: Tuple[str, ...]
     nodes: Tuple[Tuple[int, ...], ...]
@@ -98,7 +101,8 @@ class Container(NamedTuple):
 
 class Settings(NamedTuple):
     """What gpumesh-session is installed with. ``members``: the cluster's addresses by name. ``pools``: networks whose
-    /24 are the sessions'. ``closed``: networks that sessions must not reach."""
+    /24 are the sessions'. ``closed``: networks that sessions must not reach. ``mesh``: the interface of the mesh, if the
+    cluster has one."""
 
     machine: str
     manager: str
@@ -111,3 +115,4 @@ class Settings(NamedTuple):
     volumes: Sequence[str]
     mounts_allowed: Sequence[str]
     storage: str
+    mesh: str = ""

@@ -24,7 +24,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.program import com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
-    NO_SLOT,
     Container,
     Spec,
     Token,
@@ -106,8 +105,7 @@ class Batch:
             self.session = [Container(**one) for one in found["containers"]]
             # Slurm starts a job on any of its nodes, not always on that of the first container.
             local = next(one.local for one in self.session if one.name in found["here"])
-            private = self.token.slot != NO_SLOT
-            key = ssh.make_key(self.run, f"{node.folder(self.number)}/{local}/{ssh.KEY}") if private else ""
+            key = ssh.make_key(self.run, f"{node.folder(self.number)}/{local}/{ssh.KEY}") if self.token.private else ""
         except GpumeshError as failure:
             complain(f"{NAME}: {failure}")
             return self._failed(1, str(failure))

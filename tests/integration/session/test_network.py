@@ -111,8 +111,8 @@ def _hosts() -> Iterator[None]:
 
 def session(job: int, slot: int, count: int = 2) -> list[tuple[str, Container]]:
     """A session with so many containers on each host; its namespaces."""
-    token = plan.parse_token(f"{slot};demo;main,sub;1,{count - 1}+0,{count}")
-    places = plan.places(token, list(HOSTS), HOSTS, settings("gmh-a").pools)
+    token = plan.parse_token(f"+;demo;main,sub;1,{count - 1}+0,{count}")
+    places = plan.places(token, slot, list(HOSTS), HOSTS, settings("gmh-a").pools)
     made = []
     # Each host makes its own; here they share one folder of names.
     for one in places:
@@ -242,8 +242,8 @@ def test_users_of_a_host_cannot_put_packets_into_a_session(two: Two) -> None:
 def test_a_job_with_the_slot_of_a_session_cannot_put_packets_into_it(two: Two) -> None:
     """On a node without that session, nothing refuses its containers, which have the session's identifiers."""
     (space, first), (other, last) = two[0][0], two[0][-1]
-    token = plan.parse_token("7;demo;main,sub;1,0+0,4")
-    places = plan.places(token, list(HOSTS), HOSTS, settings("gmh-a").pools)
+    token = plan.parse_token("+;demo;main,sub;1,0+0,4")
+    places = plan.places(token, 7, list(HOSTS), HOSTS, settings("gmh-a").pools)
     # The host has made sub2 and sub3 of the session, and cannot make their identifiers again.
     forged = places[4]
     assert forged.name == "sub4" and forged.vni not in {one.vni for _space, one in two[0]}
@@ -274,8 +274,11 @@ def state(job: int) -> list[str]:
     names += [path for path in (node.folder(job), node.storage(job)) if os.path.exists(path)]
     links = json.loads(call("ip", "-n", "gmh-a", "-j", "link", "show"))
     routes = json.loads(call("ip", "-n", "gmh-a", "-j", "route", "show"))
-    return [*names, *(link["ifname"] for link in links if link["ifname"].startswith("gms0b"))] + [
-        route["dst"] for route in routes if route["dst"].startswith("10.192.11.")
+    pools = settings("gmh-a").pools
+    slot = plan.slot_of(plan.parse_token("+;demo;main;1"), job, pools)
+    subnet = str(plan.subnet(pools, slot)).rpartition(".")[0]
+    return [*names, *(link["ifname"] for link in links if link["ifname"].startswith(f"gms{slot:04x}"))] + [
+        route["dst"] for route in routes if route["dst"].startswith(f"{subnet}.")
     ]
 
 
@@ -303,7 +306,7 @@ def begin(path: str, verb: str) -> subprocess.Popen[bytes]:
         "SLURM_JOB_ID": "900300",
         "SLURM_JOB_UID": str(NOBODY),
         "SLURM_JOB_NODELIST": "gmh-a",
-        node.VARIABLE: "11;demo;main,sub;1,2",
+        node.VARIABLE: "+;demo;main,sub;1,2",
     }
     return subprocess.Popen(["nsenter", "--net=/run/netns/gmh-a", path, verb], env={**os.environ, **given})
 

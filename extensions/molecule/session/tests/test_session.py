@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +150,27 @@ one = torch.tensor([float(dist.get_rank() + 1)] * 100000)
 dist.all_reduce(one)
 print(one[-1].item())
 """
+
+
+_ASK_FROM = """
+import socket, sys
+asking = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20, source_address=("", 700))
+print(asking.recv(100).decode())
+"""
+
+
+def forwarding(host: str) -> list[str]:
+    """Whether a host forwards between all interfaces, and what it receives on its own."""
+    names = ("all", "default", "eth0")
+    return LAB.run(host, "sysctl", "-n", *(f"net.ipv4.conf.{name}.forwarding" for name in names)).split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hosts_that_do_not_forward() -> None:
+    """The engine of the lab has them forward, which other programs would have done on a real host."""
+    await_nothing()
+    for host in HOSTS:
+        LAB.run(host, "sysctl", "-qw", "net.ipv4.ip_forward=0")
 
 
 @pytest.fixture(name="demo", scope="module")
@@ -329,6 +352,42 @@ def test_a_session_does_not_reach_the_hosts_and_they_do_not_reach_it(demo: Demo,
     assert received("bob") == before
 
 
+def test_sessions_reach_other_networks_from_ports_that_are_not_roots(demo: Demo) -> None:
+    """A server on this machine sees the node's address."""
+    links = json.loads(subprocess.run(["ip", "-4", "-json", "address"], check=True, capture_output=True).stdout)
+    own = [one["local"] for link in links for one in link["addr_info"] if link["ifname"] != "lo"]
+    subnet = HOSTS[MANAGER].rpartition(".")[0]
+    address = next(one for one in own if one.rpartition(".")[0] != subnet)
+    with socket.create_server((address, 0)) as server:
+        server.settimeout(60)
+
+        def answer() -> tuple[str, int]:
+            peer, seen = server.accept()
+            peer.sendall(b"answer")
+            peer.close()
+            return str(seen[0]), int(seen[1])
+
+        for name, (_address, node) in demo.items():
+            with ThreadPoolExecutor() as pool:
+                seen = pool.submit(answer)
+                port = str(server.getsockname()[1])
+                assert inside("alice", name, "python3", "-c", _ASK_FROM, address, port).split() == ["answer"]
+                found = seen.result()
+            assert (found[0], found[1] >= 1024) == (HOSTS[node], True)
+    for host in HOSTS:
+        assert forwarding(host) == ["0", "0", "1"]
+
+
+def test_rules_that_somebody_removes_are_loaded_again(demo: Demo) -> None:
+    LAB.run("s2", "nft", "flush", "ruleset")
+
+    def opened() -> bool:
+        return '"eth0"' in LAB.run("s2", "nft", "list", "set", "inet", "gpumesh_session", "opened", check=False)
+
+    LAB.wait("the rules are there again", opened, GONE)
+    assert "gms" in LAB.run("s2", "nft", "list", "chain", "inet", "gpumesh_session", "to_host")
+
+
 def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
     job = job_of("alice")
     assert "There is no session 'demo'" in by("carol", "gpumesh-session", "enter", "demo", check=False)
@@ -339,6 +398,15 @@ def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
     # Even a step by the owner of the session runs nowhere but in a container's slot.
     said = by("alice", "srun", f"--jobid={job}", "--overlap", "--mem=0", "--ntasks=1", "--nodes=1", "id", check=False)
     assert "uid=" not in said, said
+
+
+def test_a_job_cannot_claim_more_containers_than_it_has_cpus() -> None:
+    """Whatever a user submits: its prolog would keep those of others waiting."""
+    shown = "cat /run/gpumesh/session/$SLURM_JOB_ID/error; findmnt --noheadings --output=FSTYPE /run/gpumesh/session/$SLURM_JOB_ID"
+    given = ["GPUMESH_SESSION=-;x;main;9", "GPUMESH_SESSION_PLACE=host"]
+    printed = by("carol", "env", *given, "srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "sh", "-c", shown)
+    assert "too few for 9 containers on one of them" in printed
+    assert printed.split()[-1] == "tmpfs"
 
 
 # --- Refused before anything starts
@@ -404,6 +472,8 @@ def test_what_is_stopped_leaves_nothing(demo: Demo, other: Demo) -> None:
     job = job_of("bob")
     by("bob", "scancel", str(job))
     await_nothing()
+    for host in HOSTS:
+        LAB.wait(f"{host} does not forward any more", lambda host=host: forwarding(host) == ["0"] * 3, GONE)
 
 
 def test_a_session_ends_with_its_first_container() -> None:

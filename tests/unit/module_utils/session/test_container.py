@@ -25,6 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import (
     runtime_podman,
     sessions,
     spec,
+    subordinate,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings
 
@@ -99,7 +100,9 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOGNAME", "somebody")
     monkeypatch.setattr(node, "FOLDER", str(tmp_path / "run"))
     monkeypatch.setattr(node, "STORAGE", str(tmp_path / "lib"))
-    monkeypatch.setattr(runtime_podman, "_SUBUID", str(tmp_path / "subuid"))
+    (tmp_path / "subgid").write_text(f"{os.geteuid()}:100000:65536\n")
+    files = [(str(tmp_path / os.path.basename(path)), *words) for path, *words in subordinate.FILES]
+    monkeypatch.setattr(subordinate, "FILES", files)
     plan = {"job": 7, "here": ["main1"], "containers": [OWN._asdict()]}
     monkeypatch.setattr(node, "read_plan", lambda _job: plan)
     return tmp_path

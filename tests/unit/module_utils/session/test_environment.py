@@ -24,8 +24,8 @@ SETTINGS = {
 
 
 def test_the_tables() -> None:
-    token = plan.parse_token("5;demo;main,sub;1,0+0,3")
-    places = plan.places(token, ["n1", "n2"], MEMBERS, ["10.192.0.0/10"])
+    token = plan.parse_token("+;demo;main,sub;1,0+0,3")
+    places = plan.places(token, 5, ["n1", "n2"], MEMBERS, ["10.192.0.0/10"])
     found = environment.variables(
         environment.load(str(MODEL)), 7, places, places[2], {"sub": 1}, json.dumps(SETTINGS), "/hosts"
     )

@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 
 #: The values that Slurm fills in for the fields.
 _FIELDS = "%A|%u|%T|%N|%B|%r|%k"
-_RUNS = "7|alice|RUNNING|n1|n1|None|gpumesh-session 5;demo;main;1 running\n"
+_RUNS = "7|alice|RUNNING|n1|n1|None|gpumesh-session +;demo;main;1 running\n"
 _DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
@@ -54,8 +54,8 @@ def test_a_controller_that_does_not_take_the_stage_ends_no_session() -> None:
         asked.append(argv)
         raise CommandError(argv, "did not end within 30 s")
 
-    job.note(run, 7, "5;demo;main;1", "running")
-    assert asked == [["scontrol", "update", "job=7", "comment=gpumesh-session 5;demo;main;1 running"]]
+    job.note(run, 7, "+;demo;main;1", "running")
+    assert asked == [["scontrol", "update", "job=7", "comment=gpumesh-session +;demo;main;1 running"]]
 
 
 def test_a_job_that_slurm_has_forgotten() -> None:
@@ -64,14 +64,14 @@ def test_a_job_that_slurm_has_forgotten() -> None:
 
 
 def test_a_comment_with_line_ends_adds_no_sessions_of_others() -> None:
-    forged = "9|eve|RUNNING|n1|n1|None|x\n8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1 running\n"
+    forged = "9|eve|RUNNING|n1|n1|None|x\n8|bob|RUNNING|n1|n1|None|gpumesh-session +;y;main;1 running\n"
     assert job.queue(Slurm(Completed(0, forged, ""))) == []
     # The session itself is found in spite of the output before it.
-    own = "9|eve|RUNNING|n1|n1|None|gpumesh-session 5;x;main;1 failed a\n8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1\n"
+    own = "9|eve|RUNNING|n1|n1|None|gpumesh-session +;x;main;1 failed a\n8|bob|RUNNING|n1|n1|None|gpumesh-session +;y;main;1\n"
     assert [one.job for one in job.queue(Slurm(Completed(0, own, "")))] == [9]
 
 
 def test_a_comment_is_one_line() -> None:
     """Only a line break ends it: whoever submits a job may write other separators into its comment."""
-    text = "9|eve|RUNNING|n1|n1|None|gpumesh-session 5;x;main;1 failed a\x0b8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1\n"
+    text = "9|eve|RUNNING|n1|n1|None|gpumesh-session +;x;main;1 failed a\x0b8|bob|RUNNING|n1|n1|None|gpumesh-session +;y;main;1\n"
     assert [one.job for one in job.parse_queue(text)] == [9]

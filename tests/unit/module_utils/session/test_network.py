@@ -29,7 +29,7 @@ def test_what_nftables_would_not_load_is_refused_before(text: str) -> None:
 
 def macs(job: int) -> set[str]:
     """Those that the network of a session of this job uses among its containers."""
-    session = plan.places(plan.parse_token("5;demo;main,sub;1,0+0,2"), list(MEMBERS), MEMBERS, HERE.pools)
+    session = plan.places(plan.parse_token("+;demo;main,sub;1,0+0,2"), 5, list(MEMBERS), MEMBERS, HERE.pools)
     wanted = network.commands(job, session[0], session, HERE, 1500)
     lines = [line for line in wanted.inside if " dev out0 " not in line] + wanted.bridge
     return {word for line in lines for word in line.split() if word.count(":") == 5}
@@ -41,6 +41,6 @@ def test_jobs_with_the_same_slot_have_no_address_in_common() -> None:
 
 
 def test_the_largest_job_and_rank_have_an_address() -> None:
-    token = plan.parse_token(f"65535;demo;main,sub;{plan.MOST_CONTAINERS - 1},1")
-    last = plan.places(token, ["n1"], MEMBERS, ["10.0.0.0/8"])[-1]
+    token = plan.parse_token(f"+;demo;main,sub;{plan.MOST_CONTAINERS - 1},1")
+    last = plan.places(token, 65535, ["n1"], MEMBERS, ["10.0.0.0/8"])[-1]
     assert network.mac((1 << 32) - 1, last) == "02:ff:ff:ff:ff:f9"

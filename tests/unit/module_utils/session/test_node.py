@@ -100,18 +100,50 @@ def test_a_job_that_has_fewer_nodes_than_its_session_needs(top: Path, monkeypatc
         node.read_plan(5)
 
 
+@pytest.mark.parametrize(("cpus", "fits"), [("3", False), ("4", True), ("", True)])
+def test_a_job_has_no_more_containers_on_a_node_than_cpus(
+    top: Path, monkeypatch: pytest.MonkeyPatch, cpus: str, fits: bool
+) -> None:
+    """Two on each of two nodes; nothing is known of the job where Slurm does not answer."""
+    monkeypatch.setattr(node, "guard", lambda _run: None)
+    monkeypatch.setattr(node, "_make_folders", lambda *_given: None)
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        asked.append(argv)
+        return Completed(0, f"{cpus}\n" if argv[0] == "squeue" else "", "")
+
+    settings = Settings("n2", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/x")
+    given = {"SLURM_JOB_ID": "5", "SLURM_JOB_UID": "2001", "SLURM_JOB_NODELIST": "n[1-2]"}
+    node.prolog(run, settings, {**given, node.VARIABLE: "-;demo;main,sub;1,1+0,3"})
+    assert ["squeue", "--noheader", "--jobs=5", "--format=%C"] in asked
+    if cpus == "4":
+        with pytest.raises(HostStateError, match="too few for 3 containers"):
+            node.read_plan(5)
+        node.prolog(run, settings, {**given, node.VARIABLE: "-;demo;main,sub;1,1+0,2"})
+    if fits:
+        node.read_plan(5)
+    else:
+        with pytest.raises(HostStateError, match="n2: The job has 3 CPUs on 2 nodes, too few for 3 containers"):
+            node.read_plan(5)
+
+
 def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[float]:
-    """The seconds of each wait until the watcher ended. It is interrupted after three checks."""
+    """The seconds of each wait until the watcher ended. It is interrupted at the fourth."""
     waited: list[float] = []
 
-    def sleep(seconds: float) -> None:
+    def wait(_notices: object, seconds: float) -> None:
         waited.append(seconds)
+        clock[0] += seconds
         if len(waited) > 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(node.time, "sleep", sleep)
+    clock = [1000.0]
+    monkeypatch.setattr(node.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(node.routing.Notices, "wait", wait)
+    settings = Settings("n1", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/x")
     with contextlib.suppress(KeyboardInterrupt):
-        node.watch(lambda *_argv, **_options: Completed(0, queue, ""), "n1")
+        node.watch(lambda *_argv, **_options: Completed(0, queue, ""), settings)
     return waited
 
 

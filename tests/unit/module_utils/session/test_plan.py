@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, plan, sessions, spec
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Spec, Token
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec, Token
 
 POOLS = ["10.192.0.0/10", "192.168.8.0/22"]
 MEMBERS = {"n1": "10.0.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}
@@ -80,10 +80,10 @@ def test_every_container_has_one_place(sizes: list[tuple[int, int, int]], nodes:
     wanted = parsed(roles)
     names = [f"n{number}" for number in range(nodes)]
     for layout in plan.layouts(wanted, nodes, threads):
-        token = plan.token_of(wanted, layout, 5)
+        token = plan.token_of(wanted, layout)
         assert plan.parse_token(plan.token_text(token)) == token
         assert token.replicas() == [(role.name, role.replicas) for role in wanted.roles]
-        found = plan.places(token, names, {}, POOLS)
+        found = plan.places(token, 5, names, {}, POOLS)
         assert [one.rank for one in found] == list(range(sum(role.replicas for role in wanted.roles)))
         assert (found[0].name, found[0].node) == ("main1", "n0")
         assert len({(one.node, one.local) for one in found}) == len({one.vni for one in found}) == len(found)
@@ -93,8 +93,8 @@ def test_every_container_has_one_place(sizes: list[tuple[int, int, int]], nodes:
 
 
 def test_places() -> None:
-    token = Token(5, "demo", ("main", "sub"), ((1, 0), (0, 2), (0, 1)))
-    found = plan.places(token, ["n1", "n2", "n3"], MEMBERS, POOLS)
+    token = Token(True, "demo", ("main", "sub"), ((1, 0), (0, 2), (0, 1)))
+    found = plan.places(token, 5, ["n1", "n2", "n3"], MEMBERS, POOLS)
     assert [(one.name, one.node, one.local, one.address, one.vni) for one in found] == [
         ("main1", "n1", 0, "10.192.5.1", 0x501),
         ("sub1", "n2", 1, "10.192.5.2", 0x502),
@@ -102,21 +102,21 @@ def test_places() -> None:
         ("sub3", "n3", 1, "10.192.5.4", 0x504),
     ]
     # If nodes register themselves, Slurm's own order is arbitrary, and that of squeue is by name.
-    assert plan.places(token, ["n2", "n3", "n1"], MEMBERS, POOLS) == found
+    assert plan.places(token, 5, ["n2", "n3", "n1"], MEMBERS, POOLS) == found
     assert [[one.name for one in step] for step in plan.steps(found)] == [["main1"], ["sub1", "sub3"], ["sub2"]]
     with pytest.raises(InputError, match="needs 3 nodes"):
-        plan.places(token, ["n1", "n2"], MEMBERS, POOLS)
+        plan.places(token, 5, ["n1", "n2"], MEMBERS, POOLS)
 
 
 def test_the_first_container_is_a_step_of_its_own() -> None:
     """Other replicas of its role would be killed at its end, and their status would be that of the session."""
-    found = plan.places(Token(5, "demo", ("main",), ((2,), (1,))), ["n1", "n2"], MEMBERS, POOLS)
+    found = plan.places(Token(True, "demo", ("main",), ((2,), (1,))), 5, ["n1", "n2"], MEMBERS, POOLS)
     assert [[one.name for one in step] for step in plan.steps(found)] == [["main1"], ["main3"], ["main2"]]
 
 
 def test_a_step_has_what_its_role_asks_for_and_nothing_more() -> None:
     main, sub = parsed([{**ALIKE[0], "cpus": 2, "memory": "1G"}, {**APART[1], "memory": "512M"}]).roles
-    found = plan.places(Token(5, "demo", ("main", "sub"), ((1, 1), (0, 2))), ["n1", "n2"], MEMBERS, POOLS)
+    found = plan.places(Token(True, "demo", ("main", "sub"), ((1, 1), (0, 2))), 5, ["n1", "n2"], MEMBERS, POOLS)
     first, second, third = plan.steps(found)
     for role, step, words in (
         (main, first, ["--nodelist=n1", "--ntasks=1", "--cpus-per-task=2", "--mem=1024M", "--gres=none"]),
@@ -133,8 +133,8 @@ def test_a_node_that_fetches_an_image_longer_than_another_is_waited_for() -> Non
 
 def test_without_a_network_of_its_own_a_container_has_its_nodes_address() -> None:
     host = spec.parse({"name": "demo", "roles": ALIKE, "network": "host"})
-    token = plan.token_of(host, plan.layouts(host, 4, 1)[0], 7)
-    (first, *_rest) = plan.places(token, ["n3", "n1", "n2", "n4"], MEMBERS, POOLS)
+    token = plan.token_of(host, plan.layouts(host, 4, 1)[0])
+    (first, *_rest) = plan.places(token, plan.slot_of(token, 7, POOLS), ["n3", "n1", "n2", "n4"], MEMBERS, POOLS)
     assert (first.address, first.vni) == ("10.0.0.1", 0)
 
 
@@ -146,9 +146,33 @@ def test_no_two_slots_share_an_address_or_an_identifier(one: int, other: int) ->
 
 def test_a_pool_that_is_used_up_is_told() -> None:
     assert plan.slots(["10.0.0.0/22"]) == 4
-    assert plan.free_slot(["10.0.0.0/22"], [3, 0], 3) == 1
+    plan.refuse_full(["10.0.0.0/22"], [3, 0, 3, 1])
     with pytest.raises(InputError, match="All 4 subnets"):
-        plan.free_slot(["10.0.0.0/22"], range(4), 2)
+        plan.refuse_full(["10.0.0.0/22"], range(4))
+
+
+def test_the_slot_follows_from_the_job_and_nothing_that_its_user_writes() -> None:
+    for text in ("+;demo;main;1", "17;demo;main;1"):
+        assert plan.slot_of(plan.parse_token(text), 16388 + 9, POOLS) == 9
+    assert plan.slot_of(plan.parse_token("-;demo;main;1"), 9, POOLS) == -1
+
+
+def test_a_session_whose_slot_is_taken_is_submitted_again() -> None:
+    """Of four slots, jobs 7 and 8 have those of jobs 3 and 4."""
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        asked.append(argv)
+        if argv[0] == "squeue":
+            mark = argv[2].partition("=")[2].partition("|")[0]
+            lines = (f"{mark}|{job}|bob|RUNNING|n1|n1|None|gpumesh-session +;x;main;1 running\n" for job in (3, 4))
+            return Completed(0, "".join(lines), "")
+        return Completed(0, f"{sum('sbatch' in one for one in asked) + 6}\n", "")
+
+    settings = Settings("n1", "n1", "eth0", MEMBERS, ["10.0.0.0/22"], [], True, [], [], [], "/x")
+    wanted = parsed([ALIKE[0]])
+    assert job.submit(run, "/p", wanted, job.Fit(((1,),), plan.Size(0, 1, 0, 1)), settings, "/l") == 9
+    assert [argv[1] for argv in asked if argv[0] == "scancel"] == ["7", "8"]
 
 
 @pytest.mark.parametrize("pools", [[], ["10.0.0.0/25"], ["10.0.0.1/8"], ["10.0.0.0/8", "10.1.0.0/16"], ["fd00::/64"]])
@@ -158,23 +182,23 @@ def test_pools_that_cannot_be_used(pools: list[str]) -> None:
 
 
 def test_a_token_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    for slot in (-1, 0, 65535):
-        token = Token(slot, "demo", ("main", "sub"), ((1, 0), (0, 1), (0, 1)))
+    for private in (False, True):
+        token = Token(private, "demo", ("main", "sub"), ((1, 0), (0, 1), (0, 1)))
         assert plan.parse_token(plan.token_text(token)) == token
-    assert plan.token_text(token) == "65535;demo;main,sub;1,0+2*0,1"
+    assert plan.token_text(token) == "+;demo;main,sub;1,0+2*0,1"
     for wrong in (
         "",
         "1;demo",
-        "1;demo;main",
-        "1;demo;main;0",
-        "1;demo;main;251",
-        "1;demo;main;1+0",
-        "1;demo;main;1,1",
-        "1;demo;main,;1,1",
-        "1;demo;main,main;1,1",
-        "1;demo;main,sub;0,1+1,0",
-        "1;demo;main;1+999*1",
-        "1;demo;main;1++1",
+        "+;demo;main",
+        "+;demo;main;0",
+        "+;demo;main;251",
+        "+;demo;main;1+0",
+        "+;demo;main;1,1",
+        "+;demo;main,;1,1",
+        "+;demo;main,main;1,1",
+        "+;demo;main,sub;0,1+1,0",
+        "+;demo;main;1+999*1",
+        "+;demo;main;1++1",
         "1;a b;main;1",
         "x;d;main;1",
     ):
@@ -184,18 +208,18 @@ def test_a_token_is_read_as_it_was_written_and_nothing_else_is() -> None:
 
 def test_the_queue() -> None:
     text = (
-        "8|bob|PENDING||n/a|Resources|gpumesh-session 9;web;main,sub;1,1 running\n"
-        "7|alice|RUNNING|n[1-2]|n2|None|gpumesh-session 5;demo;main,sub;1,0+0,1 running\n"
+        "8|bob|PENDING||n/a|Resources|gpumesh-session +;web;main,sub;1,1 running\n"
+        "7|alice|RUNNING|n[1-2]|n2|None|gpumesh-session +;demo;main,sub;1,0+0,1 running\n"
         "10|eve|RUNNING|n3|n3|None|gpumesh-session nonsense\n11|eve|RUNNING|n3|n3|None|mine\n"
     )
     demo, web = job.parse_queue(text)
-    assert (demo.job, demo.stage, demo.nodes, demo.token.slot) == (7, "running", ["n1", "n2"], 5)
+    assert (demo.job, demo.stage, demo.nodes, demo.token.private) == (7, "running", ["n1", "n2"], True)
     assert (web.job, web.stage, web.nodes, web.reason) == (8, "waiting", [], "Resources")
     assert (demo.host, web.host) == ("n2", "")
 
 
 def test_what_others_write_into_the_comment_of_a_job_does_not_reach_the_terminal() -> None:
-    (found,) = job.parse_queue("7|eve|RUNNING|n1|n1|None|gpumesh-session 5;demo;main;1 failed \x1b]0;x\x07 bad\n")
+    (found,) = job.parse_queue("7|eve|RUNNING|n1|n1|None|gpumesh-session +;demo;main;1 failed \x1b]0;x\x07 bad\n")
     assert "\x1b" not in sessions.line(found, "demo")
 
 

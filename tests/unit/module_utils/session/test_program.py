@@ -29,7 +29,7 @@ _SETTINGS = {
     "mounts_allowed": [],
     "storage": "/var/tmp",
 }
-_QUEUE = "7|alice|RUNNING|n[1-2]|n1|None|gpumesh-session 5;demo;main,sub;1,0+0,1 running"
+_QUEUE = "7|alice|RUNNING|n[1-2]|n1|None|gpumesh-session +;demo;main,sub;1,0+0,1 running"
 _MAIN = f"""
 import sys
 from {program.__name__} import main

@@ -18,8 +18,8 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import plan, runtime, spec, ssh
 
-TOKEN = plan.parse_token("5;demo;main,sub;1,0+0,1")
-MAIN, SUB = plan.places(TOKEN, ["n1", "n2"], {"n1": "10.0.0.1", "n2": "10.0.0.2"}, ["10.192.0.0/10"])
+TOKEN = plan.parse_token("+;demo;main,sub;1,0+0,1")
+MAIN, SUB = plan.places(TOKEN, 5, ["n1", "n2"], {"n1": "10.0.0.1", "n2": "10.0.0.2"}, ["10.192.0.0/10"])
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="there is no OpenSSH here")

@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, sessions, spec, supervise
 
 SPEC = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}, {"name": "sub", "image": "x"}]})
-TOKEN = "5;demo;main,sub;1,0+0,1"
+TOKEN = "+;demo;main,sub;1,0+0,1"
 #: What each step does.
 _SRUN = """#!/bin/sh
 echo "$*" >> {top}/seen
@@ -37,7 +37,7 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(supervise, "write_to", lambda _path: None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "7" / "1").mkdir(parents=True)
-    session = plan.places(plan.parse_token(TOKEN), ["n1", "n2"], {}, ["10.192.0.0/10"])
+    session = plan.places(plan.parse_token(TOKEN), 5, ["n1", "n2"], {}, ["10.192.0.0/10"])
     (tmp_path / "7" / "plan.json").write_text(
         json.dumps({"containers": [one._asdict() for one in session], "here": ["sub1"]})
     )

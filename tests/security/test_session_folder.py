@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Attacks on what root makes for the job of a session: filling /run, on which all of the host depends."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node, shapes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+
+SETTINGS = Settings("n1", "n1", "lo", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], False, [], [], [], "/x")
+JOBS = (900601, 900602)
+#: Fills the working directory with data, and then with files; prints what stopped it.
+_FILL = """
+import os
+def fill(step, most):
+    for number in range(most):
+        try:
+            step(number)
+        except OSError as failure:
+            return os.strerror(failure.errno)
+    return "nothing"
+def data(number):
+    with open("data", "ab") as stream:
+        stream.write(bytes(1 << 20))
+print(fill(data, 256), "and", fill(lambda number: open(f"f{number}", "x").close(), 40000))
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="file systems are root's to mount")
+
+
+@pytest.fixture(name="folders")
+def _folders(attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Those of two jobs, of which the first is the attacker's."""
+    monkeypatch.setattr(node, "guard", lambda _run: None)
+    try:
+        yield [begin(job, attacker.pw_uid) for job in JOBS]
+    finally:
+        for job in JOBS:
+            node.epilog(run, {"SLURM_JOB_ID": str(job)})
+
+
+def begin(job: int, uid: int, settings: Settings = SETTINGS) -> Path:
+    given = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(uid), "SLURM_JOB_NODELIST": "n1"}
+    node.prolog(run, settings, {**given, node.VARIABLE: "-;x;main;1"})
+    return Path(node.folder(job))
+
+
+def test_a_job_cannot_fill_run(folders: list[Path], attacker: pwd.struct_passwd) -> None:
+    words = ["setpriv", f"--reuid={attacker.pw_uid}", "--clear-groups", sys.executable, "-I", "-c", _FILL]
+    done = subprocess.run(words, cwd=folders[0] / "0", capture_output=True, text=True, check=True)
+    assert done.stdout == "No space left on device and No space left on device\n"
+    assert len({os.stat(path).st_dev for path in (*folders, "/run")}) == 3
+    # The jobs of others, and what root does on the node, go on.
+    (folders[1] / "0" / "file").write_bytes(bytes(1 << 20))
+    assert node.read_plan(JOBS[1])["here"] == ["main1"]
+    node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
+    assert not folders[0].exists()
+    assert str(folders[0]) not in Path("/proc/self/mountinfo").read_text()
+    assert begin(JOBS[0], attacker.pw_uid).exists()
+
+
+def test_the_folder_goes_with_its_job_while_somebody_holds_it(folders: list[Path], attacker: pwd.struct_passwd) -> None:
+    """A process elsewhere may have it open."""
+    held = os.open(folders[0] / "0", os.O_RDONLY)
+    try:
+        node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
+        assert not folders[0].exists()
+    finally:
+        os.close(held)
+
+
+def test_a_host_that_may_not_mount_says_so(
+    folders: list[Path], attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rented container: sessions with the network of their nodes run there as well."""
+    node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
+    monkeypatch.setattr(node, "_OPTIONS", "nonsense")
+    assert not (begin(JOBS[0], attacker.pw_uid) / "plan.json").exists()
+    with pytest.raises(Exception, match="No file system can be mounted at"):
+        node.read_plan(JOBS[0])
+    monkeypatch.setattr(node, "has_capability", lambda _status, _number: False)
+    assert (begin(JOBS[0], attacker.pw_uid) / "plan.json").exists()
+    assert "Nothing can be mounted in this container" in capfd.readouterr().err
+
+
+def test_nobody_takes_the_directory_of_another_user(
+    attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whose first session starts later."""
+    monkeypatch.setattr(node, "guard", lambda _run: None)
+    monkeypatch.setattr(node, "STORAGE", str(tmp_path / "session"))
+    settings = SETTINGS._replace(storage=shapes.STORAGE_DIR.replace(shapes.STORAGE, node.STORAGE))
+    tmp_path.chmod(0o755)
+    victim = pwd.getpwnam("nobody")
+    path = settings.storage.replace("{user}", victim.pw_name)
+    squat = f"import os; os.makedirs({path!r}, exist_ok=True)"
+    words = ["setpriv", f"--reuid={attacker.pw_uid}", "--clear-groups", sys.executable, "-I", "-c", squat]
+    try:
+        for account in (attacker, victim):
+            begin(JOBS[0], account.pw_uid, settings)
+            assert os.stat(settings.storage.replace("{user}", account.pw_name)).st_uid == account.pw_uid
+            if account is attacker:
+                done = subprocess.run(words, capture_output=True, text=True, check=False)
+                assert "PermissionError" in done.stderr
+    finally:
+        node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
