@@ -46,6 +46,9 @@ class ActionModule(HostAction):
         confined = self._is_userspace_only(record)
         return {**result, "userspace_only": confined, "drift": {**refused, **result["drift"]}}
 
+    def _tracking(self, record: model.Record) -> dict[str, Any]:
+        return tracking.desired(record, self.machine, **self.options("tracking", "uid", "unconfined"))
+
     def _is_userspace_only(self, record: model.Record) -> bool:
         """By what the role cluster has read of the host."""
         held = {self.machine: self.variables.get("__cluster_held") or {}}
@@ -62,7 +65,7 @@ class ActionModule(HostAction):
                 record, self.machine, self.options("job_environment", *jobs)
             ),
             "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
-            **({"tracking": lambda: tracking.desired(record, self.machine)} if record["tracking"] else {}),
+            **({"tracking": lambda: self._tracking(record)} if record["tracking"] else {}),
             "train": lambda: train.desired(record, self.machine, **self.options("train", "run_dir", "stage_dir")),
             "session": lambda: session.desired(record, self.machine, self.options("session", *session.OPTIONS)),
         }

@@ -55,6 +55,7 @@ class ActionModule(HostAction):
             registered={"type": "str"},
             force={"type": "bool", "default": False},
             uid={"type": "int", "default": settings.UID},
+            unconfined={"type": "bool", "default": False},
             **{name: {**text, "no_log": False} for name in _FILES.values()},
         )
         record = self.record()
@@ -68,7 +69,11 @@ class ActionModule(HostAction):
             taking_part = [machine for machine in self.present if machine not in self.userspace_only]
             previews = self.registered(given["registered"], taking_part)
             return {"changed": False, "leaves": moved_from(record, given["former"], previews, given["force"])}
-        parameters = {**desired(record, self.machine, given["uid"]), **self.supervisor(), "state": given["state"]}
+        parameters = {
+            **desired(record, self.machine, given["uid"], given["unconfined"]),
+            **self.supervisor(),
+            "state": given["state"],
+        }
         if given["state"] != "present":
             return self.module(_MODULE, parameters)
         if record["tracking"] is None:

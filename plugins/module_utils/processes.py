@@ -37,6 +37,7 @@ class TcpSocket(NamedTuple):
     port: int
     remote: str
     uid: int
+    remote_port: int
 
 
 def tcp_sockets(proc: str) -> Dict[str, TcpSocket]:
@@ -53,10 +54,12 @@ def parse_tcp_sockets(table: str) -> Dict[str, TcpSocket]:
         if len(fields) <= 9:
             continue
         local, _colon, port = fields[1].partition(":")
-        remote = fields[2].partition(":")[0]
+        remote, _colon, remote_port = fields[2].partition(":")
         uid = whole_number(fields[7])
-        if _DIGITS.fullmatch(local) and _DIGITS.fullmatch(remote) and _PORT_DIGITS.fullmatch(port) and uid is not None:
-            found[fields[9]] = TcpSocket(fields[3], _address(local), int(port, 16), _address(remote), uid)
+        addresses = _DIGITS.fullmatch(local) and _DIGITS.fullmatch(remote)
+        if addresses and _PORT_DIGITS.fullmatch(port) and _PORT_DIGITS.fullmatch(remote_port) and uid is not None:
+            ports = int(port, 16), int(remote_port, 16)
+            found[fields[9]] = TcpSocket(fields[3], _address(local), ports[0], _address(remote), uid, ports[1])
     return found
 
 

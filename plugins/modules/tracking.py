@@ -122,6 +122,10 @@ options:
     description: The UID and GID of the server's account, which owns the artifacts.
     type: int
     default: 875
+  unconfined:
+    description: Whether the server may run where the kernel cannot confine it to its artifacts and its database.
+    type: bool
+    default: false
   requirements:
     description: The packages, in the format of a pip requirements file. Derived on the controller.
     type: str
@@ -254,6 +258,7 @@ def main() -> None:
             "tls": {"type": "bool", "default": False},
             "mount_point": text,
             "uid": {"type": "int", "default": settings.UID},
+            "unconfined": {"type": "bool", "default": False},
             "requirements": text,
             # One text: Ansible hides passwords in a list by their text, and one with '@', a quotation mark or a
             # backslash looks different in the log, which has the list as Python writes it.

@@ -23,7 +23,7 @@ _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _SHORTEST = 12
 
 
-def desired(record: model.Record, machine: str, uid: int = settings.UID) -> dict[str, Any]:
+def desired(record: model.Record, machine: str, uid: int = settings.UID, unconfined: bool = False) -> dict[str, Any]:
     """The parameters of the module tracking on one machine; only the cluster if no experiments are tracked."""
     tracking = record.get("tracking")
     if tracking is None:
@@ -41,6 +41,7 @@ def desired(record: model.Record, machine: str, uid: int = settings.UID) -> dict
         "tls": tracking["tls"],
         "mount_point": mount_point,
         "uid": uid,
+        "unconfined": unconfined,
         "requirements": _REQUIREMENTS.read_text(encoding="utf-8") if serves else "",
     }
 

@@ -9,14 +9,16 @@ import base64
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 import time
 import urllib.parse
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited, processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import CHECKER
+from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import account
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import ACCOUNT, CHECKER
 
 _EXPERIMENT = "gpumesh-check"
 _VALUE = 0.25
@@ -96,6 +98,8 @@ class Client(NamedTuple):
         text = None if body is None else json.dumps(body)
         try:
             with contextlib.closing(self._connection()) as connection:
+                if self.password is not None:
+                    self._identify(connection)
                 connection.request("GET" if text is None else "POST", f"/{path}", text, headers)
                 answer = connection.getresponse()
                 said = limited.read(answer, _LARGEST)
@@ -117,9 +121,40 @@ class Client(NamedTuple):
             )
         return said
 
+    def _identify(self, connection: http.client.HTTPConnection) -> None:
+        """Refuse a listener that another account has started while the server was down. Raises HostStateError.
+
+        A certificate identifies the server. Without one, the server's account must have the other end of this very
+        connection, on this host. It is asked something first, since a connection that is not accepted yet has no owner.
+        """
+        if urllib.parse.urlsplit(self.uri).scheme == "https":
+            return
+        connection.request("GET", "/health")
+        limited.read(connection.getresponse(), _LARGEST)
+        # If this connection ends, the next request must not open another one.
+        connection.auto_open = 0
+        owner = None if connection.sock is None else peer_uid(connection.sock)
+        if owner is None or owner != account(ACCOUNT).pw_uid:
+            raise HostStateError(
+                f"{self.uri} is not the tracking server: its process belongs to user {owner}, not to {ACCOUNT}."
+                if owner is not None
+                else f"{self.uri} is not the tracking server: it has closed the connection, or is not on this host.",
+                "See which process has its port with 'ss -ltnp', and 'systemctl status gpumesh-tracking'.",
+            )
+
     def _connection(self) -> http.client.HTTPConnection:
         where = urllib.parse.urlsplit(self.uri)
         if where.scheme != "https":
             return http.client.HTTPConnection(where.netloc, timeout=self.timeout)
         context = ssl.create_default_context(cafile=self.trust or None)
         return http.client.HTTPSConnection(where.netloc, timeout=self.timeout, context=context)
+
+
+def peer_uid(connection: socket.socket) -> Optional[int]:
+    """The user whose process has the other end of a TCP connection on this host; None if there is none."""
+    here, there = connection.getsockname()[:2], connection.getpeername()[:2]
+    for one in processes.tcp_sockets("/proc").values():
+        ends = (one.local, one.port), (one.remote, one.remote_port)
+        if one.state == processes.ESTABLISHED and ends == (there, here):
+            return one.uid
+    return None

@@ -18,6 +18,7 @@ import os
 import pwd
 import secrets
 import shutil
+import stat
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files
@@ -33,12 +34,19 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import account, acting_as, command_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import store
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, postgres, settings, users
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
+    confine,
+    environment,
+    postgres,
+    settings,
+    users,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import Server
 
 #: Seconds until the server answers. It takes 10 on an idle machine, and minutes on a busy one.
 _READY = 600.0
 _MIGRATION = 3600.0
+_LONGEST_NOTE = 200
 _RECORDS = store.DEFAULT_FOLDER
 #: Owners of a folder on a volume that may become the account when it is used: root, and nobody, to which a volume may
 #: map an account that this host does not have yet.
@@ -163,6 +171,13 @@ def refuse_server(request: Request) -> None:
             f"Set tracking_server to another member of '{server.cluster}', or move the server of '{other}' first.",
             cluster=other,
         )
+    if not server.unconfined and not confine.version():
+        raise HostStateError(
+            "The kernel of this host has no Landlock, or does not allow it here, so the tracking server could not be confined "
+            "to its artifacts: a fault in MLflow would open all that its account can read and write.",
+            "Choose another tracking_server, with Linux 5.13 or newer and Landlock among its security modules, or set "
+            "tracking_unconfined=true.",
+        )
     refuse_account(server.uid)
     if not os.path.isdir(server.mount_point):
         raise HostStateError(
@@ -240,11 +255,7 @@ def _add_account(run: Runner, uid: int) -> None:
 def make_folders(server: Server) -> bool:
     """Create missing directories: the home, and as the account, those on the volume. Raises HostStateError."""
     entry = account(settings.ACCOUNT)
-    made = not os.path.isdir(settings.HOME)
-    if made:
-        os.makedirs(os.path.dirname(settings.HOME), mode=0o755, exist_ok=True)
-        os.mkdir(settings.HOME, 0o750)
-        os.chown(settings.HOME, entry.pw_uid, entry.pw_gid)
+    made = _make_home(entry)
     try:
         made = _make_on_volume(server.mount_point, os.path.basename(server.folder), entry) or made
         with acting_as(settings.ACCOUNT):
@@ -255,6 +266,25 @@ def make_folders(server: Server) -> bool:
             f"Make it on the volume's server, with mode 0700 for the user and the group {entry.pw_uid}.",
         ) from failure
     return made
+
+
+def _make_home(entry: pwd.struct_passwd) -> bool:
+    """Create the home, and the directory in it that the server can write to. Returns whether anything was changed.
+
+    An earlier version has given it the home.
+    """
+    os.makedirs(os.path.dirname(settings.HOME), mode=0o755, exist_ok=True)
+    changed = False
+    for path, mode, owner in ((settings.HOME, 0o755, (0, 0)), (settings.SCRATCH, 0o700, (entry.pw_uid, entry.pw_gid))):
+        made = _make(path, None)
+        about = os.lstat(path)
+        if not stat.S_ISDIR(about.st_mode):
+            raise HostStateError(f"{path} is not a directory.", "Move it away, and run again.")
+        if made or (about.st_uid, about.st_gid) != owner or stat.S_IMODE(about.st_mode) != mode:
+            os.chown(path, *owner, follow_symlinks=False)
+            os.chmod(path, mode)
+            changed = True
+    return changed
 
 
 def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bool:
@@ -298,39 +328,44 @@ def _make(path: str, folder: Optional[int]) -> bool:
 
 
 class Secret(NamedTuple):
-    """A file that only the server's account can read."""
+    """A file that only the server's account can read, or only root."""
 
     path: str
     text: str
+    owner: str = settings.ACCOUNT
 
 
 def secret_files(request: Request, port: int) -> List[Secret]:
     """The files to write, whose content is never shown."""
-    password = checker_password() or secrets.token_urlsafe(24)
-    wanted: Dict[str, Optional[str]] = {
+    checker = read_text(settings.CHECKER_PASSWORD)
+    # In earlier versions, the server could read the password of the check there.
+    unused = _authentication("admin_password") if checker else None
+    account_files: Dict[str, Optional[str]] = {
         settings.SECRET: None if os.path.lexists(settings.SECRET) else secrets.token_urlsafe(48),
-        settings.AUTHENTICATION: settings.authentication(port, password),
+        settings.AUTHENTICATION: settings.authentication(port, unused or secrets.token_urlsafe(24)),
     }
     if request.server.tls:
-        wanted.update({settings.CERTIFICATE: request.certificate, settings.KEY: request.key})
+        account_files.update({settings.CERTIFICATE: request.certificate, settings.KEY: request.key})
+    wanted = [(path, text, settings.ACCOUNT) for path, text in account_files.items()]
+    wanted.append((settings.CHECKER_PASSWORD, None if checker else secrets.token_urlsafe(24), "root"))
     found = []
-    for path, text in wanted.items():
+    for path, text, owner in wanted:
         present = read_text(path)
         right = present if text is None else text
-        if right is not None and (present != right or not _is_private(path)):
-            found.append(Secret(path, right))
+        if right is not None and (present != right or not _is_private(path, owner)):
+            found.append(Secret(path, right, owner))
     return found
 
 
-def _is_private(path: str) -> bool:
+def _is_private(path: str, owner: str) -> bool:
     """Whether the account owns the file, if it exists already, and only the owner can read it."""
-    about, owner = os.stat(path), _number(pwd.getpwnam, 2, settings.ACCOUNT)
-    return owner in (None, about.st_uid) and not about.st_mode & 0o077
+    about, number = os.stat(path), _number(pwd.getpwnam, 2, owner)
+    return number in (None, about.st_uid) and not about.st_mode & 0o077
 
 
 def checker_password() -> Optional[str]:
     """The password of the account with which the check writes its run; None if there is no server."""
-    return _authentication("admin_password")
+    return read_text(settings.CHECKER_PASSWORD) or None
 
 
 def database_port() -> Optional[int]:
@@ -353,9 +388,9 @@ def _authentication(option: str) -> Optional[str]:
 
 
 def write_secrets(files: Sequence[Secret]) -> None:
-    """Write them, readable only by the account."""
-    entry = account(settings.ACCOUNT)
+    """Write them, readable only by their owner."""
     for one in files:
+        entry = account(one.owner)
         write_atomic(one.path, one.text or "", mode=0o600, owner=(entry.pw_uid, entry.pw_gid))
 
 
@@ -379,8 +414,13 @@ def _trust(request: Request) -> Optional[str]:
     return next((settings.certificates(text) for text in texts if text), None)
 
 
-def daemons(server: Server, cluster: postgres.Cluster, systemd: bool) -> List[Tuple[Any, Any]]:
-    """PostgreSQL and MLflow, each with the conditions under which it is ready."""
+def daemons(
+    server: Server, cluster: postgres.Cluster, systemd: bool, programs: Sequence[str] = ()
+) -> List[Tuple[Any, Any]]:
+    """PostgreSQL and MLflow, each with the conditions under which it is ready.
+
+    ``programs``: files of the environment that MLflow reads at its start.
+    """
     database = daemon.Daemon(
         cluster.unit if systemd else "postgresql",
         "started",
@@ -390,13 +430,32 @@ def daemons(server: Server, cluster: postgres.Cluster, systemd: bool) -> List[Tu
         [settings.SOCKETS],
         {},
     )
-    reads = [settings.PROGRAM, settings.AUTHENTICATION, settings.SECRET]
+    reads = [settings.PROGRAM, settings.CONFINE, settings.AUTHENTICATION, settings.SECRET, *programs]
     reads += [settings.CERTIFICATE, settings.KEY] if server.tls else []
-    mlflow = mlflow_daemon("started")._replace(reads=[*reads, settings.UNIT] if systemd else reads)
+    mlflow = mlflow_daemon("restarted" if is_remounted(server) else "started")._replace(
+        reads=[*reads, settings.UNIT] if systemd else reads
+    )
     return [
         (database, daemon.Ready(cluster.socket, None, None)),
         (mlflow, daemon.Ready(None, server.address, server.port)),
     ]
+
+
+def is_remounted(server: Server) -> bool:
+    """Whether a directory of the server is another one than at its start, to which the kernel denies it the access.
+
+    Its volume has been mounted again. The account can write to the note, so it is read with its rights.
+    """
+    try:
+        with acting_as(settings.ACCOUNT):
+            note = os.open(settings.ALLOWED, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                noted = os.read(note, _LONGEST_NOTE).decode("ascii", "replace")
+            finally:
+                os.close(note)
+            return noted != confine.directories(settings.writable(server))
+    except (OSError, HostStateError):
+        return False
 
 
 def mlflow_daemon(state: str) -> daemon.Daemon:
@@ -419,14 +478,15 @@ def look(run: Runner, request: Request) -> List[str]:
         return [*words, f"lacks {', '.join(lacking or ['python3-venv'])}"]
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     cluster = _cluster(run)
-    folder = settings.environment_of(request.requirements, environment.python_version(run))
+    python = environment.python_version(run)
+    folder = settings.environment_of(request.requirements, python)
     if environment.facts(folder) is None:
         words.append(f"{folder} is missing")
     if _number(pwd.getpwnam, 2) is not None and postgres.is_there(request.server.dump):
         words.append(f"{request.server.dump} is to be loaded")
-    words += host_files.differences(settings.files(request.server, folder, cluster.port, systemd)).words
+    words += host_files.differences(settings.files(request.server, folder, python, cluster.port, systemd)).words
     words += [host_files.in_words(one.path) for one in secret_files(request, cluster.port)]
-    database, mlflow = daemons(request.server, cluster, systemd)
+    database, mlflow = daemons(request.server, cluster, systemd, [settings.hook(folder, python)])
     # systemd does not know a unit that has not been written yet, which is reported above.
     known = not systemd or os.path.lexists(settings.UNIT)
     for wanted, _ready in (database, mlflow) if known else (database,):
@@ -476,22 +536,19 @@ def _serve(run: Runner, request: Request, done: Done) -> None:
         words.append(f"{server.folder} made")
     words += [
         f"{step.path} written"
-        for step in host_files.see_to(settings.files(server, folder, cluster.port, systemd), False)
+        for step in host_files.see_to(settings.files(server, folder, python, cluster.port, systemd), False)
     ]
     hidden = secret_files(request, cluster.port)
     write_secrets(hidden)
     words += [f"{one.path} written" for one in hidden]
-    database, mlflow = daemons(server, cluster, systemd)
+    database, mlflow = daemons(server, cluster, systemd, [settings.hook(folder, python)])
     _run_daemon(run, request, systemd, database, done)
     _prepare(run, request, systemd, cluster, folder, heads, words)
-    _run_daemon(run, request, systemd, mlflow, done)
-    # The account of the check as well, since the database may come from a member where it had another password.
+    # The account of the check as well, since the database may come from a member where it had another password. Before
+    # MLflow starts: it would make that account with a password that the server can read.
     own = {"name": settings.CHECKER, "password": checker_password(), "administrator": True}
-    words += [
-        f"user {name} changed"
-        for name in settle_users(run, folder, cluster, [own, *(request.users or [])])
-        if name != settings.CHECKER
-    ]
+    words += settle_users(run, folder, cluster, [own, *(request.users or [])])
+    _run_daemon(run, request, systemd, mlflow, done)
     for path in environment.others(folder):
         shutil.rmtree(path)
         words.append(f"{path} removed")
@@ -553,19 +610,28 @@ def _prepare(
 
 def _variables() -> Dict[str, str]:
     """The variables that MLflow's own commands read."""
-    return {"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION}
+    return {"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION, "PYTHONSAFEPATH": "1"}
 
 
 def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Apply MLflow's users. Returns the names of those that differ. The passwords are passed on standard input."""
-    given = {"url": settings.database_url(cluster.port), "users": list(wanted)}
+    """Apply MLflow's users and their experiments. Returns descriptions of the changes.
+
+    The passwords are passed on standard input.
+    """
+    given = {
+        "url": settings.database_url(cluster.port),
+        "artifacts": settings.ARTIFACT_ROOT,
+        "users": list(wanted),
+        "without": [settings.CHECKER],
+    }
     program = os.path.join(settings.LIBRARY, "users.py")
     source = inspect.getsource(users)
     if read_text(program) != source:
         write_atomic(program, source, mode=0o644)
     argv = command_as(settings.ACCOUNT, [f"{folder}/bin/python", program])
-    said = run(argv, stdin=json.dumps(given), timeout=300, environment=_variables()).stdout
-    return [str(name) for name in environment.last_json(said)["changed"]]
+    said = environment.last_json(run(argv, stdin=json.dumps(given), timeout=300, environment=_variables()).stdout)
+    changed = [f"user {name} changed" for name in said["changed"] if name != settings.CHECKER]
+    return changed + [f"experiment of user {name} made" for name in said["experiments"]]
 
 
 # --- Away from this host
@@ -632,7 +698,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         cluster = _cluster(run)
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         postgres.drop(run, cluster)
-    for path in (settings.UNIT, settings.SECRET, settings.CERTIFICATE, settings.KEY):
+    for path in (settings.UNIT, settings.SECRET, settings.CHECKER_PASSWORD, settings.CERTIFICATE, settings.KEY):
         remove_file(path)
     if systemd:
         run(["systemctl", "daemon-reload"])

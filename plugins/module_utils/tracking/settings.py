@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 import shlex
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, locations
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
 ACCOUNT = "gpumesh_tracking"
@@ -23,6 +26,8 @@ UNIT = f"/etc/systemd/system/{SERVICE}.service"
 FOLDER = "/etc/gpumesh/tracking"
 AUTHENTICATION = f"{FOLDER}/auth.ini"
 SECRET = f"{FOLDER}/secret"
+#: The password of CHECKER, which only root can read.
+CHECKER_PASSWORD = f"{FOLDER}/checker"
 CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
 #: Exists if the database has been written to the volume, so that the local one is no longer needed.
@@ -31,8 +36,18 @@ MOVED = f"{FOLDER}/moved"
 SHARED_TRUST = "/etc/gpumesh/tracking-ca.crt"
 LIBRARY = "/usr/local/lib/gpumesh/mlflow"
 PROGRAM = f"{LIBRARY}/serve"
+#: The launcher that confines the server, and MLflow's authorization function, which is in its environment.
+CONFINE = f"{LIBRARY}/confine.py"
+AUTHORIZATION = "gpumesh_locations"
 HOME = "/var/lib/gpumesh/tracking"
+#: The only directory besides the artifacts that the server can write to.
+SCRATCH = f"{HOME}/scratch"
+#: Which directories the kernel allows the running server.
+ALLOWED = f"{SCRATCH}/allowed"
 SOCKETS = "/run/postgresql"
+
+#: The root of the locations of experiments, as clients see it.
+ARTIFACT_ROOT = "mlflow-artifacts:/"
 
 _WRITTEN = "# Written by the Ansible collection gpumesh.cluster; changes here are lost.\n"
 #: Each is a process of about 200 MiB.
@@ -42,7 +57,10 @@ _CERTIFICATE = re.compile(r"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----.*?-
 
 
 class Server(NamedTuple):
-    """The server in the record. ``mount_point`` is that of the artifacts' volume."""
+    """The server in the record. ``mount_point`` is that of the artifacts' volume.
+
+    ``unconfined``: whether it may serve where the kernel cannot confine it.
+    """
 
     cluster: str
     machine: str
@@ -51,11 +69,12 @@ class Server(NamedTuple):
     tls: bool
     mount_point: str
     uid: int
+    unconfined: bool = False
 
     @classmethod
     def given(cls, params: Mapping[str, Any]) -> Server:
         """Read the parameters of the module tracking."""
-        return cls(**{name: params[name] for name in cls._fields})
+        return cls(**{name: params[name] for name in cls._fields if params.get(name) is not None})
 
     @property
     def folder(self) -> str:
@@ -104,13 +123,17 @@ def port_of(url: str) -> Optional[int]:
 
 
 def authentication(port: int, password: str) -> str:
-    """MLflow's authentication file, with CHECKER's password: users can read everything, and change what they own."""
+    """MLflow's authentication file: users can read everything, and change what they own.
+
+    MLflow requires the password of an administrator here, which it uses only if there is none. CHECKER is one, and has
+    another password, which this file does not have, since the server can read it.
+    """
     return (
         f"{_WRITTEN}[mlflow]\ndefault_permission = READ\n"
         # The file supports no other quoting.
         f"database_uri = {database_url(port).replace('%', '%%')}\n"
         f"admin_username = {CHECKER}\nadmin_password = {password}\n"
-        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        f"authorization_function = {AUTHORIZATION}:authenticate\n"
     )
 
 
@@ -121,11 +144,20 @@ def origins(server: Server) -> List[str]:
     return [f"{scheme}://{host}:{server.port}" for host in (address, server.machine)]
 
 
+def writable(server: Server) -> List[str]:
+    """The directories that the server can write to."""
+    return [server.artifacts, SCRATCH]
+
+
 def program(server: Server, environment: str, port: int) -> str:
     """The program that starts the server. The secret is neither in a unit nor in a process list."""
+    python = f"{environment}/bin/python"
+    read = [AUTHENTICATION, *([CERTIFICATE, KEY] if server.tls else [])]
     argv = [
-        f"{environment}/bin/mlflow",
-        "server",
+        *(python, "-I", CONFINE, *(["--unconfined"] if server.unconfined else [])),
+        *(f"--read={path}" for path in read),
+        *(f"--write={path}" for path in writable(server)),
+        *(f"--note={ALLOWED}", f"--port={server.port}", "--", python, "-m", "mlflow", "server"),
         "--app-name=basic-auth",
         f"--host={server.address}",
         f"--port={server.port}",
@@ -140,10 +172,11 @@ def program(server: Server, environment: str, port: int) -> str:
     if server.tls:
         argv.append(f"--uvicorn-opts=--ssl-certfile {CERTIFICATE} --ssl-keyfile {KEY}")
     return (
-        f"#!/bin/sh\n{_WRITTEN}set -eu\numask 0027\ncd {HOME}\n"
+        # Python imports nothing from the working directory, which the server could not write to anyway.
+        f"#!/bin/sh\n{_WRITTEN}set -eu\numask 0027\ncd {LIBRARY}\nexport PYTHONSAFEPATH=1\n"
         f"MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat {SECRET})\n"
         "export MLFLOW_FLASK_SERVER_SECRET_KEY\n"
-        f"export HOME={HOME}\nexport MLFLOW_AUTH_CONFIG_PATH={AUTHENTICATION}\n"
+        f"export HOME={HOME} TMPDIR={SCRATCH}\nexport MLFLOW_AUTH_CONFIG_PATH={AUTHENTICATION}\n"
         # Otherwise, it starts six more processes, for evaluations of language models by other services.
         "export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false\n"
         "export MLFLOW_DISABLE_TELEMETRY=true\nexport GIT_PYTHON_REFRESH=quiet\n"
@@ -157,26 +190,41 @@ def cluster_of(program_text: str) -> str:
     return found[1] if found else ""
 
 
-def unit(cluster: str) -> str:
-    """The unit for systemd."""
+def unit(server: Server) -> str:
+    """The unit for systemd, which restricts the server further than its launcher does."""
     return (
-        f"{_WRITTEN}[Unit]\nDescription=Experiments of gpumesh cluster {cluster} (MLflow)\n"
+        f"{_WRITTEN}[Unit]\nDescription=Experiments of gpumesh cluster {server.cluster} (MLflow)\n"
         "Wants=network-online.target\nAfter=network-online.target postgresql.service\n"
         # A mesh address may be assigned late.
         "StartLimitIntervalSec=0\n\n"
         f"[Service]\nUser={ACCOUNT}\nGroup={ACCOUNT}\nExecStart={PROGRAM}\nRestart=always\nRestartSec=3\n"
-        "NoNewPrivileges=yes\nProtectSystem=full\n\n"
+        "NoNewPrivileges=yes\nCapabilityBoundingSet=\nLimitCORE=0\nProtectSystem=strict\n"
+        f"ReadWritePaths={SCRATCH} {_quoted(server.artifacts)}\nPrivateTmp=yes\nPrivateDevices=yes\n"
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6\n\n"
         "[Install]\nWantedBy=multi-user.target\n"
     )
 
 
-def files(server: Server, environment: str, port: int, systemd: bool) -> List[Dict[str, Any]]:
+def _quoted(path: str) -> str:
+    """A path in a unit of systemd, which has specifiers such as %n."""
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
+
+
+def hook(environment: str, python: str) -> str:
+    """The path of MLflow's authorization function, for a version of Python."""
+    return f"{environment}/lib/python{python}/site-packages/{AUTHORIZATION}.py"
+
+
+def files(server: Server, environment: str, python: str, port: int, systemd: bool) -> List[Dict[str, Any]]:
     """The files without secrets, in the form of the module file_set."""
     entries = [
         {"path": LIBRARY, "state": "directory", "mode": "0755"},
         {"path": FOLDER, "state": "directory", "mode": "0755"},
+        {"path": CONFINE, "content": inspect.getsource(confine), "mode": "0644"},
+        {"path": hook(environment, python), "content": inspect.getsource(locations), "mode": "0644"},
         {"path": PROGRAM, "content": program(server, environment, port), "mode": "0755"},
     ]
     if systemd:
-        entries.append({"path": UNIT, "content": unit(server.cluster), "mode": "0644"})
+        entries.append({"path": UNIT, "content": unit(server), "mode": "0644"})
     return entries

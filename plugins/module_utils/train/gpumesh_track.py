@@ -59,6 +59,8 @@ _MISSING = "RESOURCE_DOES_NOT_EXIST"
 _LATER = (408, 425, 429)
 #: Responses of the server: the user is unknown, or has no permission.
 _NOT_ALLOWED = (401, 403)
+#: MLflow's permissions to change an experiment, and to do anything with it, and the tag with its owner.
+_EDIT, _MANAGE, _OWNER = "EDIT", "MANAGE", "gpumesh.owner"
 #: The paths of the artifacts if the server stores them itself.
 _KEPT = "mlflow-artifacts"
 
@@ -408,18 +410,57 @@ class Sender:
         name = self._environment.get("MLFLOW_EXPERIMENT_NAME") or self._environment.get("USER") or "gpumesh"
         asked = f"experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
         try:
-            return self._active(name, self._call(asked)["experiment"])
+            return self._active(name, self._permitted(name, self._call(asked)["experiment"]))
         except ServerError as failure:
             if failure.code != _MISSING:
                 raise
         try:
-            wanted = {"name": name, "tags": [{"key": "mlflow.experimentKind", "value": "custom_model_development"}]}
-            return str(self._call("experiments/create", wanted)["experiment_id"])
+            tags = {"mlflow.experimentKind": "custom_model_development", _OWNER: self._user()}
+            listed = [{"key": key, "value": value} for key, value in tags.items() if value]
+            return str(self._call("experiments/create", {"name": name, "tags": listed})["experiment_id"])
         except ServerError as failure:
             # Another run has created it meanwhile.
             if failure.code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        return str(self._call(asked)["experiment"]["experiment_id"])
+        return str(self._permitted(name, self._call(asked)["experiment"])["experiment_id"])
+
+    def _user(self) -> str:
+        """The user's name for MLflow; empty without credentials."""
+        return credentials(self._environment).partition(":")[0]
+
+    def _permitted(self, name: str, experiment: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The experiment, unless it is somebody else's. Raises ServerError.
+
+        Whoever manages it can change and delete the runs in it. So one that the user may only edit is reported, and one
+        with the user's own name that another user manages is refused.
+        """
+        user = self._user()
+        permission = self._permission(user, str(experiment["experiment_id"])) if user else _MANAGE
+        if permission == _MANAGE:
+            return experiment
+        owner = next((tag["value"] for tag in experiment.get("tags", []) if tag.get("key") == _OWNER), "another user")
+        message = f"the experiment {name} belongs to {owner}, and {user} may not manage it"
+        if permission != _EDIT or name in (user, self._environment.get("USER")):
+            remedy = "Set MLFLOW_EXPERIMENT_NAME to another name, or ask an administrator of MLflow"
+            raise ServerError(403, "PERMISSION_DENIED", f"{message}. {remedy}")
+        _say(f"{message}, only add runs to it")
+        return experiment
+
+    def _permission(self, user: str, experiment: str) -> str:
+        """What a user may do with an experiment. A server without permissions allows everything."""
+        given = {"username": user, "resource_type": "experiment", "resource_id": experiment}
+        try:
+            found = self._users(f"permissions/get?{urllib.parse.urlencode(given)}").get("permission")
+            administrator = found != _MANAGE and self._users("current/permissions").get("is_admin")
+        except ServerError as failure:
+            if failure.status in _NOT_ALLOWED:
+                raise
+            return _MANAGE
+        return _MANAGE if administrator else str(found)
+
+    def _users(self, path: str) -> Dict[str, Any]:
+        """MLflow's interface for users, which has another version."""
+        return self._ask("GET", f"mlflow/users/{path}", {}, None, "3.0")
 
     def _active(self, name: str, experiment: Mapping[str, Any]) -> str:
         """The ID of an experiment, which is restored if it was deleted: it keeps its name, and accepts no runs."""
@@ -444,13 +485,18 @@ class Sender:
         return self._ask(method, f"mlflow/{path}", {"Content-Type": "application/json"}, text)
 
     def _ask(
-        self, method: str, path: str, headers: Mapping[str, str], body: Union[str, BinaryIO, None]
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Union[str, BinaryIO, None],
+        version: str = "2.0",
     ) -> Dict[str, Any]:
         login = credentials(self._environment)
         if login:
             headers = {**headers, "Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
         try:
-            status, raw = self._request(method, path, headers, body)
+            status, raw = self._request(method, f"{version}/{path}", headers, body)
             said = _parsed(raw)
         except (OSError, http.client.HTTPException) as failure:
             raise UnreachableError(str(failure)) from failure
@@ -475,7 +521,7 @@ class Sender:
         else:
             connection = http.client.HTTPConnection(where.netloc, timeout=_TIMEOUT)
         with contextlib.closing(connection):
-            connection.request(method, f"{where.path}/api/2.0/{path}", body, dict(headers))
+            connection.request(method, f"{where.path}/api/{path}", body, dict(headers))
             answer = connection.getresponse()
             raw = answer.read(_LARGEST + 1)
             if len(raw) > _LARGEST:

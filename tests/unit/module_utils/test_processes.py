@@ -26,8 +26,8 @@ def test_sockets_of_both_families() -> None:
         "   1: 00000000:0016 00000000:0000 0A 00000000:00000000 00:0000 00000000     0        0 4712 1 0000 100 0 0 10\n"
     )
     both = {
-        "4711": TcpSocket(ESTABLISHED, "10.99.0.1", 22, "10.99.0.2", 1000),
-        "4712": TcpSocket(LISTENING, "0.0.0.0", 22, "0.0.0.0", 0),
+        "4711": TcpSocket(ESTABLISHED, "10.99.0.1", 22, "10.99.0.2", 1000, 0xD1F2),
+        "4712": TcpSocket(LISTENING, "0.0.0.0", 22, "0.0.0.0", 0, 0),
     }
     assert parse_tcp_sockets(table) == both
     mapped = table.replace("0200630A", "0000000000000000FFFF00000200630A")

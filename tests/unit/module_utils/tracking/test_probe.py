@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
-from collections.abc import Mapping
-from typing import Any
+import os
+import pwd
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import pytest
 
@@ -114,3 +118,63 @@ def test_the_first_error_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_errors_of_the_experiment_are_shown(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     with pytest.raises(HostStateError, match=f"{failing} answers 500"):
         check(monkeypatch, Server("deleted", failing))
+
+
+class Listener(http.server.BaseHTTPRequestHandler):
+    """A server that says what MLflow says, and remembers the logins."""
+
+    protocol_version = "HTTP/1.1"
+    logins: ClassVar[list[str]]
+
+    def do_GET(self) -> None:
+        self.logins += [self.headers["Authorization"]] if "Authorization" in self.headers else []
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"OK")
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture(name="listener")
+def _listener() -> Iterator[tuple[str, list[str]]]:
+    logins: list[str] = []
+    handler = type("Own", (Listener,), {"logins": logins})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", logins
+    server.shutdown()
+    server.server_close()
+
+
+def test_only_a_process_of_the_servers_account_gets_the_password(
+    monkeypatch: pytest.MonkeyPatch, listener: tuple[str, list[str]]
+) -> None:
+    uri, logins = listener
+    server = probe.Client(uri, "", 10, "a-password")
+    other = next(one for one in pwd.getpwall() if one.pw_uid != os.geteuid())
+    monkeypatch.setattr(probe, "ACCOUNT", other.pw_name)
+    with pytest.raises(HostStateError, match=f"is not the tracking server: its process belongs to user {os.geteuid()}"):
+        server.ask()
+    assert not logins
+    monkeypatch.setattr(probe, "ACCOUNT", pwd.getpwuid(os.geteuid()).pw_name)
+    server.ask()
+    assert logins == ["Basic Z3B1bWVzaDphLXBhc3N3b3Jk"]
+    # Other members send no password.
+    monkeypatch.setattr(probe, "ACCOUNT", other.pw_name)
+    server._replace(password=None).ask()
+    assert len(logins) == 1
+
+
+def test_a_connection_that_ends_is_not_opened_again_with_the_password(
+    monkeypatch: pytest.MonkeyPatch, listener: tuple[str, list[str]]
+) -> None:
+    """Otherwise, a listener that takes the port meanwhile would get it."""
+    uri, logins = listener
+    monkeypatch.setattr(probe, "ACCOUNT", pwd.getpwuid(os.geteuid()).pw_name)
+    monkeypatch.setattr(Listener, "protocol_version", "HTTP/1.0")
+    with pytest.raises(HostStateError, match="it has closed the connection, or is not on this host"):
+        probe.Client(uri, "", 10, "a-password").ask()
+    assert not logins

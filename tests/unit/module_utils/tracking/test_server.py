@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
+    confine,
     environment,
     postgres,
     server,
@@ -41,7 +43,15 @@ def test_the_program_listens_on_the_clusters_address_and_says_no_secret() -> Non
     assert "--artifacts-destination=/mnt/shared/mlflow-lab/artifacts" in words
     assert any(word.endswith("?host=/run/postgresql&port=5433") for word in words)
     assert "--cors-allowed-origins=http://10.0.0.1:5000,http://n1:5000" in words
-    assert "ssl" not in text
+    assert "ssl" not in text and "--unconfined" not in text
+    launcher = words[: words.index("--")]
+    assert launcher[1:5] == [
+        "/usr/local/lib/gpumesh/mlflow/x/bin/python",
+        "-I",
+        settings.CONFINE,
+        "--read=" + settings.AUTHENTICATION,
+    ]
+    assert "--unconfined" in settings.program(SERVER._replace(unconfined=True), "/x", 5432)
     assert "--ssl-keyfile /etc/gpumesh/tracking/tls.key" in settings.program(SERVER._replace(tls=True), "/x", 5432)
 
 
@@ -146,6 +156,23 @@ def test_mlflow_can_read_its_file_of_the_authentication() -> None:
     read.read_string(settings.authentication(5432, "a-secret"))
     assert read["mlflow"]["admin_username"] == "gpumesh" and read["mlflow"]["admin_password"] == "a-secret"
     assert read["mlflow"]["database_uri"] == settings.database_url(5432)
+    assert read["mlflow"]["authorization_function"] == "gpumesh_locations:authenticate"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root has files that others cannot read")
+def test_a_password_that_an_earlier_version_let_the_server_read_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("SECRET", "AUTHENTICATION", "CHECKER_PASSWORD"):
+        monkeypatch.setattr(settings, name, str(tmp_path / name))
+    monkeypatch.setattr(settings, "ACCOUNT", "games")
+    (tmp_path / "AUTHENTICATION").write_text(settings.authentication(5432, "a-valid-one"))
+    assert server.checker_password() is None
+    server.write_secrets(server.secret_files(REQUEST, 5432))
+    password = server.checker_password()
+    text = (tmp_path / "AUTHENTICATION").read_text()
+    assert password and password not in text and "a-valid-one" not in text
+    assert server.secret_files(REQUEST, 5432) == []
 
 
 def test_another_python_or_other_packages_are_another_environment() -> None:
@@ -195,6 +222,11 @@ def test_a_server_without_its_volume_or_its_certificate_is_refused(
     with pytest.raises(InputError, match="Set tracking_certificate_file once more"):
         server.refuse_server(REQUEST._replace(server=secure))
     server.refuse_server(REQUEST._replace(server=secure, certificate="x", key="y"))
+    monkeypatch.setattr(server.confine, "version", lambda: 0)
+    here = SERVER._replace(mount_point=str(tmp_path))
+    with pytest.raises(HostStateError, match=r"has no Landlock.*could not be confined.*tracking_unconfined=true"):
+        server.refuse_server(REQUEST._replace(server=here))
+    server.refuse_server(REQUEST._replace(server=here._replace(unconfined=True)))
     with pytest.raises(InputError, match="or tracking_ca_file, once more"):
         server.refuse_member(REQUEST._replace(server=secure))
 
@@ -282,7 +314,7 @@ def test_the_port_of_the_database_is_that_of_the_configuration(monkeypatch: pyte
     monkeypatch.setattr(settings, "AUTHENTICATION", str(tmp_path / "auth.ini"))
     assert server.database_port() is None
     (tmp_path / "auth.ini").write_text(settings.authentication(5433, "a-secret"), encoding="ascii")
-    assert (server.database_port(), server.checker_password()) == (5433, "a-secret")
+    assert server.database_port() == 5433
 
 
 #: For root without privileges on the volume, as with NFS and root_squash.
@@ -292,6 +324,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import postgres, server, settings
 settings.ACCOUNT = postgres.ACCOUNT = sys.argv[1]
 volume, settings.HOME = sys.argv[2:]
+settings.SCRATCH = f"{settings.HOME}/scratch"
 wanted = settings.Server("lab", "n1", "10.0.0.1", 5000, False, volume, 0)
 try:
     print(server.make_folders(wanted), server.make_folders(wanted), postgres.is_there(wanted.dump))
@@ -314,8 +347,8 @@ def test_folders_on_a_volume_that_squashes_root(mode: int, ready: bool, said: st
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         volume, home = Path(folder, "volume"), Path(folder, "home")
-        for path, owner in ((volume, nobody), (home, games)):
-            path.mkdir()
+        for path, owner in ((volume, nobody), (home, pwd.getpwnam("root")), (home / "scratch", games)):
+            path.mkdir(0o700 if owner is games else 0o755)
             os.chown(path, owner.pw_uid, owner.pw_gid)
         volume.chmod(mode)
         if ready:
@@ -377,6 +410,126 @@ def test_users_are_made_changed_and_removed_and_others_stay() -> None:
     assert store.known == {"bob": ["new-password", False], "admin": ["the-password", True], "carol": ["hers", False]}
     assert users.settle(store, [{"name": "bob", "password": None, "administrator": False}] * 2) == ["bob"]
     assert "bob" not in store.known
+
+
+def test_a_server_whose_volume_was_mounted_again_is_restarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel denies it the new directory."""
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(settings, "ACCOUNT", account)
+    monkeypatch.setattr(settings, "SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.setattr(settings, "ALLOWED", str(tmp_path / "scratch" / "allowed"))
+    here = SERVER._replace(mount_point=str(tmp_path))
+    for path in settings.writable(here):
+        Path(path).mkdir(parents=True)
+    cluster = postgres.Cluster("17", "main", 5432, "/x")
+
+    def state() -> str:
+        return str(server.daemons(here, cluster, True)[1][0].state)
+
+    # It has not been started yet.
+    assert state() == "started"
+    Path(settings.ALLOWED).write_text(confine.directories(settings.writable(here)))
+    assert state() == "started"
+    # Another file system there has other numbers.
+    Path(here.artifacts).rename(tmp_path / "before")
+    Path(here.artifacts).mkdir()
+    assert state() == "restarted"
+    # Whoever has taken over the server writes the note, or a link.
+    Path(settings.ALLOWED).unlink()
+    Path(settings.ALLOWED).symlink_to("/etc/passwd")
+    assert state() == "started"
+
+
+class Experiments:
+    """Stands in for MLflow's experiments and the permissions of its users."""
+
+    def __init__(self, **known: Any) -> None:
+        self.known = {
+            str(number): {"name": name, "tags": {}, **more} for number, (name, more) in enumerate(known.items())
+        }
+        self.grants: dict[tuple[str, str], str] = {}
+        self.users: list[str] = []
+
+    def list_users(self) -> list[Any]:
+        return [SimpleNamespace(username=name) for name in self.users]
+
+    def list_experiment_permissions(self, user: str) -> list[Any]:
+        return [
+            SimpleNamespace(experiment_id=number, permission=permission)
+            for (name, number), permission in self.grants.items()
+            if name == user
+        ]
+
+    def grant_user_permission(self, user: str, kind: str, number: str, permission: str) -> None:
+        assert kind == "experiment"
+        self.grants[user, number] = permission
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        for number, one in self.known.items():
+            if one["name"] == name:
+                stage = one.get("lifecycle_stage", "active")
+                return SimpleNamespace(experiment_id=number, tags=one["tags"], lifecycle_stage=stage)
+        return None
+
+    def create_experiment(self, name: str, tags: Any) -> str:
+        number = str(len(self.known))
+        self.known[number] = {"name": name, "tags": dict(tags)}
+        return number
+
+    def _changed(self, number: str) -> dict[str, Any]:
+        assert self.known[number].get("lifecycle_stage") != "deleted", "MLflow refuses it"
+        return self.known[number]
+
+    def rename_experiment(self, number: str, name: str) -> None:
+        self._changed(number)["name"] = name
+
+    def set_experiment_tag(self, number: str, tag: tuple[str, str]) -> None:
+        self._changed(number)["tags"][tag[0]] = tag[1]
+
+    def restore_experiment(self, number: str) -> None:
+        del self.known[number]["lifecycle_stage"]
+
+    def delete_experiment(self, number: str) -> None:
+        self.known[number]["lifecycle_stage"] = "deleted"
+
+    def settle(self) -> list[str]:
+        return users.settle_experiments(self, self, lambda key, value: (key, value), ["gpumesh"])
+
+
+def test_each_user_has_an_experiment_and_manages_it() -> None:
+    store = Experiments(old={}, deleted={"lifecycle_stage": "deleted"})
+    store.users = ["gpumesh", "alice", "old", "deleted"]
+    # As earlier versions of gpumesh_track made it.
+    store.grants = {("old", "0"): "MANAGE", ("deleted", "1"): "MANAGE"}
+    assert store.settle() == ["alice", "old", "deleted"]
+    assert store.settle() == []
+    assert [one["name"] for one in store.known.values()] == ["old", "deleted", "alice"]
+    assert [one["tags"][users.OWNER] for one in store.known.values()] == ["old", "deleted", "alice"]
+    assert store.grants["alice", "2"] == "MANAGE" and store.known["1"]["lifecycle_stage"] == "deleted"
+
+
+@pytest.mark.parametrize("more", [{}, {"lifecycle_stage": "deleted"}])
+@pytest.mark.parametrize("granted", ["EDIT", "MANAGE"])
+def test_an_experiment_that_somebody_has_given_the_name_of_a_user_is_renamed(
+    granted: str, more: dict[str, Any]
+) -> None:
+    store = Experiments(bob={**more, "tags": {users.OWNER: "mallory"}})
+    store.users = ["bob", "mallory"]
+    store.grants = {("mallory", "0"): "MANAGE", ("bob", "0"): granted}
+    assert store.settle() == ["bob", "mallory"]
+    assert store.settle() == []
+    managers = "bob, mallory" if granted == "MANAGE" else "mallory"
+    assert store.known["0"]["name"] == f"bob (of {managers}, 0)"
+    assert store.known["0"].get("lifecycle_stage") == more.get("lifecycle_stage")
+    assert store.known["1"]["name"] == "bob" and store.known["1"]["tags"][users.OWNER] == "bob"
+    assert store.grants["bob", "1"] == "MANAGE" and ("mallory", "1") not in store.grants
+
+
+def test_a_user_may_let_others_manage_the_own_experiment() -> None:
+    store = Experiments(bob={"tags": {users.OWNER: "bob"}})
+    store.users = ["bob"]
+    store.grants = {("bob", "0"): "MANAGE", ("alice", "0"): "MANAGE"}
+    assert store.settle() == []
 
 
 def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
@@ -495,7 +648,7 @@ def test_files_that_the_account_cannot_read_or_everybody_can_are_written_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The account has got another number since, or a backup was put back."""
-    paths = {name: tmp_path / name for name in ("SECRET", "AUTHENTICATION", "CERTIFICATE", "KEY")}
+    paths = {name: tmp_path / name for name in ("SECRET", "AUTHENTICATION", "CERTIFICATE", "KEY", "CHECKER_PASSWORD")}
     for name, path in paths.items():
         monkeypatch.setattr(settings, name, str(path))
     monkeypatch.setattr(settings, "ACCOUNT", "games")
@@ -513,6 +666,7 @@ def test_files_that_the_account_cannot_read_or_everybody_can_are_written_again(
     paths["KEY"].chmod(0o644)
     assert [one.path for one in server.secret_files(later, 5432)] == [str(paths["KEY"])]
     server.write_secrets(server.secret_files(later, 5432))
+    assert paths["CHECKER_PASSWORD"].stat().st_uid == 0 and paths["AUTHENTICATION"].stat().st_uid != 0
     # Before the account is there, it is not known whose they should be.
     monkeypatch.setattr(server, "_number", lambda *_given: None)
     os.chown(paths["KEY"], 4711, -1)

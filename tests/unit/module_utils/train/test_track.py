@@ -38,6 +38,9 @@ class Handler(BaseHTTPRequestHandler):
     logins: ClassVar[set[str]]
     asked: ClassVar[list[str]]
     files: ClassVar[dict[str, bytes]]
+    #: What the user may do with each experiment, if not everything, and the owners of experiments.
+    permissions: ClassVar[dict[str, str]]
+    owners: ClassVar[dict[str, str]]
 
     def log_message(self, *_arguments: Any) -> None:
         """Log nothing."""
@@ -53,7 +56,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def respond(self, given: dict[str, Any]) -> None:
         what = self.trouble.pop(0) if self.trouble else ""
-        name = unquote(urlsplit(self.path).path.removeprefix("/api/2.0/").removeprefix("mlflow/"))
+        path = unquote(urlsplit(self.path).path)
+        name = path.removeprefix("/api/").removeprefix("2.0/").removeprefix("3.0/").removeprefix("mlflow/")
         self.asked.append(name)
         if "content" in given:
             given, name = {**given, "name": name.removeprefix("mlflow-artifacts/artifacts/")}, "put"
@@ -84,7 +88,15 @@ class Handler(BaseHTTPRequestHandler):
         if number is None:
             return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST"}
         stage = "deleted" if number in self.deleted else "active"
-        return 200, {"experiment": {"experiment_id": number, "lifecycle_stage": stage}}
+        tags = [{"key": "gpumesh.owner", "value": self.owners[number]}] if number in self.owners else []
+        return 200, {"experiment": {"experiment_id": number, "lifecycle_stage": stage, "tags": tags}}
+
+    def users_permissions_get(self, given: dict[str, Any]) -> tuple[int, Any]:
+        assert (given["username"], given["resource_type"]) == ("alice", "experiment")
+        return 200, {"permission": self.permissions.get(given["resource_id"], "MANAGE")}
+
+    def users_current_permissions(self, _given: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"is_admin": self.permissions.get("administrator") == "alice"}
 
     def experiments_restore(self, given: dict[str, Any]) -> tuple[int, Any]:
         if given["experiment_id"] not in self.deleted:
@@ -96,6 +108,8 @@ class Handler(BaseHTTPRequestHandler):
         if given["name"] in self.experiments:
             return 400, {"error_code": "RESOURCE_ALREADY_EXISTS"}
         self.experiments[given["name"]] = str(len(self.experiments) + 1)
+        tags = {tag["key"]: tag["value"] for tag in given["tags"]}
+        self.owners[self.experiments[given["name"]]] = tags["gpumesh.owner"]
         return 200, {"experiment_id": self.experiments[given["name"]]}
 
     def runs_search(self, given: dict[str, Any]) -> tuple[int, Any]:
@@ -143,7 +157,7 @@ class Track:
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         state = {"trouble": [], "experiments": {}, "deleted": set(), "runs": {}, "logins": set(), "asked": []}
-        state["files"] = {}
+        state.update(files={}, permissions={}, owners={})
         self.handler = type("Own", (Handler,), state)
         self.folder = folder
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
@@ -305,6 +319,61 @@ def test_an_experiment_that_was_deleted_is_restored_for_the_next_run(track: Trac
         )
     track.send()
     assert steps(track.run) == [1, 2] and not track.handler.deleted
+
+
+@pytest.mark.parametrize(
+    ("name", "permission", "owner", "said"),
+    [
+        # Somebody has made an experiment with the user's name, and let the user add runs.
+        ("alice", "EDIT", "mallory", "the experiment alice belongs to mallory, and alice may not manage it"),
+        ("alice", "READ", "", "the experiment alice belongs to another user, and alice may not manage it"),
+        (
+            "team",
+            "READ",
+            "bob",
+            "the experiment team belongs to bob, and alice may not manage it. Set MLFLOW_EXPERIMENT",
+        ),
+    ],
+)
+def test_no_run_goes_to_the_experiment_of_somebody_else(
+    track: Track, name: str, permission: str, owner: str, said: str
+) -> None:
+    track.environment["MLFLOW_EXPERIMENT_NAME"] = name
+    track.handler.experiments[name] = "7"
+    track.handler.permissions["7"] = permission
+    track.handler.owners.update({"7": owner} if owner else {})
+    track.write({"points": [["loss", 0.5, 1, 1]]})
+    with pytest.raises(gpumesh_track.ServerError, match=said):
+        track.send()
+    assert not track.handler.runs
+    # An administrator may manage everything.
+    track.handler.permissions["administrator"] = "alice"
+    track.send()
+    assert track.run["points"]
+
+
+def test_a_run_in_a_shared_experiment_says_whose_it_is(track: Track, capsys: pytest.CaptureFixture[str]) -> None:
+    track.environment["MLFLOW_EXPERIMENT_NAME"] = "team"
+    track.handler.experiments["team"] = "7"
+    track.handler.permissions["7"], track.handler.owners["7"] = "EDIT", "bob"
+    track.write({"points": [["loss", 0.5, 1, 1]]})
+    track.send()
+    assert track.run["points"]
+    assert "the experiment team belongs to bob, and alice may not manage it, only add runs" in capsys.readouterr().err
+
+
+def test_an_experiment_names_its_owner(track: Track) -> None:
+    track.write({"points": [["loss", 0.5, 1, 1]]})
+    track.send()
+    assert track.handler.owners == {"1": "alice"}
+
+
+def test_a_server_without_permissions_accepts_runs(track: Track) -> None:
+    track.handler.experiments["alice"] = "7"
+    track.handler.users_permissions_get = lambda *_given: (404, {})
+    track.write({"points": [["loss", 0.5, 1, 1]]})
+    track.send()
+    assert track.run["points"]
 
 
 def test_a_deleted_experiment_that_the_user_must_not_restore_is_named(track: Track) -> None:

@@ -1,0 +1,369 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An attack on the installed MLflow: a user makes an experiment whose artifacts are a directory of their own, and links
+from there to what only the server can read and write.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from tracking_lab import OTHER, SERVICE, TrackingLab
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, settings
+
+MALLORY, PASSWORD = "mallory", "password-of-mallory"
+#: Directories that users can write to, as a volume would be.
+VISIBLE = "/mnt/visible"
+LOCATION = f"file://{VISIBLE}/mallory"
+CONTAINER = "gpumesh-molecule-tracking-plain"
+
+
+class Client(NamedTuple):
+    """A user of a server."""
+
+    uri: str
+    user: str = MALLORY
+    password: str = PASSWORD
+
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, bytes]:
+        """The status and the content of the response. A body of bytes is sent as it is."""
+        login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.uri}/{path}", data, headers, method=method)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=120) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as refused:
+            return refused.code, refused.read()
+
+    def call(self, path: str, body: Any = None) -> dict[str, Any]:
+        status, said = self.ask(f"api/2.0/mlflow/{path}", body)
+        assert status == 200, said
+        return dict(json.loads(said))
+
+
+def artifact_read(client: Client, run: str, path: str) -> tuple[int, bytes]:
+    return client.ask(f"get-artifact?run_uuid={run}&path={path}")
+
+
+def artifact_written(client: Client, run: str, path: str) -> tuple[int, bytes]:
+    return client.ask(f"ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path={path}", b"planted", "POST")
+
+
+# --- The server of the lab
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> TrackingLab:
+    return TrackingLab()
+
+
+@pytest.fixture(name="mallory", scope="module")
+def _mallory(lab: TrackingLab) -> Client:
+    lab.ask("mlflow/users/create", {"username": MALLORY, "password": PASSWORD})
+    return Client(lab.uri)
+
+
+def text(lab: TrackingLab, path: str) -> str:
+    return lab.read(OTHER, path).decode()
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        LOCATION,
+        f"{VISIBLE}/mallory",
+        "s3://bucket/x",
+        "http://10.79.91.1/x",
+        "mlflow-artifacts://10.79.91.1:80/x",
+        "mlflow-artifacts:/../x",
+        # Inside the experiment of somebody else.
+        "mlflow-artifacts:/1/x",
+    ],
+)
+@pytest.mark.parametrize("field", ["artifact_location", "artifactLocation"])
+def test_an_experiment_has_its_artifacts_on_the_server(mallory: Client, location: str, field: str) -> None:
+    body = {"name": f"{field} {location}".replace("/", "|"), field: location}
+    # MLflow accepts JSON as a text in JSON.
+    for sent in (body, json.dumps(body)):
+        status, said = mallory.ask("api/2.0/mlflow/experiments/create", sent)
+        assert status == 400 and b"is not among the artifacts of this server" in said, said
+
+
+def test_neither_models_nor_traces_have_theirs_elsewhere(mallory: Client) -> None:
+    mallory.call("registered-models/create", {"name": "of-mallory"})
+    experiment = mallory.call("experiments/create", {"name": "traces of mallory"})["experiment_id"]
+    where = {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": experiment}}
+    trace = {"trace_id": "tr-1", "trace_location": where, "request_time": "2026-11-26T00:00:00Z", "state": "OK"}
+    tagged = {**trace, "tags": {"mlflow.artifactLocation": LOCATION}}
+    created = "api/2.0/mlflow/model-versions/create"
+    tag = {"key": "mlflow.artifactLocation", "value": LOCATION}
+    assert mallory.ask("api/3.0/mlflow/traces", {"trace": {"trace_info": trace}})[0] == 200
+    for path, body, method in (
+        (created, {"name": "of-mallory", "source": LOCATION}, "POST"),
+        (created, {"name": "of-mallory", "source": "s3://bucket/x"}, "POST"),
+        (created, {"name": "of-mallory", "source": "mlflow-artifacts://10.79.91.1:80/x"}, "POST"),
+        ("api/3.0/mlflow/traces", {"trace": {"trace_info": {**tagged, "trace_id": "tr-2"}}}, "POST"),
+        ("api/2.0/mlflow/traces/tr-1/tags", tag, "PATCH"),
+        ("api/3.0/mlflow/traces/tr-1/tags", tag, "PATCH"),
+    ):
+        status, said = mallory.ask(path, body, method)
+        assert status == 400 and b"is not among the artifacts of this server" in said, (path, body, said)
+
+
+def test_a_location_that_is_in_the_database_already_is_not_served(lab: TrackingLab, mallory: Client) -> None:
+    experiment = mallory.call("experiments/create", {"name": "before"})["experiment_id"]
+    run = mallory.call("runs/create", {"experiment_id": experiment})["run"]["info"]["run_id"]
+    assert artifact_written(mallory, run, "own.txt")[0] == 200
+    assert artifact_read(mallory, run, "own.txt") == (200, b"planted")
+    for location in (f"{LOCATION}/{run}/artifacts", f"{VISIBLE}/mallory", "s3://bucket/x", "ftp://10.79.91.1/x"):
+        change = f"UPDATE runs SET artifact_uri = '{location}' WHERE run_uuid = '{run}'"
+        lab.in_database(OTHER, change, "gpumesh_tracking")
+        listed = mallory.ask(f"api/2.0/mlflow/artifacts/list?run_id={run}")
+        for status, said in (artifact_read(mallory, run, "x"), artifact_written(mallory, run, "x"), listed):
+            assert status == 403 and b"is not among the artifacts of this server" in said, said
+
+
+def test_no_experiment_has_the_name_of_another_user(lab: TrackingLab, mallory: Client) -> None:
+    lab.ask("mlflow/users/create", {"username": "carol", "password": "password-of-carol"})
+    own = mallory.call("experiments/create", {"name": "to be renamed"})["experiment_id"]
+    owner = [{"key": "gpumesh.owner", "value": "alice"}]
+    for path, body in (
+        ("experiments/create", {"name": "carol"}),
+        ("experiments/update", {"experiment_id": own, "new_name": "carol"}),
+        ("experiments/update", {"experimentId": own, "newName": "carol"}),
+        ("experiments/create", {"name": "anything", "tags": owner}),
+        ("experiments/set-experiment-tag", {"experiment_id": own, **owner[0]}),
+    ):
+        status, said = mallory.ask(f"api/2.0/mlflow/{path}", body)
+        assert status == 403 and b"can have an experiment of that name or owner" in said, (path, said)
+    assert Client(lab.uri, "carol", "password-of-carol").call("experiments/create", {"name": "carol"})
+
+
+def test_a_user_gets_the_experiment_whose_name_somebody_has_taken(lab: TrackingLab, mallory: Client) -> None:
+    """It was made before the name was that of a user, who was allowed to add runs to it."""
+    taken = mallory.call("experiments/create", {"name": "dave"})["experiment_id"]
+    lab.ask("mlflow/users/create", {"username": "dave", "password": "password-of-dave"})
+    done = lab.track()
+    assert done.code == 0 and done.changed[OTHER] == 1, done.output
+    found = lab.ask("mlflow/experiments/get-by-name?experiment_name=dave")["experiment"]
+    assert found["experiment_id"] != taken
+    assert {tag["key"]: tag["value"] for tag in found["tags"]}["gpumesh.owner"] == "dave"
+    assert (
+        lab.ask(f"mlflow/experiments/get?experiment_id={taken}")["experiment"]["name"] == f"dave (of mallory, {taken})"
+    )
+    dave = Client(lab.uri, "dave", "password-of-dave")
+    assert dave.call("runs/create", {"experiment_id": found["experiment_id"]})
+    assert mallory.ask("api/2.0/mlflow/runs/create", {"experiment_id": found["experiment_id"]})[0] == 403
+    again = lab.track()
+    assert again.code == 0 and set(again.changed.values()) == {0}, again.output
+
+
+def test_no_password_that_the_server_can_read_is_valid(lab: TrackingLab) -> None:
+    read = dict(line.split(" = ", 1) for line in text(lab, settings.AUTHENTICATION).splitlines() if " = " in line)
+    path = "api/2.0/mlflow/experiments/get?experiment_id=0"
+    assert Client(lab.uri, "gpumesh", text(lab, settings.CHECKER_PASSWORD)).ask(path)[0] == 200
+    assert Client(lab.uri, read["admin_username"], read["admin_password"]).ask(path)[0] == 401
+    owner = lab.run(OTHER, "stat", "--format=%a %U", settings.CHECKER_PASSWORD).split()
+    assert owner == ["600", "root"]
+
+
+def test_the_running_server_has_no_core_dumps_and_no_privileges(lab: TrackingLab) -> None:
+    number = lab.run(OTHER, "systemctl", "show", "--property=MainPID", "--value", SERVICE).strip()
+    status = dict(line.split(":", 1) for line in text(lab, f"/proc/{number}/status").splitlines())
+    assert status["NoNewPrivs"].strip() == "1" and int(status["CapBnd"], 16) == 0
+    (limit,) = (line for line in text(lab, f"/proc/{number}/limits").splitlines() if "core file" in line)
+    assert limit.split()[4:6] == ["0", "0"]
+    assert lab.run(OTHER, "readlink", f"/proc/{number}/cwd").strip() == settings.LIBRARY
+    assert "PYTHONSAFEPATH=1" in text(lab, f"/proc/{number}/environ").split("\0")
+
+
+# --- A rented container: the capabilities and the filter of system calls that Docker gives by default
+
+
+def docker(*argv: str, **options: Any) -> str:
+    return subprocess.run(["docker", *argv], check=True, capture_output=True, text=True, **options).stdout
+
+
+class Plain:
+    """Two MLflow servers without gpumesh's authorization function: one is started as the product does it, the other as
+    before, without its launcher. Only the database is another one.
+    """
+
+    def __init__(self) -> None:
+        self.server = settings.Server("lab", "plain", "0.0.0.0", 5000, False, "/srv", 875)
+
+    def run(self, *argv: str, user: str = "root", stdin: str = "") -> str:
+        return docker("exec", "--interactive", "--user", user, CONTAINER, *argv, input=stdin)
+
+    def write(self, path: str, text: str, owner: str = "gpumesh_tracking", mode: str = "600") -> None:
+        self.run("install", "-D", "-o", owner, "-m", mode, "/dev/stdin", path, stdin=text)
+
+    def make(self) -> None:
+        host = f"gpumesh-molecule-tracking-{OTHER}"
+        image = docker("inspect", "--format={{.Image}}", host).strip()
+        docker("run", "--detach", "--name", CONTAINER, "--entrypoint", "", image, "sleep", "infinity")
+        self.run("mkdir", "-p", settings.LIBRARY)
+        copy = f"docker cp {host}:{settings.LIBRARY}/. - | docker cp - {CONTAINER}:{settings.LIBRARY}"
+        subprocess.run(["bash", "-o", "pipefail", "-c", copy], check=True)
+        self.run("useradd", "--system", "--uid=875", "--no-create-home", "gpumesh_tracking")
+        self.run("useradd", "--uid=2002", MALLORY)
+        for path, owner, mode in (
+            (self.server.folder, "gpumesh_tracking", "700"),
+            (self.server.artifacts, "gpumesh_tracking", "700"),
+            (settings.SCRATCH, "gpumesh_tracking", "700"),
+            (f"{settings.HOME}/before", "gpumesh_tracking", "700"),
+            (f"{VISIBLE}/mallory", MALLORY, "755"),
+        ):
+            self.run("install", "-d", "-o", owner, "-m", mode, path)
+        self.write(settings.SECRET, "secret-of-the-server")
+
+    def start(self, confined: bool) -> str:
+        """Start a server. Returns its address for this machine."""
+        environment = self.run("sh", "-c", f"dirname {settings.LIBRARY}/*/gpumesh.json").strip()
+        folder = settings.SCRATCH if confined else f"{settings.HOME}/before"
+        port = 5000 if confined else 5001
+        own = self.server._replace(port=port)
+        database, ours = settings.database_url(5432), f"sqlite:///{folder}/mlflow.db"
+        authentication = f"{settings.FOLDER}/auth-{port}.ini"
+        text = settings.authentication(5432, "password-of-the-admin").replace(database, ours)
+        text = text.replace(
+            f"{settings.AUTHORIZATION}:authenticate", "mlflow.server.auth:authenticate_request_basic_auth"
+        )
+        self.write(authentication, text)
+        program = settings.program(own, environment, 5432).replace(database, ours)
+        program = program.replace(settings.AUTHENTICATION, authentication)
+        if not confined:
+            before, _dashes, command = program.rpartition(" -- ")
+            program = f"{before.rpartition('exec ')[0]}exec {command}"
+        self.write(f"/opt/serve-{port}", program, "root", "755")
+        script = f"/opt/serve-{port} > {folder}/log 2>&1"
+        docker("exec", "--detach", "--user", "gpumesh_tracking", CONTAINER, "sh", "-c", script)
+        address = docker("inspect", "--format={{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", CONTAINER)
+        return f"http://{address.strip()}:{port}"
+
+    def log(self) -> str:
+        return self.run("sh", "-c", f"tail -n 50 {settings.SCRATCH}/log {settings.HOME}/before/log")
+
+
+@pytest.fixture(name="plain", scope="module")
+def _plain(lab: TrackingLab) -> Iterator[tuple[Plain, dict[bool, Client]]]:
+    subprocess.run(["docker", "rm", "--force", CONTAINER], check=False, capture_output=True)
+    plain = Plain()
+    try:
+        plain.make()
+        uris = {confined: plain.start(confined) for confined in (True, False)}
+        for uri in uris.values():
+            admin = Client(uri, "gpumesh", "password-of-the-admin")
+            try:
+                lab.wait(f"{uri} answers", lambda admin=admin: answers(admin), 600)
+            except AssertionError:
+                print(plain.log())
+                raise
+            admin.call("users/create", {"username": MALLORY, "password": PASSWORD})
+        yield plain, {confined: Client(uri) for confined, uri in uris.items()}
+    finally:
+        subprocess.run(["docker", "rm", "--force", CONTAINER], check=False, capture_output=True)
+
+
+def answers(client: Client) -> bool:
+    try:
+        return client.ask("api/2.0/mlflow/experiments/get?experiment_id=0")[0] == 200
+    except OSError:
+        return False
+
+
+def linked(plain: Plain, client: Client, target: str) -> str:
+    """A run whose artifacts are, for the server, a directory of the attacker's choice."""
+    name = f"{client.uri} {target}".replace("/", "|")
+    experiment = client.call("experiments/create", {"name": name, "artifact_location": LOCATION})["experiment_id"]
+    run = str(client.call("runs/create", {"experiment_id": experiment})["run"]["info"]["run_id"])
+    line = f"mkdir -p {VISIBLE}/mallory/{run} && ln -s {shlex.quote(target)} {VISIBLE}/mallory/{run}/artifacts"
+    plain.run("sh", "-c", line, user=MALLORY)
+    return run
+
+
+@pytest.mark.parametrize("confined", [False, True])
+def test_a_link_leads_the_server_nowhere(plain: tuple[Plain, dict[bool, Client]], confined: bool) -> None:
+    """The one that is not confined shows that the attack works: it reads its secrets and writes where it was started."""
+    container, clients = plain
+    client = clients[confined]
+    etc, home = (linked(container, client, target) for target in (settings.FOLDER, settings.HOME))
+    read = artifact_read(client, etc, "secret")
+    artifact_written(client, home, "before/uvicorn.py")
+    planted = container.run("sh", "-c", f"ls {settings.HOME}/before/uvicorn.py || true").strip()
+    if not confined:
+        assert read == (200, b"secret-of-the-server") and planted
+        container.run("rm", planted)
+        return
+    assert read[0] >= 400 and b"secret-of" not in read[1] and not planted
+    system = linked(container, client, "/proc/self")
+    assert artifact_read(client, system, "environ")[0] >= 400
+    # Its own artifacts are served.
+    experiment = client.call("experiments/create", {"name": "own"})["experiment_id"]
+    run = client.call("runs/create", {"experiment_id": experiment})["run"]["info"]["run_id"]
+    assert artifact_written(client, run, "own.txt")[0] == 200
+    assert artifact_read(client, run, "own.txt") == (200, b"planted")
+
+
+#: What a program that has taken over the server would try.
+TRIALS = f"""
+import os, signal, socket, subprocess, tempfile, urllib.request
+def tries(name, action):
+    try:
+        action()
+    except Exception as failure:
+        print(name, type(failure).__name__)
+    else:
+        print(name, "done")
+tries("secret", lambda: open("{settings.SECRET}").read())
+tries("volume", lambda: os.listdir("{VISIBLE}"))
+tries("mounts", lambda: open("/proc/self/mounts").read())
+tries("home", lambda: open("{settings.HOME}/x", "w"))
+tries("library", lambda: open("{settings.LIBRARY}/x", "w"))
+tries("temporary", lambda: open("/tmp/x", "w"))
+tries("shell", lambda: subprocess.run(["/bin/sh", "-c", "true"]))
+tries("connect", lambda: socket.create_connection(("127.0.0.1", 5000), 5))
+tries("listen", lambda: socket.create_server(("127.0.0.1", 5099)))
+tries("artifacts", lambda: open("/srv/mlflow-lab/artifacts/x", "w"))
+tries("scratch", lambda: tempfile.TemporaryFile())
+tries("import", lambda: __import__("mlflow"))
+"""
+
+
+def test_a_program_in_its_place_reaches_only_the_artifacts(plain: tuple[Plain, dict[bool, Client]]) -> None:
+    container, _clients = plain
+    program = container.run("cat", "/opt/serve-5000")
+    before, _dashes, _command = program.rpartition(" -- ")
+    python = container.run("sh", "-c", f"ls {settings.LIBRARY}/*/bin/python").strip()
+    container.write("/opt/trials", f"{before} -- {python} -c {shlex.quote(TRIALS)}\n", "root", "755")
+    said = dict(line.split() for line in container.run("/opt/trials", user="gpumesh_tracking").splitlines())
+    denied = {name: word for name, word in said.items() if word != "done"}
+    assert set(denied.values()) == {"PermissionError"}
+    allowed = set(said) - set(denied)
+    # Linux 6.7 and later restrict ports as well. The container has the kernel of this machine.
+    ports = {"connect", "listen"} if confine.version() < 4 else set()
+    assert allowed == {"artifacts", "scratch", "import", *ports}, said
+
+
+def test_where_the_kernel_confines_nothing_it_does_not_serve(plain: tuple[Plain, dict[bool, Client]]) -> None:
+    """A filter of system calls without Landlock, as in old versions of Docker: the launcher sees none."""
+    container, _clients = plain
+    text = container.run("cat", settings.CONFINE).replace("_VERSION = 1\n", "_VERSION = 64\n")
+    container.write("/opt/confine.py", text, "root", "644")
+    argv = ["python3", "/opt/confine.py", "--", "/usr/bin/python3", "-c", "print('served')"]
+    refused = subprocess.run(["docker", "exec", CONTAINER, *argv], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1 and "tracking_unconfined is false" in refused.stderr and not refused.stdout
+    assert container.run(*argv[:2], "--unconfined", *argv[2:]).strip() == "served"
