@@ -176,6 +176,7 @@ class _Graph:
         if not module.startswith(_PREFIX):
             if module in self._by_module:
                 yield self._by_module[module]
+            yield from self._below.get(f"tests/{module.replace('.', '/')}.py", ())
             return
         yield from self._below.get(f"{module[len(_PREFIX) :].replace('.', '/')}.py", ())
 

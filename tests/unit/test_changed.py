@@ -30,6 +30,7 @@ TEXTS = {
     "docs/guides/lan.md": "",
     "requirements.txt": "",
     "tests/unit/conftest.py": "",
+    "tests/runner/steps.py": "",
     "tests/support/role_runs.py": 'ROOT / "plugins" / "modules"',
     "tests/unit/module_utils/slurm/test_show.py": f"from {PREFIX}.plugins.module_utils.slurm import show",
     "tests/unit/module_utils/net/test_facts.py": f"from {PREFIX}.plugins.module_utils.net.facts import x",
@@ -38,6 +39,7 @@ TEXTS = {
     "tests/unit/roles/cluster/test_find.py": "from role_runs import run_plays",
     "tests/unit/plugin_utils/report/test_html.py": f"import {PREFIX}.plugins.plugin_utils.report.html",
     "tests/unit/plugin_utils/test_other.py": f"import {PREFIX}.plugins.plugin_utils.other",
+    "tests/unit/test_runner.py": "from runner import steps",
     "tests/unit/test_guides.py": 'GUIDES = ROOT / "docs" / "guides"',
     "extensions/molecule/slurm/tests/test_jobs.py": "",
     "extensions/molecule/guides/tests/test_lan.py": 'GUIDES = ROOT / "docs" / "guides"',
@@ -75,6 +77,7 @@ def test_the_table_names_exactly_the_scenarios_and_their_layers() -> None:
         ("tests/unit/module_utils/net/fixtures/one.json", ["module_utils/net/test_facts"], []),
         ("plugins/plugin_utils/report/page.css", ["plugin_utils/report/test_html"], []),
         ("tests/support/role_runs.py", ["roles/cluster/test_find"], []),
+        ("tests/runner/steps.py", ["test_runner"], []),
         ("tests/unit/modules/test_slurm.py", ["modules/test_slurm"], []),
     ],
 )
