@@ -88,7 +88,7 @@ def test_a_file_affects_what_refers_to_it(changed: str, units: list[str], layers
 def test_what_a_scenario_reads_affects_it() -> None:
     assert selected("docs/guides/lan.md") == (["tests/unit/test_guides.py"], ["guides"])
     assert selected("extensions/molecule/slurm/tests/test_jobs.py") == ([], ["slurm"])
-    # Only the scenarios of the small repository have files that need hosts.
+    # The small repository has files of only two scenarios.
     assert selected("lab/up.yml") == ([], ["guides", "slurm"])
 
 
