@@ -28,7 +28,8 @@ def unfinished(tree: Tree) -> List[str]:
     found = []
     if MARK in (tree.read(_POLICY) or "") or tree.exists(f"{_POLICY}.before-gpumesh"):
         found.append("/usr/sbin/policy-rc.d is that of an interrupted installation, and services do not start")
-    if tree.names(_DPKG, "updates"):
+    # As apt decides it. Only these are changes of the status, which dpkg merges when it ends.
+    if any(name.isdecimal() for name in tree.names(_DPKG, "updates")):
         found.append("dpkg was interrupted")
     packages = _PACKAGE.findall(tree.read(_DPKG, "status") or "")
     if packages:

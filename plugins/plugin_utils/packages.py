@@ -33,7 +33,7 @@ if test -e "$former" && ! test -e "$policy"; then mv "$former" "$policy"; fi
 
 #: Of an installation that was cut off: dpkg refuses everything else until it has been completed.
 COMPLETE = f"""set -eu; {_PATHS}
-if test -n "$(ls -A "$dpkg/updates")" || grep -Eqs '^Status: [^ ]+ [^ ]+ ({UNFINISHED})$' "$dpkg/status"; then
+if ls "$dpkg/updates" | grep -Eqs '^[0-9]+$' || grep -Eqs '^Status: [^ ]+ [^ ]+ ({UNFINISHED})$' "$dpkg/status"; then
   export DEBIAN_FRONTEND=noninteractive
   # This cannot configure packages whose dependencies were not unpacked, which apt-get then fetches.
   dpkg --force-confdef --force-confold --configure -a || true

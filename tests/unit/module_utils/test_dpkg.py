@@ -59,6 +59,8 @@ def test_packages_that_are_not_completely_installed_are_named(root: Path) -> Non
 
 
 def test_a_dpkg_that_was_killed_has_not_merged_its_updates(root: Path) -> None:
+    (root / "var/lib/dpkg/updates/tmp.i").touch()
+    assert left(root) == []
     (root / "var/lib/dpkg/updates/0001").touch()
     assert left(root) == ["dpkg was interrupted"]
 
