@@ -52,6 +52,8 @@ ARTIFACT_ROOT = "mlflow-artifacts:/"
 _WRITTEN = "# Written by the Ansible collection gpumesh.cluster; changes here are lost.\n"
 #: Each is a process of about 200 MiB.
 _WORKERS = 2
+#: Seconds.
+_HEALTHY = 300
 _CLUSTER = re.compile(r"--artifacts-destination=[^\n]*?/mlflow-([a-z][a-z0-9_-]{0,39})/artifacts'?(?=\s|$)")
 _CERTIFICATE = re.compile(r"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 
@@ -169,8 +171,12 @@ def program(server: Server, environment: str, port: int) -> str:
         # A page of another origin must not act for the user who has it open. Origins of localhost are always allowed.
         f"--cors-allowed-origins={','.join(origins(server))}",
     ]
+    # On a busy machine, a worker does not answer for longer than uvicorn's 5 seconds while it imports MLflow, and would be
+    # replaced each time.
+    options = f"--timeout-worker-healthcheck {_HEALTHY}"
     if server.tls:
-        argv.append(f"--uvicorn-opts=--ssl-certfile {CERTIFICATE} --ssl-keyfile {KEY}")
+        options += f" --ssl-certfile {CERTIFICATE} --ssl-keyfile {KEY}"
+    argv.append(f"--uvicorn-opts={options}")
     return (
         # Python imports nothing from the working directory, which the server could not write to anyway.
         f"#!/bin/sh\n{_WRITTEN}set -eu\numask 0027\ncd {LIBRARY}\nexport PYTHONSAFEPATH=1\n"

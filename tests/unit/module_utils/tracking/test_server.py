@@ -43,6 +43,7 @@ def test_the_program_listens_on_the_clusters_address_and_says_no_secret() -> Non
     assert "--artifacts-destination=/mnt/shared/mlflow-lab/artifacts" in words
     assert any(word.endswith("?host=/run/postgresql&port=5433") for word in words)
     assert "--cors-allowed-origins=http://10.0.0.1:5000,http://n1:5000" in words
+    assert "--uvicorn-opts=--timeout-worker-healthcheck 300" in words
     assert "ssl" not in text and "--unconfined" not in text
     launcher = words[: words.index("--")]
     assert launcher[1:5] == [
