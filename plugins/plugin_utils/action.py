@@ -320,7 +320,8 @@ class HostAction(ActionBase):
         """Run a script on the host; whether it printed anything. Raises HostStateError."""
         done = self._low_level_execute_command(text)
         if done["rc"] != 0:
-            said = " ".join(printable(done["stderr"] or done["stdout"]).split())[-600:]
+            # The last words of ssh are on stderr, and with a terminal all others are on stdout.
+            said = " ".join(printable(f"{done['stdout']} {done['stderr']}").split())[-600:]
             raise HostStateError(
                 f"An installation of packages that was cut off cannot be completed: {said}",
                 "Complete it there: dpkg --configure -a; apt-get --fix-broken install.",

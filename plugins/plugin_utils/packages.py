@@ -6,6 +6,8 @@
 Debian starts what it installs. Without a configuration, or in a container with supervisord, that would fail, so a
 policy-rc.d prevents it. It is our own, not that of the module apt: it can be recognised where an installation was cut
 off, and has no effect an hour later, so that it can never keep services of the host from starting for good.
+
+Without a line break at their end, where Ansible appends a command.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ test "\\$(date +%s)" -ge $(($(date +%s) + 3600)) || exit 101
 test ! -x "$former" || exec "$former" "\\$@"
 END
 chmod 755 "$policy.new"; mv -f "$policy.new" "$policy"
-"""
+""".strip()
 
 END = f"""set -eu; {_PATHS}
 if grep -qs '{MARK}' "$policy"; then rm -f "$policy"; fi
 if test -e "$former" && ! test -e "$policy"; then mv "$former" "$policy"; fi
-"""
+""".strip()
 
 #: Of an installation that was cut off: dpkg refuses everything else until it has been completed.
 COMPLETE = f"""set -eu; {_PATHS}
@@ -40,4 +42,4 @@ if ls "$dpkg/updates" | grep -Eqs '^[0-9]+$' || grep -Eqs '^Status: [^ ]+ [^ ]+ 
   apt-get --quiet --yes --no-install-recommends -o DPkg::Lock::Timeout=300 \\
     -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold --fix-broken install
 fi
-"""
+""".strip()
