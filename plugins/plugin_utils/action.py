@@ -135,6 +135,11 @@ class HostAction(ActionBase):
         known = self._without_extra_vars if unanswered else self.variables
         return self._templar.template(known[name]) if name in known else default
 
+    def inventory_variable(self, name: str, default: Any = None) -> Any:
+        """The same, whatever extra variable has the name: those are set by whoever starts the job."""
+        known = self._without_extra_vars
+        return self._templar.template(known[name]) if name in known else default
+
     def option(self, name: str, option: Mapping[str, Any]) -> Any:
         """The value of a role's option; None if it is not set.
 

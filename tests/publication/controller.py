@@ -91,7 +91,7 @@ FIELDS = {
     "workflow_job_template_nodes": {"identifier", "workflow_job_template", "unified_job_template", "extra_data"},
     "workflow_approval_templates": {"name", "description", "timeout"},
     "project_updates": {"status"},
-    "jobs": {"extra_vars"},
+    "jobs": {"extra_vars", "inventory", "credentials"},
 }
 TYPES = {name: name.removesuffix("s") for name in FIELDS} | {"inventories": "inventory"}
 
@@ -177,8 +177,11 @@ class Controller:
                     rejected.append(node["id"])
             return 200, {"variables_needed_to_start": needed, "node_prompts_rejected": rejected}
         given = launch(spec, json.loads(one.get("extra_vars") or "{}"), body.get("extra_vars", {}))
-        job = self.add("jobs", {"extra_vars": given.extra_vars})
-        ignored = {"extra_vars": given.ignored_fields} if given.ignored_fields else {}
+        prompts = {"inventory": "ask_inventory_on_launch", "credentials": "ask_credential_on_launch"}
+        taken = {name: body[name] for name, asks in prompts.items() if name in body and one.get(asks)}
+        ignored = {name: body[name] for name in prompts if name in body and name not in taken}
+        job = self.add("jobs", {"inventory": one.get("inventory"), **taken, "extra_vars": given.extra_vars})
+        ignored.update({"extra_vars": given.ignored_fields} if given.ignored_fields else {})
         return 201, {**job, "job": job["id"], "ignored_fields": ignored}
 
     def select(self, kind: str, query: dict[str, str]) -> list[dict[str, Any]]:

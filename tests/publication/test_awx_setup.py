@@ -47,7 +47,8 @@ def apply(installed: Installed, address: str, *options: str) -> subprocess.Compl
     """From the installed archive, with no other copy in sight."""
     own = {"CONTROLLER_HOST": address, "CONTROLLER_OAUTH_TOKEN": "a token"}
     there = installed._replace(environment={**installed.environment, **own})
-    return there.run("ansible-playbook", "-i", "localhost,", "gpumesh.cluster.awx.setup", *options, timeout=600)
+    given = ["gpumesh.cluster.awx.setup", "-e", "gpumesh_awx_job_user=jobs", *options]
+    return there.run("ansible-playbook", "-i", "localhost,", *given, timeout=600)
 
 
 def repository(folder: Path) -> str:
@@ -271,9 +272,9 @@ def refused(address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-def launched(outcome: Outcome, template: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def launched(outcome: Outcome, template: dict[str, Any], given: dict[str, Any], **prompts: Any) -> dict[str, Any]:
     """What the controller says of a launch, with 201."""
-    body = json.dumps({"extra_vars": given}).encode()
+    body = json.dumps({"extra_vars": given, **prompts}).encode()
     asked = urllib.request.Request(f"{outcome.address}{template['url']}launch/", body, method="POST")
     with urllib.request.urlopen(asked) as answer:
         assert answer.status == 201
@@ -309,6 +310,49 @@ def test_every_template_can_be_launched_with_what_it_needs_alone(outcome: Outcom
                 one["variable"] for one in controller.spec(template)
             }
             assert extra.get("cluster_name", "lan") == "lan"
+
+
+#: What somebody who may only launch templates would send to become root, or to read what the jobs have.
+ATTACK = "sudo cat /etc/munge/munge.key"
+
+
+def test_who_may_only_launch_gets_neither_root_nor_a_secret(outcome: Outcome) -> None:
+    """The inventory and the credentials stay those of the template, and with them what may run as root."""
+    controller = outcome.controller
+    more = {
+        "train_user": "root",
+        "train_privileged": True,
+        "session_user": "root",
+        "session_privileged": True,
+        "ansible_user": "root",
+        "ansible_ssh_common_args": f"-o ProxyCommand='{ATTACK}'",
+        "check_job_user": "root",
+    }
+    mine = controller.add("inventories", {"name": "mine"})["id"]
+    for kind in ("job_templates", "workflow_job_templates"):
+        for template in controller.objects[kind].values():
+            texts = [one["variable"] for one in controller.spec(template) if one["type"] in ("text", "textarea")]
+            answers = {**dict.fromkeys(texts, ATTACK), **required(controller, template)}
+            answers.update({"train_command": ATTACK} if "train_command" in texts else {})
+            said = launched(outcome, template, {**answers, **more}, inventory=mine, credentials=[99])
+            own = json.loads(template.get("extra_vars") or "{}")
+            assert {name: value for name, value in said["extra_vars"].items() if name in more} == {
+                name: own[name] for name in more if name in own
+            }, template["name"]
+            assert set(more) - set(own) <= set(said["ignored_fields"]["extra_vars"])
+            assert said["ignored_fields"]["inventory"] == mine and said["ignored_fields"]["credentials"] == [99]
+            assert said.get("inventory") == template["inventory"]
+    users = {
+        template["name"]: json.loads(template["extra_vars"]).get(f"{Path(template['playbook']).stem}_user")
+        for template in controller.objects["job_templates"].values()
+    }
+    assert {name: user for name, user in users.items() if user} == {"gpumesh train": "jobs", "gpumesh session": "jobs"}
+
+
+@pytest.mark.parametrize("user", ["", "root", "a b"])
+def test_the_account_for_commands_of_users_has_to_be_chosen(installed: Installed, user: str) -> None:
+    done = apply(installed, "http://127.0.0.1:9", "-e", json.dumps({"gpumesh_awx_job_user": user}))
+    assert done.returncode == 2 and f"gpumesh_awx_job_user is '{user}'" in " ".join(done.stdout.split()), done.stdout
 
 
 def answer(question: dict[str, Any]) -> Any:

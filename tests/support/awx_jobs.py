@@ -108,6 +108,8 @@ class Node:
         self.programs = programs
         self.host_keys = host_keys
         self.inventory = inventory
+        #: The account of the templates that run commands of users.
+        self.job_user = "nobody"
         self.jobs: list[Job] = []
 
     def data(self, name: str) -> Any:
@@ -118,7 +120,11 @@ class Node:
     def answers(self, playbook: str, given: dict[str, Any]) -> dict[str, Any]:
         """The extra variables of a job that was launched with these answers, as AWX passes them."""
         template = self.template(playbook)
-        launched = launch(self.survey(template), template.get("extra_vars", {}), given)
+        own = {
+            name: self.job_user if value == "{{ gpumesh_awx_job_user }}" else value
+            for name, value in template.get("extra_vars", {}).items()
+        }
+        launched = launch(self.survey(template), own, given)
         assert not launched.ignored_fields, (
             f"AWX drops {launched.ignored_fields}: they are not in the survey of {playbook}"
         )

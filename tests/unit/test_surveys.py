@@ -81,7 +81,6 @@ TO_DO = {
         "session_ports",
         "session_retry",
         "session_wait",
-        "session_user",
     },
     "check": {
         "check_level",

@@ -33,6 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import give
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     ENDED,
@@ -165,8 +166,8 @@ def _mount(run: Runner, path: str) -> None:
         reason = " ".join(done.stderr.split())
         if has_capability(read_text("/proc/self/status") or "", CAP_SYS_ADMIN):
             raise HostStateError(f"No file system can be mounted at {path}: {reason}", "See the log of the kernel.")
-        sys.stderr.write(
-            f"{NAME}: Nothing can be mounted in this container, so a job can fill the file system of {path}: {reason}\n"
+        complain(
+            f"{NAME}: Nothing can be mounted in this container, so a job can fill the file system of {path}: {reason}"
         )
 
 

@@ -23,6 +23,7 @@ from awx_jobs import Credential, Node
 from lab_hosts import Lab
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, install
+from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import launch
 
 LAB = ROOT / ".lab" / "molecule-awx"
 #: As `openssl rand -base64 96` prints it.
@@ -202,6 +203,22 @@ def test_train_is_refused_where_no_volume_is_shared(node: Node) -> None:
     job = node.run("train", limit=PAIR, train_name="nano", train_command="python3 train.py", train_nodes=2)
     assert job.status == "failed", job.stdout
     assert "The cluster has no shared volume" in " ".join(job.stdout.split())
+    assert job.changed == {}
+
+
+@pytest.mark.parametrize("answers", [{}, {"train_user": "root"}, {"train_privileged": "true"}])
+def test_a_run_does_not_get_the_key_of_munge(node: Node, answers: dict[str, str]) -> None:
+    """Whoever may only launch the template chooses the command."""
+    command = "sudo cat /etc/munge/munge.key"
+    given = {"train_name": "key", "train_command": command, "train_directory": "/etc/munge"}
+    launched = launch(node.survey(node.template("train")), {"train_user": "root"}, {**given, **answers})
+    assert launched.ignored_fields == answers
+    node.job_user = "root"
+    try:
+        job = node.run("train", limit=PAIR, **given)
+    finally:
+        node.job_user = "nobody"
+    assert job.status == "failed" and "can become root on" in " ".join(job.stdout.split()), job.stdout
     assert job.changed == {}
 
 

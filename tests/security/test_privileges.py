@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Commands of whoever may start a playbook do not run as root, nor as an account that can become root."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import privileges
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
+
+ROLES = Path(__file__).parents[2] / "roles"
+REFUSED = "Commands of users do not run as such an account"
+
+
+def asked(user: str, rc: int = 1, said: str = "User x is not allowed to run sudo on n1.") -> str:
+    def runner(argv: list[str], **_options: Any) -> Completed:
+        assert argv == ["sudo", "-n", "-l", "-U", user]
+        return Completed(rc, said, "")
+
+    return privileges.reason(runner, lambda _program: "/usr/bin/sudo", user)
+
+
+def test_root_and_the_login_account_and_services() -> None:
+    assert asked("root") == "it is root"
+    assert "becomes root" in asked("")
+    assert privileges.reason(run, lambda _program: None, "nobody") == ""
+    # A member that does not have the account cannot run anything as it.
+    assert asked("gpumesh-no-such-account") == ""
+
+
+def test_what_sudo_allows(attacker: pwd.struct_passwd) -> None:
+    assert asked(attacker.pw_name) == ""
+    listed = f"User {attacker.pw_name} may run the following commands on n1:\n    (root) /usr/bin/less"
+    assert asked(attacker.pw_name, 0, listed) == "sudo lets it run commands"
+    # Of a sudo that does not work, nothing is concluded.
+    assert "does not say" in asked(attacker.pw_name, 1, "sudo: error in /etc/sudoers")
+
+
+@pytest.fixture
+def trusted(attacker: pwd.struct_passwd) -> Iterator[str]:
+    subprocess.run(["usermod", "--append", "--groups", "disk", attacker.pw_name], check=True)
+    yield attacker.pw_name
+    subprocess.run(["gpasswd", "--delete", attacker.pw_name, "disk"], check=True, capture_output=True)
+
+
+def test_a_group_that_is_as_good_as_root(trusted: str) -> None:
+    assert asked(trusted) == "it is a member of the group disk"
+
+
+def play(tmp_path: Path, role: str, user: str, *extra: str, **inventory: object) -> subprocess.CompletedProcess[str]:
+    """The beginning of the role that runs commands, on this machine, which has no cluster: it gets no further."""
+    hosts = {"all": {"hosts": {"localhost": {"ansible_connection": "local", **inventory}}}}
+    (tmp_path / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
+    tasks = [{"ansible.builtin.include_role": {"name": f"gpumesh.cluster.{role}", "tasks_from": "run"}}]
+    tasks[0]["ansible.builtin.include_role"]["rolespec_validate"] = False  # type: ignore[assignment]
+    record = {"manager": "localhost", "members": []}
+    plays = [{"hosts": "all", "gather_facts": False, "tasks": tasks, "vars": {"cluster_record": record}}]
+    (tmp_path / "play.json").write_text(json.dumps(plays), encoding="utf-8")
+    command = [os.path.join(os.path.dirname(sys.executable), "ansible-playbook"), "-i", str(tmp_path / "hosts.json")]
+    given = json.dumps({f"{role}_user": user, f"{role}_name": "key", f"{role}_command": "cat /etc/munge/munge.key"})
+    return subprocess.run(
+        [*command, str(tmp_path / "play.json"), "-e", given, *extra],
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PYTHON_INTERPRETER": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("role", ["train", "session"])
+def test_an_extra_variable_does_not_allow_it(tmp_path: Path, role: str) -> None:
+    """An answer to a survey of AWX is one."""
+    said = " ".join(play(tmp_path, role, "root", "-e", f"{role}_privileged=true").stdout.split())
+    assert REFUSED in said and "root can become root" in said
+    # Neither does one that overrides what the inventory says.
+    said = " ".join(
+        play(tmp_path, role, "root", "-e", f"{role}_privileged=true", **{f"{role}_privileged": False}).stdout.split()
+    )
+    assert REFUSED in said
+
+
+@pytest.mark.parametrize("role", ["train", "session"])
+def test_the_inventory_does(tmp_path: Path, role: str) -> None:
+    done = play(tmp_path, role, "root", **{f"{role}_privileged": True})
+    assert REFUSED not in " ".join(done.stdout.split()) and done.returncode
+
+
+@pytest.mark.parametrize("role", ["train", "session"])
+def test_the_commands_run_as_that_account(role: str) -> None:
+    text = (ROLES / role / "tasks" / "run.yml").read_text(encoding="utf-8")
+    assert f'become_user: "{{{{ {role}_user or omit }}}}"' in text
+    assert text.index("gpumesh.cluster.job_account:") < text.index(f"gpumesh.cluster.{role}_run:")
