@@ -13,7 +13,18 @@ PARTS = ("lint", "unit", "publication", "security", "sanity", "integration", "mo
 IMAGE = "molecule: image"
 
 #: Scenarios that take longest, which start first, so that both processors are busy until the end.
-_LONGEST = ("work", "slurm", "kernel", "guides", "tailscale", "chaos", "check", "slurm_bookworm", "default", "wireguard")
+_LONGEST = (
+    "work",
+    "slurm",
+    "kernel",
+    "guides",
+    "tailscale",
+    "chaos",
+    "check",
+    "slurm_bookworm",
+    "default",
+    "wireguard",
+)
 
 _COMMANDS = {
     "lint": {
