@@ -82,6 +82,10 @@ def _refuse_foreign(path: str, link: os.stat_result, target: os.stat_result) -> 
         )
 
 
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
 def read_open(path: str, descriptor: int, limit: int = limited.LARGEST) -> bytes:
     """The whole content of an open file of at most ``limit`` bytes. ``path`` is for error messages."""
     try:
@@ -92,7 +96,7 @@ def read_open(path: str, descriptor: int, limit: int = limited.LARGEST) -> bytes
         raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
     if raw is None:
         raise HostStateError(
-            f"{path} is larger than {limit >> 10} KiB, more than such a file can be.",
+            f"{path} is larger than {_size(limit)}, more than such a file can be.",
             "Move it away, and run again.",
             path=path,
         )

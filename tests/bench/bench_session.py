@@ -69,7 +69,7 @@ def throughput(runs: int) -> tuple[float, float]:
     within, between = [], []
     for _run in range(runs):
         within.append(rate(lambda *argv: inside("alice", "main1", *argv, name="bench"), found["sub1"][0]))
-        between.append(rate(lambda *argv: LAB.run("s1", *argv), HOSTS["s2"]))
+        between.append(rate(lambda *argv: LAB.run("gpu1", *argv), HOSTS["gpu2"]))
     return median(within), median(between)
 
 
@@ -85,20 +85,20 @@ def main() -> int:
     rows = [["start, s", f"{ours:.2f}", f"{plain:.2f}", f"{ours / plain:.2f}", f"{plain + LATER:.2f} s at most"]]
     well = ours <= plain + LATER
     start("alice", [role("main"), role("sub", command=["iperf3", "--server"])], session_name="bench")
-    LAB.run("s2", "iperf3", "--server", "--daemon", "--pidfile", "/run/bench-iperf3")
+    LAB.run("gpu2", "iperf3", "--server", "--daemon", "--pidfile", "/run/bench-iperf3")
     try:
         for limit in ("", LIMIT):
             if limit:
                 words = ["root", "tbf", "rate", limit, "burst", "256kb", "latency", "50ms"]
-                LAB.run("s1", "tc", "qdisc", "replace", "dev", "eth0", *words)
+                LAB.run("gpu1", "tc", "qdisc", "replace", "dev", "eth0", *words)
             within, between = throughput(runs)
             share = within / between
             least = f"{SHARE:.0%} at least" if limit else "the processor limits it"
             rows.append([f"Mbit/s {limit}".strip(), f"{within:.0f}", f"{between:.0f}", f"{share:.2f}", least])
             well = well and (not limit or share >= SHARE)
     finally:
-        LAB.run("s1", "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
-        LAB.run("s2", "sh", "-c", "kill $(cat /run/bench-iperf3)", check=False)
+        LAB.run("gpu1", "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+        LAB.run("gpu2", "sh", "-c", "kill $(cat /run/bench-iperf3)", check=False)
         by("alice", "gpumesh-session", "stop", "bench", check=False)
     print(render(rows, ["", "session", "without", "ratio", "limit"]))
     return 0 if well else 1

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The overhead of gpumesh-train for an undisturbed run, against plain srun on the same nodes.
 
-    python tests/bench/bench_train.py [--lab molecule-train] [--nodes 3] [--steps 600] [--runs 3]
+    python tests/bench/bench_train.py [--lab molecule-work] [--nodes 3] [--steps 600] [--runs 3]
 
-The lab must have gpumesh-train, such as that of the scenario train after `molecule converge -s train`. The same program
+The lab must have gpumesh-train, such as that of the scenario work after `molecule converge -s work`. The same program
 makes the same steps under srun and under gpumesh-train, in turns. Prints, for the best of several turns,
 
 steps      seconds from the first step to the last one, by the clock of rank 0: the cost of monitoring
@@ -88,7 +88,7 @@ def supervised(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took
 def main() -> int:
     """Measure in turns, and print the results. Returns 1 above the limit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--lab", default="molecule-train")
+    parser.add_argument("--lab", default="molecule-work")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--runs", type=int, default=3)

@@ -5,7 +5,7 @@
 
     make chaos PART=session                                      # 50 random kills, and a node that dies
     python tests/chaos/session.py --kills 20 --seed 7
-    python tests/chaos/session.py --experiment prolog:0.250@s2x3 # repeat one: KIND:MOMENT@NODE, xTIMES
+    python tests/chaos/session.py --experiment prolog:0.250@gpu2x3 # repeat one: KIND:MOMENT@NODE, xTIMES
     python tests/chaos/session.py --kills 0 --row 50 --at-once 20
     LAB_RELEASE=bookworm make chaos PART=session                 # Debian 12
 
@@ -184,7 +184,7 @@ class Call:
         assert done.code == 0, done.output[-3000:]
 
     def _playbook(self, name: str) -> None:
-        settings = {"lab_name": LAB.name, "session_network": self.options.network, "session_cpus": CPUS}
+        settings = {"lab_name": LAB.name, "work_network": self.options.network, "work_cpus": CPUS}
         lab_playbook(name, SCENARIO / "lab.yml", settings)
 
     def cut(self, host: str) -> None:
@@ -336,7 +336,7 @@ class Call:
         count = self.options.at_once
         self.idle()
         most = fitting(LAB.run(MANAGER, "sinfo", "--noheader", "--Node", "--format=%N|%c"))
-        assert count <= most, f"a node has {most} CPUs: give --at-once {most}, or use a lab with more (session_cpus)"
+        assert count <= most, f"a node has {most} CPUs: give --at-once {most}, or use a lab with more (work_cpus)"
         for user in USERS:
             self.must_start(THREE, "warm", user)
             self.stop("warm", user)
@@ -474,7 +474,7 @@ def _ssh(user: str, name: str, source: str, target: str) -> list[str]:
 
 def _nodes() -> set[str]:
     """The nodes on which the session of alice runs."""
-    return set(re.findall("s[123]", by("alice", "gpumesh-session", "list").partition("running on ")[2]))
+    return set(re.findall("gpu[123]", by("alice", "gpumesh-session", "list").partition("running on ")[2]))
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-MANAGER = "s1"
-NODES = ("s1", "s2", "s3")
+MANAGER = "gpu1"
+NODES = ("gpu1", "gpu2", "gpu3")
 _PROGRAM = r"^\S*python\S* -IS /usr/local/bin/gpumesh-session"
 #: The kinds, with their descriptions.
 KILLS = {
@@ -44,7 +44,7 @@ REPEATED, ATTEMPTS = ("prolog", "epilog"), 3
 #: Seconds after the start of all other kinds in which they are hit: a container needs about two to run.
 LATEST = 6.0
 
-_TEXT = re.compile(r"([a-z]+):([01]\.\d{3})@(s[123])(?:x(\d))?")
+_TEXT = re.compile(r"([a-z]+):([01]\.\d{3})@(gpu[123])(?:x(\d))?")
 
 
 class Experiment(NamedTuple):
@@ -65,7 +65,7 @@ class Experiment(NamedTuple):
         found = _TEXT.fullmatch(text)
         if found is None or found[1] not in KILLS or (found[1] == "node" and found[3] == MANAGER):
             raise ValueError(
-                f"unknown experiment '{text}'. Give KIND:MOMENT@NODE, such as prolog:0.250@s2, and x3 for three times. "
+                f"unknown experiment '{text}'. Give KIND:MOMENT@NODE, such as prolog:0.250@gpu2, and x3 for three times. "
                 f"The power of {MANAGER}, the manager, is not cut."
             )
         return cls(found[1], float(found[2]), found[3], int(found[4] or 1))

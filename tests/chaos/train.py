@@ -117,7 +117,7 @@ class Session:
         self._playbook("down")
 
     def _playbook(self, name: str) -> None:
-        settings = {"lab_name": self.lab.name, "train_network": self.options.network}
+        settings = {"lab_name": self.lab.name, "work_network": self.options.network}
         lab_playbook(name, SCENARIO / "lab.yml", settings)
 
     # Runs
@@ -287,7 +287,7 @@ class Session:
         for folder in folders:
             shutil.copytree(folder, self.logs / folder.name, dirs_exist_ok=True)
         self.logs.mkdir(parents=True, exist_ok=True)
-        for host in ("t1", "t2", "t3", "t4"):
+        for host in ("gpu1", "gpu2", "gpu3", "gpu4"):
             said = self.lab.run(host, "sh", "-c", "tail -n 200 /var/log/slurm/*.log 2>&1", check=False)
             (self.logs / f"{self.number:03}-{host}.slurm").write_text(said, encoding="utf-8")
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-MANAGER = "t1"
+MANAGER = "gpu1"
 #: A run makes 120 steps; a kill comes early enough for the run to be still active.
 MOMENTS = range(3, 70)
 #: The kinds, with their descriptions. Those without a culprit must not interrupt the run.

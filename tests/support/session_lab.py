@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of the scenario `session`, or of a similar lab: sessions that users start there, and what remains of them."""
+"""Sessions on the machines of the scenario `work`, or of a similar lab, and what remains of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 
 from lab_hosts import ROOT, Lab
 
-MANAGER = "s1"
-#: The addresses of the hosts, by name.
-HOSTS = {"s1": "10.79.130.11", "s2": "10.79.130.12", "s3": "10.79.130.13"}
-LAB = Lab("molecule-session")
-SCENARIO = ROOT / "extensions" / "molecule" / "session"
+MANAGER = "gpu1"
+#: The addresses of the machines, by name. Sessions run in their partition.
+HOSTS = {"gpu1": "10.79.90.11", "gpu2": "10.79.90.12", "gpu3": "10.79.90.13"}
+PARTITION = "machines"
+LAB = Lab("molecule-work")
+SCENARIO = ROOT / "extensions" / "molecule" / "work"
 #: Seconds until nothing may be left of a session that has ended.
 GONE = 60.0
 ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
@@ -78,7 +79,7 @@ def start(user: str, roles: Sequence[Mapping[str, Any]], *options: str, check: b
 
 def write(user: str, roles: Sequence[Mapping[str, Any]], **more: Any) -> str:
     """Write a session file on the manager, by default with the name demo. Returns its path."""
-    document = {"session_name": "demo", "session_roles": roles, **more}
+    document = {"session_name": "demo", "session_roles": roles, "session_partition": PARTITION, **more}
     path = f"/tmp/{user}-{document['session_name']}.json"
     LAB.run(MANAGER, "sh", "-c", 'printf %s "$1" > "$2"', "sh", json.dumps(document), path)
     return path

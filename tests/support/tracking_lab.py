@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab of the scenario tracking, and access to its MLflow through the API."""
+"""The lab of the scenario work, and access to its MLflow through the API."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 from lab_hosts import ROOT, Lab, Run
 
-NAME = "molecule-tracking"
-MANAGER, OTHER, BARE = MACHINES = ("gpu1", "gpu2", "gpu3")
-NETWORK = "10.79.91."
+NAME = "molecule-work"
+MANAGER, OTHER, _THIRD, BARE = MACHINES = ("gpu1", "gpu2", "gpu3", "gpu4")
+NETWORK = "10.79.90."
 ADDRESS = {machine: f"{NETWORK}1{machine[-1]}" for machine in MACHINES}
 SHARED = ROOT / ".lab" / NAME / "shared"
 #: The users of the guide, with their passwords.

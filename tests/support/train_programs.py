@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from lab_hosts import ROOT, Lab
 
-MANAGER, OTHERS = "t1", ("t2", "t3", "t4")
-SCENARIO = ROOT / "extensions" / "molecule" / "train"
+MANAGER, OTHERS = "gpu1", ("gpu2", "gpu3", "gpu4")
+SCENARIO = ROOT / "extensions" / "molecule" / "work"
 TRAINER = "/mnt/shared/trainer.py"
 #: Seconds of a step of the small program. In `make chaos`, its 120 steps must last longer than a volume is full.
 SECONDS = float(os.environ.get("GPUMESH_STEP_SECONDS", "0.2"))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of gpumesh-train in the lab of the scenario train, or in a similar one, and ways to disturb their hosts."""
+"""Runs of gpumesh-train in the lab of the scenario work, or in a similar one, and ways to disturb their hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab_hosts import ROOT, Lab
 from train_programs import MANAGER, SMALL, Outcome, Program
 
 #: The host without a service manager.
-BARE = "t4"
+BARE = "gpu4"
 SUPERVISORD = "/etc/supervisor/supervisord.conf"
 STEPS, INTERVAL = 120, 10
 ENDED = ("finished", "failed", "cancelled")

@@ -24,7 +24,7 @@ from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import 
 )
 
 _SHEBANG = "/usr/bin/python3.11 -IS"
-NONE: dict[str, list[str]] = {"s1": [], "s2": [], "s3": []}
+NONE: dict[str, list[str]] = {"gpu1": [], "gpu2": [], "gpu3": []}
 
 
 def test_the_same_seed_gives_the_same_experiments_of_all_kinds() -> None:
@@ -41,11 +41,11 @@ def test_the_same_seed_gives_the_same_experiments_of_all_kinds() -> None:
 
 def test_the_power_of_the_manager_is_not_cut() -> None:
     found = experiments.draw(random.Random(1), 200, ["node"])
-    assert {one.node for one in found} == {"s2", "s3"}
+    assert {one.node for one in found} == {"gpu2", "gpu3"}
 
 
 @pytest.mark.parametrize(
-    "text", ["prolog", "power:0.100@s2", "task:2.000@s1", "task:0.5@s1", "task:0.500@s4", "node:0.500@s1"]
+    "text", ["prolog", "power:0.100@gpu2", "task:2.000@gpu1", "task:0.5@gpu1", "task:0.500@gpu4", "node:0.500@gpu1"]
 )
 def test_an_unknown_experiment_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="unknown experiment"):
@@ -53,9 +53,9 @@ def test_an_unknown_experiment_is_refused(text: str) -> None:
 
 
 def test_the_moment_is_within_what_is_hit() -> None:
-    one = Experiment.parse("epilog:0.500@s2x3")
-    assert (one.seconds({("epilog", "s2"): 0.8, ("epilog", "s1"): 9.0}), one.which) == (0.4, 500)
-    assert Experiment("conmon", 1.0, "s1").seconds({("epilog", "s1"): 0.8}) == LATEST
+    one = Experiment.parse("epilog:0.500@gpu2x3")
+    assert (one.seconds({("epilog", "gpu2"): 0.8, ("epilog", "gpu1"): 9.0}), one.which) == (0.4, 500)
+    assert Experiment("conmon", 1.0, "gpu1").seconds({("epilog", "gpu1"): 0.8}) == LATEST
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,16 @@ def test_how_long_a_prolog_takes(text: str, seconds: float) -> None:
 
 
 def test_why_a_session_has_not_started() -> None:
-    (found,) = job.parse_queue("7|alice|RUNNING|s[1-3]|s1|None|gpumesh-session 5;demo;main,sub;1,0+0,2+0,1 running\n")
+    (found,) = job.parse_queue(
+        "7|alice|RUNNING|gpu[1-3]|gpu1|None|gpumesh-session 5;demo;main,sub;1,0+0,2+0,1 running\n"
+    )
     runs = sessions.line(found, "demo")
     assert experiments.reason(f"demo: job 7, log /tmp/x\n{runs}\n") == ""
     assert experiments.reason(
         "demo: job 7, log /tmp/x\ngpumesh-session: The session 'demo' has failed: no.\n"
     ).endswith("has failed: no.")
     # The wait was given up.
-    assert "starting on s1" in experiments.reason(runs.replace("running", "starting"))
+    assert "starting on gpu1" in experiments.reason(runs.replace("running", "starting"))
     assert experiments.reason("") == "gpumesh-session has printed nothing"
 
 
@@ -124,8 +126,8 @@ def test_why_a_session_has_not_started() -> None:
         (1, "the session has failed", NONE, "", "", "passed"),
         (0, "", NONE, "", "", "missed"),
         (0, "the session has failed", NONE, "", "nothing was hit, and the session has not started", "failed"),
-        (1, "", {**NONE, "s2": ["gms7.0", "/run/x"]}, "", "left on s2: gms7.0, /run/x", "failed"),
-        (0, "", {**NONE, "s3": ["gms7.0"]}, "", "left on s3: gms7.0", "failed"),
+        (1, "", {**NONE, "gpu2": ["gms7.0", "/run/x"]}, "", "left on gpu2: gms7.0, /run/x", "failed"),
+        (0, "", {**NONE, "gpu3": ["gms7.0"]}, "", "left on gpu3: gms7.0", "failed"),
         (1, "", NONE, "no nodes", "the next session: no nodes", "failed"),
     ],
 )
@@ -143,7 +145,7 @@ def test_sessions_at_the_same_time() -> None:
     assert Counter(user for user, _name, _subs in found) == {"alice": 10, "bob": 10}
     # Either user has sessions with two and with three containers.
     assert {(user, subs) for user, _name, subs in found} == {("alice", 1), ("alice", 2), ("bob", 1), ("bob", 2)}
-    assert experiments.fitting("s1|24\ns2|8\ns3|24\n") == 8
+    assert experiments.fitting("gpu1|24\ngpu2|8\ngpu3|24\n") == 8
     assert experiments.fitting("") == 0
 
 
@@ -160,11 +162,11 @@ def test_how_far_sessions_are() -> None:
 
 
 def test_a_session_that_is_started_again_has_its_names_and_addresses() -> None:
-    before = {"main1": ("10.192.5.1", "s1"), "sub1": ("10.192.5.2", "s2")}
-    assert experiments.same(before, {**before, "sub1": ("10.192.5.2", "s3")}, "s2") == []
-    assert experiments.same(before, before, "s2") == ["sub1 is on s2, which is off"]
-    assert experiments.same(before, {"main1": before["main1"]}, "s2") == ["the names were main1, sub1 and are main1"]
-    moved = experiments.same(before, {**before, "sub1": ("10.192.6.2", "s3")}, "s2")
+    before = {"main1": ("10.192.5.1", "gpu1"), "sub1": ("10.192.5.2", "gpu2")}
+    assert experiments.same(before, {**before, "sub1": ("10.192.5.2", "gpu3")}, "gpu2") == []
+    assert experiments.same(before, before, "gpu2") == ["sub1 is on gpu2, which is off"]
+    assert experiments.same(before, {"main1": before["main1"]}, "gpu2") == ["the names were main1, sub1 and are main1"]
+    moved = experiments.same(before, {**before, "sub1": ("10.192.6.2", "gpu3")}, "gpu2")
     assert moved == ["the address of sub1 was 10.192.5.2 and is 10.192.6.2"]
 
 
@@ -172,9 +174,9 @@ def test_the_hosts_of_another_lab() -> None:
     hosts = dict(session_lab.HOSTS)
     try:
         session_lab.use("chaos-session", "10.79.83")
-        assert session_lab.HOSTS == {"s1": "10.79.83.11", "s2": "10.79.83.12", "s3": "10.79.83.13"}
-        assert session_lab.LAB._container("s2") == "gpumesh-chaos-session-s2"
+        assert session_lab.HOSTS == {"gpu1": "10.79.83.11", "gpu2": "10.79.83.12", "gpu3": "10.79.83.13"}
+        assert session_lab.LAB._container("gpu2") == "gpumesh-chaos-session-gpu2"
         assert session_lab.LAB.inventory.parent.name == "chaos-session"
     finally:
-        session_lab.use("molecule-session", "10.79.130")
+        session_lab.use("molecule-work", "10.79.90")
     assert hosts == session_lab.HOSTS

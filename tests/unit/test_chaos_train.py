@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.tests.chaos import train_experiments as experiments
 from ansible_collections.gpumesh.cluster.tests.chaos.train_experiments import KILLS, MANAGER, SLOW, Experiment
 
-NODES = ["t1", "t2", "t3", "t4"]
+NODES = ["gpu1", "gpu2", "gpu3", "gpu4"]
 
 
 def attempt(kind: str, rank: int | None = None, node: str = "", first: int = 1, last: int = 40) -> dict[str, Any]:
@@ -51,19 +51,19 @@ def test_the_manager_is_never_taken_away(kind: str, spare: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "found", "wrong"),
     [
-        ("rank:9@2", run(attempt("crash", 2, "t3")), ""),
-        ("rank:9@2", run(attempt("crash", 1, "t2")), "had to be named once"),
+        ("rank:9@2", run(attempt("crash", 2, "gpu3")), ""),
+        ("rank:9@2", run(attempt("crash", 1, "gpu2")), "had to be named once"),
         ("rank:9@2", run(), "had to be named once"),
-        ("rank:9@2", run(attempt("crash", 2, "t3"), attempt("node", None, "t4")), "had to be named once"),
-        ("rank:9@2", run(attempt("crash", 2, "t3"), state="failed"), "the run is failed: why"),
-        ("rank:9@2", run(attempt("crash", 2, "t3", last=41)), "it went back from step 41 to 31"),
-        ("agent:9@2", run(attempt("node", None, "t3")), ""),
-        ("node:9@1", run(attempt("node", None, "t3")), ""),
-        ("stop:9@2", run(attempt("hang", 2, "t3")), ""),
+        ("rank:9@2", run(attempt("crash", 2, "gpu3"), attempt("node", None, "gpu4")), "had to be named once"),
+        ("rank:9@2", run(attempt("crash", 2, "gpu3"), state="failed"), "the run is failed: why"),
+        ("rank:9@2", run(attempt("crash", 2, "gpu3", last=41)), "it went back from step 41 to 31"),
+        ("agent:9@2", run(attempt("node", None, "gpu3")), ""),
+        ("node:9@1", run(attempt("node", None, "gpu3")), ""),
+        ("stop:9@2", run(attempt("hang", 2, "gpu3")), ""),
         ("slurmd:9@2", run(), ""),
-        ("full:9@2", run(attempt("crash", 2, "t3")), "nothing had to be named"),
+        ("full:9@2", run(attempt("crash", 2, "gpu3")), "nothing had to be named"),
     ],
 )
 def test_a_run_is_judged_by_what_it_says(text: str, found: dict[str, Any], wrong: str) -> None:
-    said = experiments.judge(Experiment.parse(text), found, 2, "t3", 10)
+    said = experiments.judge(Experiment.parse(text), found, 2, "gpu3", 10)
     assert (not said) if not wrong else wrong in "; ".join(said)

@@ -199,7 +199,7 @@ def test_check_answers_with_numbers_and_lists(node: Node) -> None:
 
 
 def test_train_is_refused_where_no_volume_is_shared(node: Node) -> None:
-    """The scenario train covers a run that starts and finishes."""
+    """The scenario work covers a run that starts and finishes."""
     job = node.run("train", limit=PAIR, train_name="nano", train_command="python3 train.py", train_nodes=2)
     assert job.status == "failed", job.stdout
     assert "The cluster has no shared volume" in " ".join(job.stdout.split())
@@ -223,7 +223,7 @@ def test_a_run_does_not_get_the_key_of_munge(node: Node, answers: dict[str, str]
 
 
 def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
-    """The scenario session covers containers that run."""
+    """The scenario work covers containers that run."""
     roles = "[{name: main, image: debian}, {name: sub, replicas: 3, image: debian}]"
     job = node.run("session", limit=PAIR, session_name="demo", session_roles=roles, session_ports="8888 9000:80")
     assert job.status == "failed", job.stdout
@@ -232,7 +232,7 @@ def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
 
 
 def test_tracking_is_refused_for_who_is_not_a_member(node: Node) -> None:
-    """The scenario tracking covers a server that runs and moves."""
+    """The scenario work covers a server that runs and moves."""
     job = node.run("tracking", limit=PAIR, tracking_server="bad")
     assert job.status == "failed", job.stdout
     assert "tracking_server 'bad' is not among the members" in " ".join(job.stdout.split())

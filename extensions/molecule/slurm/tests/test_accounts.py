@@ -53,6 +53,7 @@ def commands(lab: Lab, **given: Any) -> list[str]:
     return [command.partition("--immediate ")[2] for command in result(run)["commands"]]
 
 
+@pytest.mark.release
 def test_a_limit_that_is_no_longer_given_is_lifted(lab: Lab) -> None:
     assert len(commands(lab, qos={"proof": ORDINARY})) == 1
     assert commands(lab, qos={"proof": ORDINARY}) == []
@@ -80,7 +81,6 @@ def test_what_could_not_be_read_again_is_refused(lab: Lab) -> None:
     assert "separates the columns of sacctmgr" in refused.output
 
 
-@pytest.mark.once
 def test_settings_that_would_fail_later_change_nothing(lab: Lab) -> None:
     before = processes(lab)
     locked_out = {

@@ -78,7 +78,6 @@ def test_the_accounting_of_a_former_manager_is_sql_and_nothing_else(lab: Lab, tm
 
 
 # In Slurm 22.05, srun knows the addresses of nodes that have joined at run time only from the controller.
-@pytest.mark.once
 def test_root_of_a_member_is_root_of_all_as_the_guide_says(lab: Lab) -> None:
     """Only the controller enforces DisableRootJobs, and whoever has the munge key can bypass the controller."""
     keep, settings = "/root/slurm.conf.keep", "/etc/slurm/slurm.conf"

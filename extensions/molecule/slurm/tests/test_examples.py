@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The examples as they are shipped, run as documented: they use only what the cluster sets in a job.
 
-PyTorch is Debian's. `torchrun.sbatch` needs a volume that the nodes share, and runs in the scenario train;
-`tracking/track.py` runs in the scenario tracking.
+PyTorch is Debian's. `torchrun.sbatch` needs a volume that the nodes share, and runs in the scenario work,
+as does `tracking/track.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from lab_hosts import ROOT, Lab
 from slurm_members import LAB, TRAINERS, wait_for_job, wait_until_idle
-
-pytestmark = pytest.mark.once
 
 ON_ALL = f"--nodelist={','.join(TRAINERS)}"
 EXAMPLES = "/srv/examples"

@@ -64,6 +64,7 @@ def write(lab: Lab, machine: str, path: str, text: str) -> None:
 # --- Nodes, devices, accounts
 
 
+@pytest.mark.release
 def test_every_member_is_a_node_with_what_it_has(lab: Lab) -> None:
     wait_until_idle(lab)
     shown = lab.run("s3", "scontrol", "--oneliner", "show", "nodes").splitlines()
@@ -82,6 +83,7 @@ def test_every_member_is_a_node_with_what_it_has(lab: Lab) -> None:
         assert int(node["RealMemory"]) > 0
 
 
+@pytest.mark.release
 def test_the_accounting_knows_a_job_of_all_nodes(lab: Lab) -> None:
     names = lab.run("s4", "srun", "--nodes=4", "--job-name=everywhere", "hostname", timeout=PATIENCE).split()
     assert sorted(names) == list(MACHINES)
@@ -94,6 +96,7 @@ def test_the_accounting_knows_a_job_of_all_nodes(lab: Lab) -> None:
     )
 
 
+@pytest.mark.release
 def test_a_job_of_an_account_with_a_quality_of_service(lab: Lab) -> None:
     asked = ("--account=research", "--qos=short", "--time=10", "--job-name=accounted")
     lab.run("s3", "srun", *asked, "--nodes=1", "true", timeout=PATIENCE)
@@ -105,6 +108,7 @@ def test_a_job_of_an_account_with_a_quality_of_service(lab: Lab) -> None:
     )
 
 
+@pytest.mark.release
 def test_the_rest_interface_answers_who_has_a_token(lab: Lab) -> None:
     token = lab.run("s1", "scontrol", "token", "lifespan=600").strip().partition("=")[2]
     version = ".".join(lab.run("s1", "scontrol", "--version").split()[1].split(".")[:2])
@@ -112,6 +116,7 @@ def test_the_rest_interface_answers_who_has_a_token(lab: Lab) -> None:
     assert lab.run("s1", "stat", "--format=%a %U", "/var/lib/slurm/slurmctld/jwt_hs256.key").split() == ["400", "slurm"]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("gres", "machine", "devices"), [("gpu:2", "s2", "0,1"), ("gpu:1", "s2", "0"), ("gpu:fake:1", "s4", "0")]
 )
@@ -254,6 +259,7 @@ def expected(roles: dict[str, dict[str, str]], machine: str) -> dict[str, dict[s
     }
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("machine", TRAINERS)
 @pytest.mark.parametrize("dialect", ["core", "network", "backendai", "dstack", "skypilot", "runpod", "ours"])
 def test_each_dialect_says_where_the_task_is(roles: dict[str, dict[str, str]], dialect: str, machine: str) -> None:
@@ -289,6 +295,7 @@ def test_what_the_user_sets_stays(lab: Lab) -> None:
     assert lab.run("s3", "sh", "-c", f"{mine} {asked}", timeout=PATIENCE).split() == ["4711", "4711", "^lo"]
 
 
+@pytest.mark.release
 def test_all_readers_of_a_job_agree_on_the_order_of_its_nodes(lab: Lab, backwards: None) -> None:
     write(lab, "s1", "/root/ask_all", ASK_ALL)
     options = ("--wait", "--parsable", "--nodes=3", "--ntasks-per-node=1", f"--nodelist={','.join(TRAINERS)}")
@@ -307,6 +314,7 @@ def test_all_readers_of_a_job_agree_on_the_order_of_its_nodes(lab: Lab, backward
     assert addresses != sorted(addresses)
 
 
+@pytest.mark.release
 def test_a_login_shell_inside_a_job_has_its_environment(lab: Lab) -> None:
     # The login must agree with what the tasks get: the address of rank 0.
     task = "srun --label --ntasks-per-node=1 sh -c 'echo $(hostname) $MASTER_ADDR'"
@@ -329,6 +337,7 @@ def test_values_of_several_lines_reach_what_bash_starts_and_nothing_else(lab: La
         assert several == (one if reached else "none")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("machine", ["s1", "s4"])
 def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(lab: Lab, machine: str) -> None:
     """By a control group, or, on a host without them, by slurmd, which polls the memory of jobs."""
@@ -344,6 +353,7 @@ def test_jobs_that_do_not_ask_for_memory_share_a_node(lab: Lab) -> None:
     lab.run("s1", "salloc", "--nodelist=s1", "--ntasks=1", "sh", "-c", second, timeout=PATIENCE)
 
 
+@pytest.mark.release
 def test_a_job_is_launched_without_a_default_partition(lab: Lab) -> None:
     wait_until_idle(lab)
     lab.run("s1", "scontrol", "update", "partitionname=cluster", "default=no")
@@ -375,6 +385,7 @@ def reconfigure(lab: Lab) -> None:
     lab.wait("they have restarted themselves", lambda: not before.items() & started().items(), PATIENCE)
 
 
+@pytest.mark.release
 def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
     reconfigure(lab)
     wait_until_idle(lab)
@@ -385,7 +396,6 @@ def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
     assert processes(lab) == before
 
 
-@pytest.mark.once
 def test_settings_that_slurm_refuses_change_nothing(lab: Lab) -> None:
     kept = ("/etc/slurm/slurm.conf", "/etc/slurm/cgroup.conf", "/etc/slurm/gres.conf", "/etc/slurm/node/slurmd.env")
     before = {path: lab.read("s1", path) for path in kept}
@@ -399,6 +409,7 @@ def test_settings_that_slurm_refuses_change_nothing(lab: Lab) -> None:
     assert processes(lab) == running
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("machine", MACHINES)
 def test_slurm_itself_reads_every_file(lab: Lab, machine: str) -> None:
     """The files that the manager serves, those that the others have received, and each host's own files."""

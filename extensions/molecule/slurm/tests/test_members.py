@@ -74,7 +74,6 @@ def test_a_member_that_joins_disturbs_nobody(lab: Lab, long_job: str) -> None:
     assert lab.run("s3", "srun", "--nodelist=s3", "hostname", timeout=PATIENCE).strip() == "s3"
 
 
-@pytest.mark.once
 def test_a_new_munge_key_reaches_every_daemon(lab: Lab, long_job: str) -> None:
     before, old = processes(lab), keys(lab)
     run = lab.play(SLURM, "-e", "munge_rotate_key=true")
@@ -97,7 +96,6 @@ def test_the_job_has_run_through_all_of_it(lab: Lab, long_job: str) -> None:
     wait_until_idle(lab)
 
 
-@pytest.mark.once
 def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
     for machine in ("s2", "s3"):
         lab.run(machine, "rm", "-f", "/root/end")
@@ -115,7 +113,6 @@ def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
     wait_until_idle(lab)
 
 
-@pytest.mark.once
 def test_supervisord_keeps_a_daemon_alive(lab: Lab) -> None:
     before = processes(lab, ["s4"])
     lab.run("s4", "kill", "-KILL", before["s4 slurmd"])
@@ -136,7 +133,6 @@ def boot(lab: Lab) -> None:
     lab.wait("s4 answers", lambda: listens("s4", 22), PATIENCE)
 
 
-@pytest.mark.once
 def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab) -> None:
     chosen = ("slurmrestd", "slurmdbd", "mariadb")
     history = sacct(lab, "s1")
@@ -186,7 +182,6 @@ def manages(lab: Lab) -> bool:
 HANDING = ("gpumesh.cluster.remove", "-e", "cluster_machine=s1", "-e", "cluster_new_manager=s4")
 
 
-@pytest.mark.once
 def test_a_rented_container_takes_over_as_manager_with_queue_and_accounting(lab: Lab) -> None:
     """When cut off in between, the queue stays where it is, and no controller starts with an empty one."""
     history = sacct(lab, "s2")
@@ -208,7 +203,6 @@ def test_a_rented_container_takes_over_as_manager_with_queue_and_accounting(lab:
     lab.wait("it is in the accounting", lambda: {*history, waiting} <= sacct(lab, "s2"), PATIENCE)
 
 
-@pytest.mark.once
 def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
     before = supervised(lab)
     lab.run("s4", "kill", "-KILL", *before.values())
@@ -221,7 +215,6 @@ def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
     assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=PATIENCE).split()) == ["s2", "s3", "s4"]
 
 
-@pytest.mark.once
 def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: Lab) -> None:
     """A run that was cut off after writing the files and before the restarts leaves them in this state."""
     before = supervised(lab)
@@ -235,7 +228,6 @@ def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: La
     lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
 
 
-@pytest.mark.once
 def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
     history, others = sacct(lab, "s2"), processes(lab, ("s2", "s3"))
     # Its sshd, the first process, does not end when it is asked to, so no time is lost with asking.
@@ -265,7 +257,6 @@ def queue(lab: Lab) -> set[str]:
     return set(lab.run("s3", "squeue", "--noheader", "--format=%i").split())
 
 
-@pytest.mark.once
 def test_a_former_manager_that_stays_a_member_keeps_no_queue(lab: Lab) -> None:
     """An old queue left on it would come back with it."""
     history, waiting = sacct(lab, "s3"), hold(lab)
@@ -277,7 +268,6 @@ def test_a_former_manager_that_stays_a_member_keeps_no_queue(lab: Lab) -> None:
     assert history <= sacct(lab, "s3")
 
 
-@pytest.mark.once
 def test_a_lost_manager_that_joins_again_is_an_ordinary_member(lab: Lab) -> None:
     """Its own controller starts with it, and continues with an obsolete queue."""
     lab.kill("s2")

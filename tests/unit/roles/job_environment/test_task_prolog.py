@@ -569,10 +569,41 @@ def test_the_epilog_takes_away_what_is_of_its_job_alone(tmp_path: Path) -> None:
     text = (FILES / "job_epilog.sh").read_text().replace("/run/gpumesh/jobs", str(tmp_path))
     for name in ("7.hosts", "7.0.hosts", "71.hosts", "6.0.hosts"):
         (tmp_path / name).touch()
-    for number in ("7", "", "*", "../7"):
+    for number in ("7", "", "*", "../7", f"7; touch {tmp_path}/made", f"$(touch {tmp_path}/made)"):
         done = subprocess.run(["sh", "-c", text], env={"SLURM_JOB_ID": number}, capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
     assert sorted(os.listdir(tmp_path)) == ["6.0.hosts", "71.hosts"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["$(touch {made})", "'; touch {made}; '", "x NodeList=$(touch${{IFS}}{made})", "x\nJobId='`touch${{IFS}}{made}`"],
+)
+def test_no_shell_runs_what_a_user_has_written_into_a_job(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither root's, which runs the epilog and may log in to a node of the job, nor another user's."""
+    made = tmp_path / "made"
+    hostile = text.format(made=made)
+    words = ("JOB_NAME", "JOB_COMMENT", "JOB_USER", "JOB_WORK_DIR", "JOB_STDOUT", "JOB_PARTITION", "JOB_EXTRA")
+    user = {f"SLURM_{word}": hostile for word in words}
+    epilog = (FILES / "job_epilog.sh").read_text().replace("/run/gpumesh/jobs", str(tmp_path))
+    subprocess.run(["sh", "-c", epilog], env={**user, "SLURM_JOB_ID": "7"}, check=True)
+    shown = f"JobId=7 JobName={hostile} UserId=mallory(2009) Comment={hostile} NodeList=n1 NumTasks=1 GRES=gpu:2\n"
+    members = {"n1": "10.99.0.1", hostile.split("NodeList=")[-1]: "10.99.0.9"}
+    monkeypatch.setattr(prolog, "show", lambda *_what: shown)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    # Of these, the last one is in our own variables too.
+    for name, value in {**user, "MASTER_ADDR": hostile}.items():
+        monkeypatch.setenv(name, value)
+    document = {"members": members, "interface": "eth0", "port_range": [15000, 24999], "reserved_ports": []}
+    document.update(dialects=list(prolog.DIALECTS), rdma={"devices": [], "peers": []}, variables={})
+    (tmp_path / "settings.json").write_text(json.dumps(document))
+    with contextlib.suppress(KeyError, ValueError):
+        lines = prolog.run(True, str(tmp_path / "settings.json"), str(tmp_path))
+        subprocess.run(["sh", "-c", 'eval "$1"', "sh", lines], check=True)
+    assert not made.exists()
 
 
 def test_the_tasks_of_a_session_have_an_environment_of_their_own(

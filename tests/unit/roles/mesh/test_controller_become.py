@@ -72,7 +72,8 @@ exec "$@"
 @pytest.mark.parametrize(("kind", "user"), [("session", "alice"), ("train", "alice"), ("train", "")])
 def test_a_run_belongs_to_the_user_who_was_named(tmp_path: Path, kind: str, user: str) -> None:
     """With the variables of the role's task, and a command in place of its module."""
-    (task,) = tasks_of(ROOT / "roles" / kind / "tasks" / "run.yml")
+    module = f"gpumesh.cluster.{kind}_run"
+    (task,) = [task for task in tasks_of(ROOT / "roles" / kind / "tasks" / "run.yml") if module in task]
     sudo = tmp_path / "sudo"
     sudo.write_text(SUDO, encoding="utf-8")
     sudo.chmod(0o755)

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from lab_hosts import chaos
 from train_programs import MANAGER, OTHERS, SHORT, SMALL, TRAINER
 from train_runs import PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
 
-NAME = "molecule-train"
+NAME = "molecule-work"
 SAMPLES = all_samples(STEPS)
 SEED = int(os.environ.get("GPUMESH_SEED") or time.time())
 CHANCE = random.Random(SEED)
@@ -41,12 +42,6 @@ def hit(lab: TrainLab, *arguments: str, **environment: str) -> None:
     chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *which, **environment)
 
 
-def test_a_second_run_of_the_layer_changes_nothing(lab: TrainLab) -> None:
-    done = lab.play("gpumesh.cluster.slurm", "--limit", f"{MANAGER},t4")
-    assert done.code == 0, done.output
-    assert set(done.changed.values()) == {0}, done.changes
-
-
 def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
     lab.idle()
     lab.begin("calm", "--nodes", "4", "--hang-timeout", "20")
@@ -62,10 +57,8 @@ def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
     ("arguments", "words"),
     [
         (["--nodes", "5", "--", "true"], "The run requests 5 nodes, but only 4 can be used"),
-        (["--nodes", "2", "--", "python9"], "t4 has no command python9"),
-        (["--run-dir", "/root/runs", "--", "true"], "/root/runs/other is not on a shared volume"),
+        (["--nodes", "2", "--", "python9"], "gpu4 has no command python9"),
         (["--gpus-per-node", "8", "--", "true"], "Slurm refuses the job"),
-        (["--min-nodes", "3", "--nodes", "2", "--", "true"], "--min-nodes 3 is more than --nodes 2"),
     ],
 )
 def test_what_could_not_work_is_refused_before_it_is_submitted(lab: TrainLab, arguments: list[str], words: str) -> None:
@@ -85,7 +78,7 @@ def test_it_goes_on_after_a_crash_and_a_hang_while_the_controller_is_away(lab: T
     TrainLab(NAME).begin("ranks", "--nodes", "4", "--hang-timeout", "20")
     found = at_random_step(lab, "ranks", 1)
     lab.run(MANAGER, "systemctl", "stop", "slurmctld")
-    time.sleep(5)
+    lab.await_run("ranks", "goes on", lambda now: now["step"] >= found["step"] + 10, spacing=0.3)
     lab.run(MANAGER, "systemctl", "start", "slurmctld")
     crashed, hung = CHANCE.randrange(4), CHANCE.randrange(4)
     crash = ("crash", crashed, lab.signal_rank(lab.state("ranks"), crashed, "KILL"))
@@ -125,7 +118,17 @@ def test_it_goes_on_after_a_sample_of_what_make_chaos_does(lab: TrainLab) -> Non
     hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4", GPUMESH_STEP_SECONDS=str(SHORT))
 
 
-def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab) -> None:
+@pytest.fixture(name="dead")
+def _dead(lab: TrainLab) -> Iterator[list[str]]:
+    """The nodes that a test kills. They are there again afterwards."""
+    dead: list[str] = []
+    yield dead
+    for node in dead:
+        lab.revive(node)
+    lab.idle()
+
+
+def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab, dead: list[str]) -> None:
     lab.idle()
     lab.begin("nodes", "--nodes", "3", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
     found = at_random_step(lab, "nodes", 1)
@@ -135,6 +138,7 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
         print(f"kill {victim} at step {found['step']}")
         killed = time.monotonic()
         lab.kill(victim)
+        dead.append(victim)
         found = lab.again("nodes", attempt)
         took = time.monotonic() - killed
         print(f"the next step after {took:.0f} s")

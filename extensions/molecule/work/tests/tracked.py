@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`trainer.py STEPS SECONDS`: ranks that wait for each other in each step, which is tracked. Rank 0 writes to
+"""`tracked.py STEPS SECONDS`: ranks that wait for each other in each step, which is tracked. Rank 0 writes to
 times.json when each step ended, how long it took, and how long the tracking in it took.
 """
 

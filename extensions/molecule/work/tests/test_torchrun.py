@@ -14,7 +14,7 @@ from train_runs import PATIENCE, TrainLab
 
 
 def test_torchrun_by_a_script_that_people_write_themselves() -> None:
-    lab = TrainLab("molecule-train")
+    lab = TrainLab("molecule-work")
     lab.idle()
     shutil.copytree(ROOT / "examples" / "ddp", lab.shared / "ddp", dirs_exist_ok=True)
     script = ("sbatch", "--wait", "--chdir=/mnt/shared/ddp", "--output=/mnt/shared/ddp/said", "torchrun.sbatch")

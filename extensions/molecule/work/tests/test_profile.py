@@ -14,7 +14,7 @@ from lab_hosts import ROOT
 from train_programs import MANAGER, SCENARIO
 from train_runs import TrainLab
 
-NAME = "molecule-train"
+NAME = "molecule-work"
 #: The recorded steps: 5 are skipped, and the profiler warms up in 2.
 STEPS, RECORDED = 20, 8
 FIRST = 8
@@ -76,12 +76,12 @@ def test_the_slow_rank_is_named_with_what_it_costs(lab: TrainLab) -> None:
 
 def test_a_slow_link_is_named(lab: TrainLab) -> None:
     lab.idle()
-    lab.limit_network("t2", f"{RATE}mbit")
+    lab.limit_network("gpu2", f"{RATE}mbit")
     try:
-        found = train(lab, "limited", nodes="t1,t2,t3")
+        found = train(lab, "limited", nodes="gpu1,gpu2,gpu3")
     finally:
-        lab.limit_network("t2", "")
-    rank = lab.state("limited")["attempts"][0]["nodes"].index("t2")
+        lab.limit_network("gpu2", "")
+    rank = lab.state("limited")["attempts"][0]["nodes"].index("gpu2")
     # On a busy machine another link may be slow, too.
     slowest = min(found["links"], key=lambda link: link["mbits"])
     assert slowest["source"] == rank and slowest["slow"], found["links"]

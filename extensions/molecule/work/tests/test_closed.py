@@ -25,7 +25,7 @@ MALLORY, PASSWORD = "mallory", "password-of-mallory"
 #: Directories that users can write to, as a volume would be.
 VISIBLE = "/mnt/visible"
 LOCATION = f"file://{VISIBLE}/mallory"
-CONTAINER = "gpumesh-molecule-tracking-plain"
+CONTAINER = "gpumesh-molecule-work-plain"
 
 
 class Client(NamedTuple):
@@ -86,8 +86,8 @@ def text(lab: TrackingLab, path: str) -> str:
         LOCATION,
         f"{VISIBLE}/mallory",
         "s3://bucket/x",
-        "http://10.79.91.1/x",
-        "mlflow-artifacts://10.79.91.1:80/x",
+        "http://10.79.90.1/x",
+        "mlflow-artifacts://10.79.90.1:80/x",
         "mlflow-artifacts:/../x",
         # Inside the experiment of somebody else.
         "mlflow-artifacts:/1/x",
@@ -114,7 +114,7 @@ def test_neither_models_nor_traces_have_theirs_elsewhere(mallory: Client) -> Non
     for path, body, method in (
         (created, {"name": "of-mallory", "source": LOCATION}, "POST"),
         (created, {"name": "of-mallory", "source": "s3://bucket/x"}, "POST"),
-        (created, {"name": "of-mallory", "source": "mlflow-artifacts://10.79.91.1:80/x"}, "POST"),
+        (created, {"name": "of-mallory", "source": "mlflow-artifacts://10.79.90.1:80/x"}, "POST"),
         ("api/3.0/mlflow/traces", {"trace": {"trace_info": {**tagged, "trace_id": "tr-2"}}}, "POST"),
         ("api/2.0/mlflow/traces/tr-1/tags", tag, "PATCH"),
         ("api/3.0/mlflow/traces/tr-1/tags", tag, "PATCH"),
@@ -128,7 +128,7 @@ def test_a_location_that_is_in_the_database_already_is_not_served(lab: TrackingL
     run = mallory.call("runs/create", {"experiment_id": experiment})["run"]["info"]["run_id"]
     assert artifact_written(mallory, run, "own.txt")[0] == 200
     assert artifact_read(mallory, run, "own.txt") == (200, b"planted")
-    for location in (f"{LOCATION}/{run}/artifacts", f"{VISIBLE}/mallory", "s3://bucket/x", "ftp://10.79.91.1/x"):
+    for location in (f"{LOCATION}/{run}/artifacts", f"{VISIBLE}/mallory", "s3://bucket/x", "ftp://10.79.90.1/x"):
         change = f"UPDATE runs SET artifact_uri = '{location}' WHERE run_uuid = '{run}'"
         lab.in_database(OTHER, change, "gpumesh_tracking")
         listed = mallory.ask(f"api/2.0/mlflow/artifacts/list?run_id={run}")
@@ -212,7 +212,7 @@ class Plain:
         self.run("install", "-D", "-o", owner, "-m", mode, "/dev/stdin", path, stdin=text)
 
     def make(self) -> None:
-        host = f"gpumesh-molecule-tracking-{OTHER}"
+        host = f"gpumesh-molecule-work-{OTHER}"
         image = docker("inspect", "--format={{.Image}}", host).strip()
         docker("run", "--detach", "--name", CONTAINER, "--entrypoint", "", image, "sleep", "infinity")
         self.run("mkdir", "-p", settings.LIBRARY)

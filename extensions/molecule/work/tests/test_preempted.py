@@ -24,7 +24,7 @@ RESTORE = 'cp -p "$2" "$1" && rm "$2" && scontrol reconfigure'
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> Iterator[TrainLab]:
-    lab = TrainLab("molecule-train")
+    lab = TrainLab("molecule-work")
     lab.bring()
     lab.run(MANAGER, "sh", "-c", ADD, "-", FILE, KEPT, PREEMPTION)
     yield lab

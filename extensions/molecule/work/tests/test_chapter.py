@@ -86,7 +86,8 @@ def test_a_run_with_its_metrics_and_its_file(desk: Desk, lab: TrackingLab) -> No
     assert lab.history(run, "loss") == list(range(1, STEPS + 1))
     assert run["info"]["status"] == "FINISHED"
     assert {one["key"]: one["value"] for one in run["data"]["params"]}["steps"] == str(STEPS)
-    assert sorted(tags(run)["gpumesh.nodes"].split(",")) == list(MACHINES)
+    nodes = set(tags(run)["gpumesh.nodes"].split(","))
+    assert len(nodes) == 3 and nodes < set(MACHINES)
     lines = lab.artifact(run, "losses.csv").split()
     assert (lines[0], len(lines)) == ("step,loss", STEPS + 1)
 

@@ -18,7 +18,7 @@ import pytest
 from train_programs import FULL
 from train_runs import INTERVAL, PATIENCE, Found, TrainLab
 
-NAME = "molecule-train"
+NAME = "molecule-work"
 STEPS = 40
 SEED = int(os.environ.get("GPUMESH_SEED") or time.time())
 

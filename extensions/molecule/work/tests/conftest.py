@@ -1,0 +1,27 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The order of the files: each continues with the hosts as the one before has left them."""
+
+from __future__ import annotations
+
+import pytest
+
+#: Sessions, whose placement needs idle nodes; training runs; and the guide with its server, at whose end the cluster is
+#: deleted.
+ORDER = (
+    "test_session",
+    "test_full",
+    "test_preempted",
+    "test_profile",
+    "test_torchrun",
+    "test_train",
+    "test_chapter",
+    "test_closed",
+    "test_pages",
+    "test_server",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.index(item.path.stem))
