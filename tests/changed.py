@@ -38,13 +38,11 @@ SCENARIOS: dict[str, frozenset[str]] = {
     "guides": _BASE | _SCHEDULER | {"check", "discover", "storage"},
     "kernel": _RECORD | _SCHEDULER | {"mesh", "wireguard", "storage"},
     "registry": _RECORD,
-    "session": _SCHEDULER | {"session"},
     "slurm": _RECORD | _SCHEDULER,
     "slurm_bookworm": _SCHEDULER,
     "tailscale": _TAILNET | _SCHEDULER | {"check"},
-    "tracking": _SCHEDULER | {"tracking", "train"},
-    "train": _SCHEDULER | {"train"},
     "wireguard": frozenset({"mesh", "wireguard", "firewall"}),
+    "work": _SCHEDULER | {"session", "tracking", "train"},
 }
 _LAYERS = frozenset().union(*SCENARIOS.values())
 #: What tests read by path.
