@@ -168,14 +168,9 @@ def table(settings: Settings) -> str:
         f"  set {WAYS} {{ type ifname; }}",
         f"  set {OPENED} {{ type ifname; }}",
         f"  set {BRIDGES} {{ type ifname . ifname; }}",
-        # Only sessions have these addresses, and they have no others.
+        # Sessions have no other addresses.
         *_chain(
-            "from_anywhere",
-            "filter hook prerouting priority raw",
-            [
-                f'ip saddr {pools} iifname != "{PREFIX}*" drop',
-                f'iifname "{PREFIX}*" ip saddr != {pools} drop',
-            ],
+            "from_anywhere", "filter hook prerouting priority raw", [f'iifname "{PREFIX}*" ip saddr != {pools} drop']
         ),
         *_chain(
             "to_host",
@@ -200,6 +195,9 @@ def table(settings: Settings) -> str:
             "through",
             "filter hook forward priority filter - 10",
             [
+                # Nobody else has these addresses on the way through this host, or would leave with the host's own. The
+                # host itself may use a resolver, and be used by people, with an address that is only like theirs.
+                f'ip saddr {pools} iifname != "{PREFIX}*" drop',
                 # What conntrack cannot place would leave with the address and port of the container.
                 f'iifname "{PREFIX}*" ct state invalid drop',
                 f'iifname "{PREFIX}*" oifname "{PREFIX}*" reject with icmpx admin-prohibited',
