@@ -73,7 +73,7 @@ def test_nsight_systems_records_for_some_seconds_and_leaves_the_program_alone(
     """With a stand-in that records its commands. Like the real one, it starts the program, and ends as that does."""
     log, double = tmp_path / "log", tmp_path / "nsys"
     double.write_text(
-        f'#!/bin/sh\necho "$*" >> {log}\ncase $1 in launch) while case $1 in python*) false;; *) true;; esac; do shift; done\n'
+        f'#!/bin/sh\nprintf "%s\\n" "$*" >> {log}\ncase $1 in launch) while case $1 in python*) false;; *) true;; esac; do shift; done\n'
         'exec "$@";; esac\n',
         encoding="ascii",
     )
