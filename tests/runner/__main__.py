@@ -80,12 +80,12 @@ class Execution:
             os.killpg(self.process.pid, number)
 
 
-def run_steps(steps: Sequence[Step], places: int, labs: Labs) -> list[Execution]:
-    """Run all steps, as many at once as have room in ``places``, and return them in the order of their ends."""
+def run_steps(steps: Sequence[Step], limit: int, labs: Labs) -> list[Execution]:
+    """Run all steps, at most ``limit`` at once, and return them in the order of their ends."""
     waiting, running, ended = list(steps), [], []
     try:
         while waiting or running:
-            while step := next_step(waiting, [execution.step for execution in running], places):
+            while step := next_step(waiting, [execution.step for execution in running], limit):
                 waiting.remove(step)
                 running.append(start_step(step, alone=len(steps) == 1))
             labs.read()

@@ -26,6 +26,9 @@ _LONGEST = (
     "wireguard",
 )
 
+#: How many of them start before everything else that takes long.
+_EARLY = 2
+
 _COMMANDS = {
     "lint": {
         "lint: format": "ruff format --check .",
@@ -53,27 +56,24 @@ _IMAGE = "ansible-playbook --inventory localhost, --extra-vars @extensions/molec
 class Step:
     """A command with its name in the table.
 
-    ``lab`` is the name of the lab whose containers work for it. ``places`` says how many of the commands that run at once
-    it counts for, ``needs`` which step must have ended before it starts.
+    ``lab`` is the name of the lab whose containers work for it, ``needs`` the step that must have ended before it starts.
     """
 
     name: str
     command: tuple[str, ...]
     lab: str = ""
-    places: int = 1
     needs: str = ""
 
 
 def plan_steps(parts: Collection[str], scenarios: Iterable[str]) -> list[Step]:
-    """Return the steps of ``parts`` in the order in which they start: what takes long comes early."""
-    steps = [Step(IMAGE, tuple(_IMAGE.split()))] if "molecule" in parts else []
-    for part in ("sanity", "lint", "unit"):
-        steps += _steps_of(part) if part in parts else []
-    if "molecule" in parts:
-        steps += [_scenario_step(name) for name in sorted(scenarios, key=_start_order)]
-    for part in ("integration", "publication", "security"):
-        steps += _steps_of(part) if part in parts else []
-    return steps
+    """Return the steps of ``parts`` in the order in which they start.
+
+    The longest come first, and steps that take a minute or two come last, so that no processor waits for the last one.
+    """
+    hosts = [_scenario_step(name) for name in sorted(scenarios, key=_start_order)] if "molecule" in parts else []
+    steps = [Step(IMAGE, tuple(_IMAGE.split()))] if hosts else []
+    steps += [*_steps_of(parts, "lint"), *hosts[:_EARLY], *_steps_of(parts, "sanity", "unit"), *hosts[_EARLY:]]
+    return [*steps, *_steps_of(parts, "integration", "publication", "security")]
 
 
 def find_scenarios(root: Path) -> list[str]:
@@ -82,23 +82,18 @@ def find_scenarios(root: Path) -> list[str]:
 
 
 def next_step(waiting: Iterable[Step], running: Collection[Step], limit: int) -> Step | None:
-    """Return the first step that can start while ``running`` run and at most ``limit`` places are to be taken.
-
-    A step that needs more than ``limit`` places starts when nothing else runs.
-    """
+    """Return the first step that can start while ``running`` run, of which there are to be at most ``limit``."""
     waiting = list(waiting)
-    taken = sum(step.places for step in running)
     unfinished = {step.name for step in [*waiting, *running]}
-    for step in waiting:
-        if step.needs in unfinished:
-            continue
-        return step if not running or taken + step.places <= limit else None
-    return None
+    ready = [step for step in waiting if step.needs not in unfinished]
+    return ready[0] if ready and len(running) < limit else None
 
 
-def _steps_of(part: str) -> list[Step]:
+def _steps_of(parts: Collection[str], *wanted: str) -> list[Step]:
     return [
-        Step(name, tuple(command.split()), places=2 if "-n auto" in command else 1)
+        Step(name, tuple(command.split()))
+        for part in wanted
+        if part in parts
         for name, command in _COMMANDS[part].items()
     ]
 

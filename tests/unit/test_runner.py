@@ -33,13 +33,19 @@ def test_a_scenario_waits_for_the_image_and_others_do_not():
     assert next_step([scenario], [], 3) == scenario
 
 
-def test_no_step_overtakes_one_that_waits_for_room():
-    small, large = Step("small", ()), Step("large", (), places=2)
+def test_no_more_steps_run_than_are_allowed():
+    step = Step("step", ())
 
-    assert next_step([large, small], [small, small], 3) is None
-    assert next_step([large, small], [small], 3) == large
-    # On a machine with one processor, it runs alone.
-    assert next_step([large], [], 1) == large
+    assert next_step([step], [step, step], 2) is None
+    assert next_step([step], [step], 2) == step
+    assert next_step([], [], 2) is None
+
+
+def test_the_longest_scenarios_start_before_the_units():
+    names = [step.name for step in plan_steps(PARTS, find_scenarios(ROOT))]
+
+    assert names.index(IMAGE) == 0
+    assert names.index("molecule: work") < names.index("unit") < names.index("molecule: registry")
 
 
 def test_a_counter_goes_on_when_its_container_is_restarted():
