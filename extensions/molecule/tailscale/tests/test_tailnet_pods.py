@@ -132,7 +132,7 @@ def test_batch_jobs_run_and_are_cancelled(lab: Lab) -> None:
     await_empty_queue()
     assert lab.run("p2", "cat", f"/tmp/out-{job}").split() == ["p2", "p2"]
     job = as_user(MANAGER, "sbatch --parsable -N2 -w p1,p2 -o /dev/null --wrap 'srun sleep 4711'").strip()
-    lab.wait("its step runs", lambda: lab.run("p1", "pgrep", "-f", "^sleep 4711$", check=False) != "", PATIENCE)
+    lab.wait("its step runs", lambda: lab.run("p1", "pgrep", "-f", "(^|/)sleep 4711$", check=False) != "", PATIENCE)
     as_user("p2", f"scancel {job}")
     await_empty_queue()
     await_all_idle()
