@@ -404,8 +404,9 @@ def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
 def test_a_job_cannot_claim_more_containers_than_it_has_cpus() -> None:
     """Whatever a user submits: its prolog would keep those of others waiting."""
     shown = "cat /run/gpumesh/session/$SLURM_JOB_ID/error; findmnt --noheadings --output=FSTYPE /run/gpumesh/session/$SLURM_JOB_ID"
-    given = ["GPUMESH_SESSION=-;x;main;9", "GPUMESH_SESSION_PLACE=host"]
-    printed = by("carol", "env", *given, "srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "sh", "-c", shown)
+    job = ["--nodes=1", "--nodelist=gpu2", "--ntasks=1", "--cpus-per-task=1", "--chdir=/tmp", "--output=/tmp/claimed"]
+    by("carol", "env", "GPUMESH_SESSION=-;x;main;9", "sbatch", "--wait", *job, "--wrap", shown)
+    printed = LAB.run("gpu2", "cat", "/tmp/claimed")
     assert "too few for 9 containers on one of them" in printed
     assert printed.split()[-1] == "tmpfs"
 
