@@ -67,7 +67,8 @@ def full(lab: Lab, reports: Path, *arguments: str) -> tuple[Run, dict[str, Any]]
         "check_collective_max_bytes": 2 << 20,
         "check_min_busbw_gbps": float(REQUIRED),
         # All hosts share one processor, so their bandwidth under concurrent load proves nothing.
-        "check_min_bandwidth_gbps": 0.1,
+        # Twice what the limited link carries: others carry more, however busy this machine is.
+        "check_min_bandwidth_gbps": 0.04,
     }
     return check(lab, reports, *arguments, **wanted)
 
