@@ -95,10 +95,3 @@ def test_an_extra_variable_does_not_allow_it(tmp_path: Path, role: str) -> None:
 def test_the_inventory_does(tmp_path: Path, role: str) -> None:
     done = play(tmp_path, role, "root", **{f"{role}_privileged": True})
     assert REFUSED not in " ".join(done.stdout.split()) and done.returncode
-
-
-@pytest.mark.parametrize("role", ["train", "session"])
-def test_the_commands_run_as_that_account(role: str) -> None:
-    text = (ROLES / role / "tasks" / "run.yml").read_text(encoding="utf-8")
-    assert f'become_user: "{{{{ {role}_user or omit }}}}"' in text
-    assert text.index("gpumesh.cluster.job_account:") < text.index(f"gpumesh.cluster.{role}_run:")
