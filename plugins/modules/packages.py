@@ -34,8 +34,6 @@ options:
     description: Whether to fetch the lists of packages even if they are new, such as after a repository was added.
     type: bool
     default: false
-seealso:
-  - module: ansible.builtin.apt
 """
 
 EXAMPLES = r"""

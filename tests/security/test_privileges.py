@@ -19,7 +19,6 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils import privileges
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 
-ROLES = Path(__file__).parents[2] / "roles"
 REFUSED = "Commands of users do not run as such an account"
 
 
