@@ -94,3 +94,9 @@ def test_an_extra_variable_does_not_allow_it(tmp_path: Path, role: str) -> None:
 def test_the_inventory_does(tmp_path: Path, role: str) -> None:
     done = play(tmp_path, role, "root", **{f"{role}_privileged": True})
     assert REFUSED not in " ".join(done.stdout.split()) and done.returncode
+
+
+@pytest.mark.parametrize("role", ["train", "session"])
+def test_the_account_is_examined_before_anything_runs(role: str) -> None:
+    text = (Path(__file__).parents[2] / "roles" / role / "tasks" / "run.yml").read_text(encoding="utf-8")
+    assert text.index("gpumesh.cluster.job_account:") < text.index(f"gpumesh.cluster.{role}_run:")
