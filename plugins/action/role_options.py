@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleUndefinedVariable
@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm_settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, specification
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import unverified
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.variable_names import find_unknown
 
 
 class ActionModule(ControllerAction):
@@ -25,6 +26,9 @@ class ActionModule(ControllerAction):
         given = self.arguments(roles={"type": "list", "elements": "str", "required": True})
         options = {name: option for role in given["roles"] for name, option in specification(role).items()}
         values = {name: value for name, value in self._values(options).items() if value is not None}
+        unknown = self._misspelled_names()
+        if unknown:
+            return {"failed": True, "invalid": unknown, "msg": _refusal(unknown)}
         result = ArgumentSpecValidator(options).validate(values, validate_role_argument_spec=True)
         if result.error_messages:
             # An empty value stands for an unanswered question of a survey, so nobody would choose it.
@@ -37,6 +41,20 @@ class ActionModule(ControllerAction):
         if refusals:
             return {"failed": True, "invalid": refusals, "msg": " ".join(refusals)}
         return {"changed": False}
+
+    def _misspelled_names(self) -> list[str]:
+        """Questions on variables of the inventory, or of the command line, that nothing reads but an option is close to.
+
+        Hosts have most of their variables in common, so each but the first judges only those that the first has not.
+        """
+        if self.variable("cluster_unknown_variables", "refuse") == "ignore":
+            return []
+        first = self.present[0]
+        judged = self.given_names(self.machine)
+        unknown = find_unknown(judged if self.machine == first else judged - self.given_names(first))
+        if unknown.ignored:
+            self._display.warning(f"No options of gpumesh.cluster, and ignored: {', '.join(unknown.ignored)}.")
+        return unknown.questions
 
     def _refused_settings(self, values: Mapping[str, Any]) -> list[str]:
         try:
@@ -53,3 +71,10 @@ class ActionModule(ControllerAction):
             except AnsibleUndefinedVariable:
                 continue
         return found
+
+
+def _refusal(questions: Sequence[str]) -> str:
+    return (
+        f"Nothing has been changed. Unknown variables: {' '.join(questions)} Correct the names, or set "
+        "cluster_unknown_variables=ignore if something else reads them."
+    )

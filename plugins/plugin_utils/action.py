@@ -14,9 +14,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ansible import constants
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
@@ -48,7 +48,7 @@ def specification(role: str) -> Mapping[str, Any]:
     path = _ROLES / role / "meta" / "argument_specs.yml"
     if not path.is_file():
         raise InputError(f"There is no role gpumesh.cluster.{role}.", "Use names of roles in this collection.")
-    options = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
+    options = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
     return {name: option for name, option in options.items() if name != "cluster_record"}
 
 
@@ -150,8 +150,12 @@ class HostAction(ActionBase):
     @cached_property
     def _extra_vars(self) -> dict[str, Any]:
         """Ansible's own extra variables, including those whose removal is no longer visible."""
-        manager = getattr(self.variables.get("hostvars"), "_variable_manager", None)
-        return manager.extra_vars if manager else {}
+        return getattr(self._manager, "extra_vars", {})
+
+    @property
+    def _manager(self) -> Any:
+        """Ansible's variable manager, which passes only through the variables of all hosts; None in a test without."""
+        return getattr(self.variables.get("hostvars"), "_variable_manager", None)
 
     @cached_property
     def _without_extra_vars(self) -> Mapping[str, Any]:
@@ -162,6 +166,13 @@ class HostAction(ActionBase):
             return dict(self.variables["hostvars"].raw_get(self.machine))
         finally:
             self._extra_vars.update(given)
+
+    def given_names(self, machine: str) -> set[str]:
+        """The names of a host's variables in the inventory and on the command line, without facts and results of tasks."""
+        if not self._manager:
+            return set()
+        during_run = getattr(self._manager, "_nonpersistent_fact_cache", {})
+        return set(self.variables["hostvars"].raw_get(machine)) - set(during_run.get(machine, ()))
 
     def of_hosts(self, *names: str) -> dict[str, dict[str, Any]]:
         """These variables of each host of the play, including failed ones; None for one that is not set."""

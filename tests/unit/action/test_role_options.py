@@ -35,7 +35,21 @@ LAYERS = [role for path in sorted((PLAYBOOKS / "layers").glob("*.yml")) for role
 
 
 def checked(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
-    return play(ActionModule, {"roles": roles}, {}, {"inventory_hostname": "n1", **variables}).result
+    return play(
+        ActionModule, {"roles": roles}, {}, {"inventory_hostname": "n1", "ansible_play_batch": ["n1"], **variables}
+    ).result
+
+
+def test_one_host_with_a_wrong_option_stops_the_others() -> None:
+    tasks = [
+        task
+        for path in PLAYBOOKS.glob("*.yml")
+        for play in yaml.safe_load(path.read_text(encoding="utf-8"))
+        for task in play.get("tasks", [])
+        if "gpumesh.cluster.role_options" in task and "when" not in task
+    ]
+    assert len(tasks) >= 6
+    assert all(task.get("any_errors_fatal") is True for task in tasks)
 
 
 def test_what_nobody_set_is_valid() -> None:

@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names of variables that somebody meant as options of this collection: Ansible ignores a name that nothing reads."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ansible.module_utils.common.yaml import yaml_load
+
+_ROLES = Path(__file__).resolve().parents[2] / "roles"
+#: How similar two names are, in difflib's measure, if one is taken for the other misspelled: as a whole, in what follows
+#: the name of a role, and as a whole if the name of the role is misspelled. The first alone takes `username` for
+#: `cluster_name` and `cluster_id` for `cluster_site`.
+_SIMILAR = 0.8
+_SIMILAR_REST = 0.75
+_SIMILAR_ROLE = 0.9
+#: Variables that are read without being an option of a role, or that the inventory plugin `clusters` sets.
+_OTHERS = (
+    "cluster_address",
+    "cluster_endpoint",
+    "cluster_generation",
+    "cluster_gpus",
+    "cluster_hosts",
+    "cluster_interface",
+    "cluster_is_manager",
+    "cluster_rank",
+    "cluster_site",
+    "cluster_subnet",
+    "clusters",
+    "daemon_supervisor_config",
+    "daemon_supervisor_programs",
+)
+
+
+@dataclass(frozen=True)
+class UnknownNames:
+    """Names that are no option: what each misspelled one stands for, and others that begin as options do."""
+
+    misspelled: dict[str, str]
+    ignored: list[str]
+
+    @property
+    def questions(self) -> list[str]:
+        """One question for each misspelled name."""
+        return [f"{name}: did you mean {option}?" for name, option in sorted(self.misspelled.items())]
+
+
+@cache
+def option_names() -> frozenset[str]:
+    """The names of all options of this collection's roles, whichever entry point has them."""
+    found = set(_OTHERS)
+    for path in sorted(_ROLES.glob("*/meta/argument_specs.yml")):
+        for entry in yaml_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+            found.update(entry.get("options") or {})
+    return frozenset(found)
+
+
+def find_unknown(names: Collection[str]) -> UnknownNames:
+    """Return which of these names of variables are no option, but look like one."""
+    misspelled, ignored = {}, []
+    for name in sorted(names):
+        # Ansible's own, and those of other roles for themselves.
+        if name in option_names() or name.startswith(("_", "ansible_")):
+            continue
+        option = _meant_option(name)
+        if option:
+            misspelled[name] = option
+        elif _role_prefix(name):
+            ignored.append(name)
+    return UnknownNames(misspelled, ignored)
+
+
+def _meant_option(name: str) -> str | None:
+    prefix = _role_prefix(name)
+    for option in difflib.get_close_matches(name, option_names(), n=3, cutoff=_SIMILAR):
+        if prefix and option.startswith(prefix):
+            if _similarity(name[len(prefix) :], option[len(prefix) :]) >= _SIMILAR_REST:
+                return option
+        elif "_" in name and _similarity(name, option) >= _SIMILAR_ROLE:
+            return option
+    return None
+
+
+def _similarity(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, name, other).ratio()
+
+
+def _role_prefix(name: str) -> str:
+    """The name of a role with which this one begins, and the underscore after it; empty if there is none."""
+    return next((prefix for prefix in _role_prefixes() if name.startswith(prefix)), "")
+
+
+@cache
+def _role_prefixes() -> tuple[str, ...]:
+    return tuple(sorted(f"{path.parent.parent.name}_" for path in _ROLES.glob("*/meta/argument_specs.yml")))
