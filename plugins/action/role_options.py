@@ -13,7 +13,11 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm_settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, specification
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import (
+    ControllerAction,
+    conversion_refusal,
+    specification,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import unverified
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.variable_names import find_unknown
 
@@ -36,6 +40,11 @@ class ActionModule(ControllerAction):
             said = f"Nothing has been changed. Invalid options: {'; '.join(invalid)}"
             return {"failed": True, "invalid": invalid, "msg": said}
         refusals = [said for role in given["roles"] for said in unverified(role, self.machine, values.get)]
+        refusals += [
+            str(refusal)
+            for name, value in values.items()
+            if (refusal := conversion_refusal(name, options[name], value))
+        ]
         if "slurm" in given["roles"]:
             refusals += self._refused_settings(result.validated_parameters)
         if refusals:

@@ -30,6 +30,7 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
+        self.refuse_converted("session", "run")
         own, given = self.own_options(_OWN)
         record = self.record()
         options = self.options("session", *session.OPTIONS)

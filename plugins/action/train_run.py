@@ -21,6 +21,7 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
+        self.refuse_converted("train", "run")
         own, given = self.own_options(_OWN)
         # The task of the role runs on the manager, whichever host is the first of the play: it may be a pod.
         given["volumes"] = volumes(self.record(), str(self._task.delegate_to or self.machine))

@@ -44,10 +44,9 @@ options:
     default: []
   time:
     description:
-      - The time limit of the session, in Slurm's format; without colons, in minutes. Fetching images does not count
-        towards it, but must finish within 30 minutes.
-      - A number from 3600 on is in seconds, since YAML takes C(8:00:00) without quotes for 28800. Write longer times in
-        minutes with quotes, such as V("4320").
+      - The time limit of the session, such as V(8h), V(90m) or V(3d), or in Slurm's format, such as V(0-08:00:00).
+        Fetching images does not count towards it, but must finish within 30 minutes.
+      - A number is refused, since YAML takes C(8:00:00) without quotes for 28800.
     type: raw
     default: ""
   network:
@@ -89,7 +88,7 @@ EXAMPLES = r"""
     roles:
       - {name: main, image: docker.io/library/debian:13, gpus: 1}
       - {name: sub, replicas: 3, image: docker.io/library/debian:13, gpus: 1}
-    time: 8:00:00
+    time: 8h
   become: true
   become_user: alice
 """

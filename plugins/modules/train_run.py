@@ -84,7 +84,8 @@ options:
     type: int
     default: 0
   time:
-    description: The time limit of one job, in Slurm's format. The run continues in another job.
+    description: The time limit of one job, such as V(12h), V(90m) or V(2d), or in Slurm's format. The run continues in
+      another job.
     type: str
     default: ""
   partition:

@@ -43,13 +43,30 @@ class ModuleFailedError(GpumeshError):
 
 
 @cache
-def specification(role: str) -> Mapping[str, Any]:
-    """The options of a role's entry point main, without those that the preceding play sets. Raises InputError."""
+def specification(role: str, entry: str = "main") -> Mapping[str, Any]:
+    """The options of a role's entry point, without those that the preceding play sets. Raises InputError."""
     path = _ROLES / role / "meta" / "argument_specs.yml"
     if not path.is_file():
         raise InputError(f"There is no role gpumesh.cluster.{role}.", "Use names of roles in this collection.")
-    options = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
+    options = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"][entry].get("options") or {}
     return {name: option for name, option in options.items() if name != "cluster_record"}
+
+
+def conversion_refusal(name: str, option: Mapping[str, Any], value: Any) -> InputError | None:
+    """Why the value of an option that is a text, but was not given as one, cannot be used; None if it can."""
+    is_text = name.endswith("_time") or (option.get("type") == "str" and "choices" not in option)
+    if not is_text or not isinstance(value, (bool, int, float)):
+        return None
+    if name.endswith("_time"):
+        return InputError(
+            f"{name} is the number {value}: YAML takes 2:00:00 without quotes for 7200.",
+            "Write the time as 0-02:00:00 or 2h, or in quotes.",
+        )
+    kind = "boolean" if isinstance(value, bool) else "number"
+    return InputError(
+        f"{name} is the {kind} {value}: YAML takes 010 without quotes for the number 8, and no for a boolean.",
+        "Write it in quotes. In a survey of AWX, which has none, write something else.",
+    )
 
 
 def stats(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,6 +163,16 @@ class HostAction(ActionBase):
         An empty value that is not among ``choices`` counts as not set.
         """
         return self.variable(name, empty=("", []) if "choices" in option else ("",))
+
+    def refuse_converted(self, role: str, entry: str = "main") -> None:
+        """Refuse an option that is a text, and that YAML, or AWX on its way to Ansible, has made a number or boolean of.
+
+        ansible-core reads the answers of AWX's surveys as YAML since 2.19. Raises InputError.
+        """
+        for name, option in specification(role, entry).items():
+            refusal = conversion_refusal(name, option, self.option(name, option))
+            if refusal:
+                raise refusal
 
     @cached_property
     def _extra_vars(self) -> dict[str, Any]:

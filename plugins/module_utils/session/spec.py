@@ -22,9 +22,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"([0-9]{1,9})\s*([KMGT]?)i?B?", re.IGNORECASE)
 _TIME = re.compile(
     r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})|(?P<only>\d{1,8})"
+    r"|(?P<count>\d{1,6})(?P<unit>[mhd])"
 )
-#: YAML 1.1 takes 8:00:00 without quotes for a number in base 60, 28800. The least that it can write so is 1:00:00.
-_LEAST_SECONDS = 3600
+_UNITS = {"m": 1, "h": 60, "d": 24 * 60}
 _MIB = {"K": 1 / 1024, "M": 1.0, "": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _FIELDS = Role._fields
 _SESSION = ("name", "roles", "time", "network", "partition", "retry", "ports")
@@ -71,17 +71,24 @@ def as_values(spec: Spec) -> Dict[str, Any]:
 
 
 def minutes(value: Any) -> int:
-    """A time limit as Slurm has it: minutes, H:MM:SS or D-H:MM:SS; 0 for none. A number from 3600 on is in seconds."""
+    """A time limit as Slurm has it, minutes, H:MM:SS or D-H:MM:SS, or with a unit, as 90m, 2h or 3d; 0 for none.
+
+    A number may have been written as a time: YAML takes 2:00:00 without quotes for 7200.
+    """
     if value in (None, "", 0):
         return 0
-    given = value
-    if isinstance(value, int) and value >= _LEAST_SECONDS:
-        given = -(-value // 60)
-    found = _TIME.fullmatch(str(given).strip())
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise InputError(
+            f"session_time is the number {value}: YAML takes 2:00:00 without quotes for 7200.",
+            "Write the time as 0-02:00:00 or 2h, or in quotes.",
+        )
+    found = _TIME.fullmatch(str(value).strip())
     if found is None:
-        raise InputError(f"session_time is '{value}'.", "Give minutes, or hours as 8:00:00, or days as 2-00:00:00.")
+        raise InputError(f"session_time is '{value}'.", "Give hours as 2h or 2:00:00, or days as 2-00:00:00.")
     if found.group("only"):
         return int(found.group("only"))
+    if found.group("count"):
+        return int(found.group("count")) * _UNITS[found.group("unit")]
     days, hours, more, seconds = (int(found.group(part) or 0) for part in ("days", "hours", "minutes", "seconds"))
     return (days * 24 + hours) * 60 + more + (seconds > 0)
 

@@ -20,6 +20,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 #: In the form of Slurm's --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
 _TIME = re.compile(r"\d+(?:-\d{1,2}(?::\d{1,2}){0,2}|(?::\d{1,2}){0,2})|UNLIMITED|INFINITE", re.IGNORECASE)
+#: What people write, and Slurm does not read, with the minutes of each unit.
+_WITH_UNIT = re.compile(r"(\d{1,6})([mhd])")
+_UNITS = {"m": 1, "h": 60, "d": 24 * 60}
 #: Options of sbatch that would override decisions of `gpumesh-train`.
 _RESERVED = (
     "--array",
@@ -57,8 +60,10 @@ def checked(request: Request) -> Request:
             "There is no command to run.", "Give it after '--', for example: -- python3 train.py, or in train_command."
         )
     _check_numbers(request)
-    if request.time and not _TIME.fullmatch(request.time):
-        raise InputError(f"Invalid --time '{request.time}'.", "Use Slurm's format, for example 90, 12:00:00 or 2-00.")
+    if request.time and not _TIME.fullmatch(slurm_time(request.time)):
+        raise InputError(
+            f"Invalid --time '{request.time}'.", "Use Slurm's format, for example 12:00:00 or 2-00, or 90m, 12h or 2d."
+        )
     for option, path in (("--code", request.code), ("--stage", request.stage)):
         if path and not path.startswith("/"):
             raise InputError(f"Invalid {option} '{path}'.", "Give an absolute path.")
@@ -87,12 +92,18 @@ def _check_numbers(request: Request) -> None:
 def refuse_short(request: Request) -> None:
     """Raises InputError for jobs so short that they would only request a checkpoint and submit the next job."""
     # Slurm rounds to whole minutes.
-    limit = -(-(seconds(request.time) or 0) // 60) * 60
+    limit = -(-(seconds(slurm_time(request.time)) or 0) // 60) * 60
     if 0 < limit <= request.grace + _RESERVE:
         raise InputError(
             f"--time {request.time} leaves no time besides the {request.grace:g} s for a checkpoint.",
             f"Give more than {request.grace + _RESERVE:g} s, or a smaller --grace. Slurm reads 90 as 90 minutes.",
         )
+
+
+def slurm_time(text: str) -> str:
+    """A time as Slurm reads it: one with a unit in minutes, any other as it is."""
+    found = _WITH_UNIT.fullmatch(text)
+    return str(int(found.group(1)) * _UNITS[found.group(2)]) if found else text
 
 
 def seconds(text: str) -> Optional[int]:
@@ -162,7 +173,7 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
     if request.gpus_per_node:
         options.append(f"--gpus-per-node={request.gpus_per_node}")
     if request.time:
-        options.append(f"--time={request.time}")
+        options.append(f"--time={slurm_time(request.time)}")
     if request.partition:
         options.append(f"--partition={request.partition}")
     options += request.sbatch

@@ -47,6 +47,14 @@ def test_times_as_slurm_has_them(time: str) -> None:
     assert request.checked(REQUEST._replace(time=time)).time == time
 
 
+@pytest.mark.parametrize(("time", "minutes"), [("90m", 90), ("12h", 720), ("2d", 2880)])
+def test_times_with_a_unit_are_told_to_slurm_in_minutes(time: str, minutes: int) -> None:
+    asked = request.checked(REQUEST._replace(time=time))
+    assert f"--time={minutes}" in request.submission(asked)
+    with pytest.raises(InputError, match="leaves no time"):
+        request.refuse_short(REQUEST._replace(time="1m", grace=60.0))
+
+
 def test_a_request_outlives_its_process() -> None:
     asked = REQUEST._replace(sbatch=("--qos=short",), time="90")
     assert request.from_text(request.to_text(asked)) == asked
