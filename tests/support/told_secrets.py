@@ -15,19 +15,29 @@ from typing import NamedTuple
 
 from lab_hosts import Lab, Run
 
-#: Notes every command line and environment until a file tells it to stop. The pause, which is as
-#: short as a look at all processes, leaves the processor to what is watched.
+#: Notes every command line and environment until a file tells it to stop. The pauses leave the processor to what is
+#: watched, and so does that processes which have looked the same for long are read less often.
 _WATCH = """
-import glob, os, time
-seen = set()
-end = time.time() + 3600
+import os, time
+seen, settled = set(), {}
+end, look = time.time() + 3600, 0
 while time.time() < end and not os.path.exists("/root/enough"):
     time.sleep(0.005)
-    for path in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
-        try:
-            seen.add(open(path, "rb").read())
-        except OSError:
-            pass
+    look += 1
+    present = [name for name in os.listdir("/proc") if name.isdigit()]
+    settled = {name: settled.get(name, 0) for name in present}
+    for name in present:
+        settled[name] += 1
+        if settled[name] > 200 and look % 100:
+            continue
+        for kind in ("cmdline", "environ"):
+            try:
+                found = open(f"/proc/{name}/{kind}", "rb").read()
+            except OSError:
+                continue
+            if found not in seen:
+                seen.add(found)
+                settled[name] = 0
 open("/root/seen", "wb").write(b"\\n".join(seen))
 """
 

@@ -246,6 +246,14 @@ class TestRegistration:
         other = on_hosts(cluster_registration, self.GIVEN, hosts, found={**found, "source": "n2"}).result
         assert other["writes"]
 
+    def test_a_machine_that_was_removed_is_skipped_and_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        left = plan.commit(plan.remove(OLD, ["n2"], STAMP), STAMP)
+        hosts = {machine: {"held": {**holding(left), **facts}} for machine, facts in LAN.items()}
+        found = {"record": left, "source": "n1", "records": {}}
+        decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=found).result
+        assert (decision["writes"], decision["joining"]) == (False, [])
+        assert "n2: removed from cluster 'lab', and therefore skipped." in " ".join(capsys.readouterr().out.split())
+
     def test_a_manager_that_does_not_answer_gets_nothing_and_is_needed_for_changes(self) -> None:
         hosts = {name: {"held": {**holding(OLD), **LAN[name]}} for name in ("n2", "n3")}
         found = {"record": OLD, "source": "n2", "records": {}, "manager_silence": "no route to host"}

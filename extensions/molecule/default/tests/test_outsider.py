@@ -8,10 +8,7 @@ It was marked before the first run. Each test continues from the state that the 
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-from lab_hosts import Lab, Run
+from lab_hosts import Lab
 from told_secrets import Rotation
 
 OUTSIDER = "outsider"
@@ -30,21 +27,8 @@ def untouched(lab: Lab) -> bool:
     return "gpumesh0" not in lab.run(OUTSIDER, "ip", "-oneline", "link")
 
 
-def played(lab: Lab, playbook: str, tmp_path: Path, *arguments: str) -> Run:
-    run = lab.play(f"gpumesh.cluster.{playbook}", *EVERYONE, "-e", f"check_report_dir={tmp_path}", *arguments)
-    assert run.code == 0, run.output[-4000:]
-    assert "Could not match supplied host pattern" not in run.words, run.output[-4000:]
-    return run
-
-
-def test_the_first_site_has_left_it_alone(lab: Lab) -> None:
-    assert untouched(lab)
-
-
-@pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm", "check"])
-def test_no_playbook_reaches_it(lab: Lab, playbook: str, tmp_path: Path) -> None:
-    run = played(lab, playbook, tmp_path)
-    assert f"{OUTSIDER}: not among the members of cluster 'default'" in run.words
+def test_neither_the_first_site_nor_a_playbook_of_a_layer_has_reached_it(lab: Lab) -> None:
+    """Those of test_interrupted.py had it in their group."""
     assert untouched(lab)
 
 
@@ -54,8 +38,10 @@ def test_neither_does_site(lab: Lab, rotation: Rotation) -> None:
     assert untouched(lab)
 
 
-def test_a_run_on_it_alone_does_nothing(lab: Lab, tmp_path: Path) -> None:
-    played(lab, "slurm", tmp_path, "--limit", OUTSIDER)
+def test_a_run_on_it_alone_does_nothing(lab: Lab) -> None:
+    run = lab.play("gpumesh.cluster.slurm", *EVERYONE, "--limit", OUTSIDER)
+    assert run.code == 0, run.output[-4000:]
+    assert "Could not match supplied host pattern" not in run.words, run.output[-4000:]
     assert untouched(lab)
 
 
@@ -69,15 +55,4 @@ def test_it_is_not_cleaned_up_as_if_it_had_been_a_member(lab: Lab) -> None:
         assert lab.read(OUTSIDER, key) == b"its own\n"
     finally:
         lab.run(OUTSIDER, "rm", key)
-    assert untouched(lab)
-
-
-def test_a_member_that_leaves_and_comes_back_changes_nothing_on_it(lab: Lab, tmp_path: Path) -> None:
-    run = played(lab, "remove", tmp_path, "-e", "cluster_machine=n2")
-    assert "n2: removed from the cluster" in run.words and "cluster_untrusted=true" in run.words
-    # The inventory goes on to name it.
-    assert "n2: removed from cluster 'default', and therefore skipped" in played(lab, "create", tmp_path).words
-    assert lab.run("n2", "ls", "/etc/munge", check=False).split() == []
-    played(lab, "join", tmp_path, "-e", "cluster_machines=n2")
-    assert lab.read("n2", "/etc/munge/munge.key") == lab.read("n1", "/etc/munge/munge.key")
     assert untouched(lab)
