@@ -89,7 +89,6 @@ def test_settings_that_would_fail_later_change_nothing(lab: Lab) -> None:
     }
     for variables, fault in (
         ({"slurm_dbd_conf": {"StoragePass": "hidden7"}}, "slurm_dbd_conf sets StoragePass"),
-        ({"slurm_conf": {"StateSaveLocation": "/srv/state"}}, "slurm_conf sets StateSaveLocation"),
         (locked_out, "a job of locked_out without --qos gets the QOS normal"),
     ):
         run = lab.play(SLURM, "--diff", "--limit", "s1", "-e", json.dumps(variables))

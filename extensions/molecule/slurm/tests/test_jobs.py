@@ -387,13 +387,18 @@ def reconfigure(lab: Lab) -> None:
 
 @pytest.mark.release
 def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
+    """An oci.conf of the administrator's own is not that of an earlier version, and stays."""
+    own, path = 'RunTimeQuery="true"\n', "/etc/slurm/oci.conf"
     reconfigure(lab)
     wait_until_idle(lab)
     before = processes(lab)
+    write(lab, "s1", path, own)
     run = lab.play(SLURM)
     assert run.code == 0, run.output[-4000:]
     assert run.changed == dict.fromkeys(MACHINES, 0), run.output[-4000:]
     assert processes(lab) == before
+    assert lab.read("s1", path).decode() == own
+    lab.run("s1", "rm", path)
 
 
 def test_settings_that_slurm_refuses_change_nothing(lab: Lab) -> None:
