@@ -208,7 +208,7 @@ def test_it_moves_to_a_machine_without_systemd_before_its_own_is_removed(lab: Tr
     assert lab.uri == f"https://{ADDRESS[BARE]}:5000" and lab.known("alice") == runs
     assert lab.artifact(lab.runs("alice")["tracked"], "losses.csv").startswith("step,loss")
     # supervisord has no such setting: the launcher has confined it.
-    (number, *_workers) = lab.run(BARE, "pgrep", "--uid", "gpumesh_tracking", "--full", "-m uvicorn").split()
+    (number, *_workers) = lab.run(BARE, "pgrep", "--uid", "gpumesh_tracking", "--full", "--", "-m uvicorn").split()
     assert "NoNewPrivs:\t1" in lab.read(BARE, f"/proc/{number}/status").decode().splitlines()
     again = lab.track()
     assert again.code == 0 and set(again.changed.values()) == {0}, again.output
