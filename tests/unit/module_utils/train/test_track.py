@@ -10,6 +10,8 @@ import json
 import os
 import posixpath
 import resource
+import select
+import socket
 import subprocess
 import sys
 import threading
@@ -454,13 +456,10 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 import gpumesh_track
 gpumesh_track._PERIOD = gpumesh_track._LONGEST_PAUSE = 0.1
-begun, took = time.monotonic(), 0.0
 for step in range(200):
     time.sleep(0.01)
-    before = time.monotonic()
     gpumesh_track.log(step, loss=float("nan") if step == 7 else 1.0, **{"a b/c?": 2})
-    took += time.monotonic() - before
-print(took, flush=True)
+print("all steps", flush=True)
 """
 SOURCE = Path(gpumesh_track.__file__).parent
 
@@ -477,13 +476,15 @@ def test_an_outage_in_the_middle_of_a_program(track: Track) -> None:
             assert process.poll() is None
             time.sleep(0.02)
         track.close()
-        time.sleep(0.8)
+        # It accepts connections and never answers: a program that waited for it would wait in each of its steps.
+        with socket.create_server(track.address):
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 120)[0] and process.stdout.readline() == "all steps\n"
         again = Track(track.folder, track.address[1])
         again.handler.runs, again.handler.experiments = track.handler.runs, track.handler.experiments
         said, complaints = process.communicate(timeout=60)
     again.close()
-    assert (process.returncode, complaints) == (0, "")
-    assert float(said) < 0.5, "seconds in 200 calls"
+    assert (process.returncode, said, complaints) == (0, "", "")
     assert sorted(steps(again.run)) == sorted([*range(200), *range(200)])
     assert {point[0] for point in again.run["points"]} == {"loss", "a b/c_"}
     assert again.run["status"] == "FINISHED"
