@@ -37,9 +37,10 @@ def at_random_step(lab: TrainLab, name: str, attempt: int) -> dict[str, Any]:
 
 
 def hit(lab: TrainLab, *arguments: str, **environment: str) -> None:
-    """Run a part of `make chaos` in this lab."""
+    """Run a part of `make chaos` in this lab. How long anything takes is measured there, and depends on the machine."""
     which = ["--experiment", *arguments] if not arguments[0].startswith("--") else arguments
-    chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *which, **environment)
+    limits = (f"--longest={PATIENCE}", f"--named={PATIENCE}")
+    chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *limits, *which, **environment)
 
 
 def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
@@ -136,13 +137,9 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
     victims = [CHANCE.choice([node for node in OTHERS if node != supervisor]), supervisor]
     for attempt, victim in enumerate(victims, start=2):
         print(f"kill {victim} at step {found['step']}")
-        killed = time.monotonic()
         lab.kill(victim)
         dead.append(victim)
         found = lab.again("nodes", attempt)
-        took = time.monotonic() - killed
-        print(f"the next step after {took:.0f} s")
-        assert took < 60
         if attempt == 2:
             found = at_random_step(lab, "nodes", 2)
     found = lab.finish("nodes")
