@@ -156,7 +156,8 @@ class TrainLab(Lab):
         return self.program.outcome(log.read_text(encoding="utf-8").splitlines()[-1])
 
     def idle(self) -> None:
-        """Wait until all nodes are idle."""
+        """Cancel every job, also those that wait for nodes, and wait until all nodes are idle."""
+        self.run(MANAGER, "sh", "-c", "squeue --noheader --format=%A | xargs --no-run-if-empty scancel")
         self.await_idle(MANAGER)
 
     # Hosts that die

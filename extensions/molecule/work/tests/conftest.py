@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import pytest
+from tracking_lab import NAME
+from train_runs import TrainLab
 
 #: Sessions, whose placement needs idle nodes; training runs; and the guide with its server, at whose end the cluster is
 #: deleted.
@@ -25,3 +27,8 @@ ORDER = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.index(item.path.stem))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_jobs_of_the_file_before() -> None:
+    TrainLab(NAME).idle()
