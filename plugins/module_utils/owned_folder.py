@@ -10,10 +10,12 @@ import grp
 import os
 import pwd
 import stat
+import tempfile
 from typing import Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 
+_NOBODY = 65534
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -40,6 +42,51 @@ def owned(path: str, option: str, forbidden: int = 0o077) -> int:
             f"Remove it, or give another one with {option}.",
         )
     return descriptor
+
+
+def of_user(pattern: str, user: str, mode: Optional[int] = None) -> str:
+    """Replace ``{user}`` in a path. If another user has taken the name of that directory, it is the user's own one beside it.
+
+    Where everybody can create directories, anybody can take the name of another user, but nobody can foresee that of the
+    other directory, which is created with ``mode`` if that is given. Raises OSError.
+    """
+    before, found, rest = pattern.partition("{user}")
+    if not found:
+        return pattern
+    end, slash, below = rest.partition("/")
+    own = unless_taken(os.path.normpath(f"{before}{user}{end}"), mode)
+    return own + (slash + below).replace("{user}", user)
+
+
+def unless_taken(path: str, mode: Optional[int]) -> str:
+    """The same for a directory that is named after a user, or is only for one."""
+    parent, name = os.path.split(path)
+    try:
+        is_open = os.stat(parent).st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+        owner = os.lstat(path).st_uid
+    except OSError:
+        return path
+    if not is_open or owner == 0 or _is_own(owner):
+        return path
+    with os.scandir(parent) as entries:
+        found = sorted(entry.path for entry in entries if entry.name.startswith(f"{name}.") and _is_safe(entry))
+    if found or mode is None:
+        return found[0] if found else path
+    made = tempfile.mkdtemp(prefix=f"{name}.", dir=parent)
+    os.chmod(made, mode)
+    return made
+
+
+def _is_safe(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):
+        about = entry.stat(follow_symlinks=False)
+        return stat.S_ISDIR(about.st_mode) and _is_own(about.st_uid) and not about.st_mode & 0o022
+    return False
+
+
+def _is_own(owner: int) -> bool:
+    """Whether this is the owner of what this process creates. A volume may map root to nobody."""
+    return owner == os.geteuid() or (os.geteuid() == 0 and owner == _NOBODY)
 
 
 def give(path: str, uid: int, gid: int) -> None:

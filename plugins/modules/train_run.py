@@ -166,7 +166,7 @@ def work(module: AnsibleModule) -> Outcome:
     """Start or resume the run, or look at it."""
     given = module.params
     host = runs.Host(run, paths.PATH, given["volumes"])
-    wanted = request_of(given, program.Settings(given))
+    wanted = request_of(given, program.Settings(given), given["state"] == "started" and not module.check_mode)
     folder = store.is_run(wanted.folder)
     if folder is None:
         if given["state"] == "followed":
@@ -188,8 +188,8 @@ def work(module: AnsibleModule) -> Outcome:
     return _outcome("none" if state.state in ENDED else "attached", state, waits, wanted.folder)
 
 
-def request_of(given: Mapping[str, Any], settings: program.Settings) -> Request:
-    """What the parameters ask for. Raises InputError."""
+def request_of(given: Mapping[str, Any], settings: program.Settings, new: bool = False) -> Request:
+    """What the parameters ask for. ``new``: it may be created. Raises GpumeshError."""
     try:
         command = tuple(shlex.split(given["command"]))
     except ValueError as failure:
@@ -199,7 +199,7 @@ def request_of(given: Mapping[str, Any], settings: program.Settings) -> Request:
     options = {name: value for name, value in given.items() if name in Request._fields}
     options.update(
         command=command,
-        folder=f"{settings.base('')}/{given['name']}",
+        folder=f"{settings.base('', new)}/{given['name']}",
         min_nodes=given["min_nodes"] or given["nodes"],
         sbatch=tuple(given["sbatch"]),
         stage_dir=settings.local("") if given["stage"] else "",

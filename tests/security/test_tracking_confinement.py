@@ -8,6 +8,7 @@ launcher as the server has it. The scenario work does the same with MLflow, in a
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -96,6 +97,22 @@ def test_without_restrictions_it_starts_only_if_that_is_allowed(tmp_path: Path) 
     )
     assert refused.returncode == 1 and not refused.stdout and "tracking_unconfined is false" in refused.stderr
     assert (served.returncode, served.stdout) == (0, "served\n")
+
+
+@pytest.mark.skipif(not confine.version(), reason="not checked: this kernel has no Landlock, or does not allow it here")
+@pytest.mark.skipif(os.geteuid() != 0, reason="attacks need accounts")
+def test_a_directory_that_another_user_has_put_in_its_place_is_refused(
+    tmp_path: Path, attacker: pwd.struct_passwd
+) -> None:
+    """On a volume in which everybody can rename directories, before the server starts again."""
+    own, link, other = tmp_path / "own", tmp_path / "link", tmp_path / "other"
+    for folder in (own, other):
+        folder.mkdir()
+    link.symlink_to(own)
+    os.chown(other, attacker.pw_uid, attacker.pw_gid)
+    for path in (link, other):
+        done = launched(f"--write={own}", f"--write={path}", "--", sys.executable, "-c", "print('served')")
+        assert done.returncode == 1 and f"{path}: not a directory of this account" in done.stderr and not done.stdout
 
 
 def test_a_directory_that_is_missing_is_named() -> None:

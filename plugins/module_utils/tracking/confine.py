@@ -121,6 +121,12 @@ def directories(paths: Iterable[str]) -> str:
     return " ".join("{0.st_dev}:{0.st_ino}".format(os.stat(path)) for path in paths)
 
 
+def _is_own(path: str) -> bool:
+    """Whether the account owns the directory: on a volume, others may be able to put a link in its place."""
+    about = os.lstat(path)
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+
+
 def main() -> None:
     """The entry point of the program."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -137,6 +143,9 @@ def main() -> None:
         missing = [path for path in (*given.read, *given.write) if not os.path.exists(path)]
         if missing:
             sys.exit(f"{', '.join(missing)}: not there")
+        foreign = [path for path in given.write if not _is_own(path)]
+        if foreign:
+            sys.exit(f"{', '.join(foreign)}: not a directory of this account")
         if given.note:
             with open(given.note, "w", encoding="ascii") as note:
                 note.write(directories(given.write))

@@ -15,6 +15,7 @@ from typing import Any, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import of_user
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain, exit_status, say, write
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import inherited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
@@ -50,14 +51,22 @@ class Settings:
         self.run_dir: str = str(values["run_dir"])
         self.stage_dir: str = str(values.get("stage_dir") or STAGE)
 
-    def base(self, given: str) -> str:
-        """The directory with the runs of this user. Raises InputError if there is none."""
+    def base(self, given: str, new: bool = False) -> str:
+        """The directory with the runs of this user. Raises GpumeshError if there is none.
+
+        ``new``: a run is to be created there.
+        """
         if given:
             return os.path.abspath(given)
-        if self.run_dir:
-            return self.run_dir.replace("{user}", getpass.getuser())
-        if self.volumes:
-            return f"{self.volumes[0]}/{getpass.getuser()}/runs"
+        if self.run_dir or self.volumes:
+            pattern = self.run_dir or f"{self.volumes[0]}/{{user}}/runs"
+            try:
+                return of_user(pattern, getpass.getuser(), 0o755 if new else None)
+            except OSError as failure:
+                raise HostStateError(
+                    f"{failure.filename or pattern} cannot be used: {failure.strerror}.",
+                    "Set --run-dir to a directory on a shared volume that you can write to.",
+                ) from failure
         raise InputError("The cluster has no shared volume.", "Set --run-dir to a directory that all nodes share.")
 
     def local(self, given: str) -> str:
@@ -159,7 +168,7 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
     options = {name: value for name, value in vars(given).items() if name in Request._fields}
     options.update(
         command=tuple(command),
-        folder=f"{settings.base(given.run_dir)}/{given.name}",
+        folder=f"{settings.base(given.run_dir, not given.dry_run)}/{given.name}",
         min_nodes=given.nodes if given.min_nodes is None else given.min_nodes,
         sbatch=tuple(sbatch),
         directory=os.getcwd(),

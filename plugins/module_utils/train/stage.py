@@ -36,7 +36,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
     write_atomic,
     write_in,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned, unless_taken
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 _MANIFEST = "stage.json"
@@ -198,6 +198,7 @@ class Staging:
 
     def _work(self) -> None:
         try:
+            self._directory = unless_taken(self._directory, 0o700)
             base = owned(self._directory, "--stage-dir")
             try:
                 self._bring(base)
