@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
@@ -19,13 +20,15 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECO
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
     asked,
     desired,
+    makes_own,
     moved_from,
     parse_users,
     was_on,
+    with_certificates,
 )
 
 _MODULE = "gpumesh.cluster.tracking"
-_STATES = ["asked", "movable", "present", "saved", "retired", "absent"]
+_STATES = ["asked", "movable", "certified", "trusted", "present", "saved", "retired", "absent"]
 _FILES = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
 
 
@@ -51,6 +54,9 @@ class ActionModule(HostAction):
             server=text,
             port={"type": "int", "default": 0},
             volume=text,
+            tls={"type": "raw"},
+            own={"type": "bool", "default": False},
+            wanted={"type": "raw"},
             former=text,
             registered={"type": "str"},
             force={"type": "bool", "default": False},
@@ -60,20 +66,28 @@ class ActionModule(HostAction):
         )
         record = self.record()
         if given["state"] == "asked":
-            wanted = asked(record, {**given, "state": given["tracked"]})
+            chosen = {**given, "state": given["tracked"], "tls": _optional(given["tls"])}
+            wanted = asked(record, chosen)
             tracking = record["tracking"]
             former = tracking["server"] if tracking else ""
-            return {"changed": False, "settings": wanted, "former": former, "was_on": was_on(record)}
+            own = makes_own(record, chosen)
+            return {"changed": False, "settings": wanted, "own": own, "former": former, "was_on": was_on(record)}
+        if given["state"] == "trusted":
+            found = self.registered(given["registered"], self.present).values()
+            made = next((one["certificates"] for one in found if one.get("certificates")), None)
+            return {"changed": False, "settings": with_certificates(record, given["wanted"], made)}
         if given["state"] == "movable":
             # They are in the play, but run nothing of this layer.
             taking_part = [machine for machine in self.present if machine not in self.userspace_only]
             previews = self.registered(given["registered"], taking_part)
             return {"changed": False, "leaves": moved_from(record, given["former"], previews, given["force"])}
         parameters = {
-            **desired(record, self.machine, given["uid"], given["unconfined"]),
+            **desired(record, self.machine, given["uid"], given["unconfined"], given["own"]),
             **self.supervisor(),
             "state": given["state"],
         }
+        if given["state"] == "certified":
+            return self.equipped_module(_MODULE, parameters, self._lacking)
         if given["state"] != "present":
             return self.module(_MODULE, parameters)
         if record["tracking"] is None:
@@ -90,6 +104,11 @@ class ActionModule(HostAction):
         if ("certificate" in files) != ("key" in files):
             raise InputError(
                 "tracking_certificate_file and tracking_key_file belong together.", "Set both, or none of them."
+            )
+        if "trust" in files and parameters["own_certificate"]:
+            raise InputError(
+                "tracking_ca_file is set, but the server makes its own certificate, which no CA has signed.",
+                "Remove tracking_ca_file, or set tracking_certificate_file and tracking_key_file as well.",
             )
         # Everybody can read what a member trusts, and a certificate's file may have its private key as well.
         public = {name: _certificates(files[name]) for name in ("certificate", "trust") if name in files}
@@ -126,6 +145,11 @@ class ActionModule(HostAction):
                 f"{self.machine} cannot run the tracking server: it is not Debian.", "Choose another tracking_server."
             )
         return packages
+
+
+def _optional(value: Any) -> bool | None:
+    """A truth value; None for an option that is not set, which AWX passes as an empty text."""
+    return None if value in (None, "") else boolean(value)
 
 
 def _certificates(file: _File) -> str:

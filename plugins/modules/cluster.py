@@ -107,6 +107,10 @@ options:
       tls:
         description: Whether the server has a certificate. Initially false.
         type: bool
+      certificates:
+        description: The certificates that the server has made for itself, in PEM format.
+        type: list
+        elements: str
   keys_changed:
     description:
       - Record that the keys of removed machines are no longer in use.
@@ -299,6 +303,7 @@ def main() -> None:
                     "port": {"type": "int"},
                     "volume": {"type": "str"},
                     "tls": {"type": "bool"},
+                    "certificates": {"type": "list", "elements": "str"},
                 },
             },
             "keys_changed": {"type": "bool", "default": False, "no_log": False},

@@ -34,11 +34,14 @@ options:
       - V(asked) only returns what M(gpumesh.cluster.cluster) has to write to the record, on the controller.
       - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record), or
         cannot be removed if that has none. Set C(run_once).
+      - V(certified) makes the certificate of the server on its host, or the next one in the year before it expires.
+      - V(trusted) only returns what M(gpumesh.cluster.cluster) has to write to the record, with these certificates, on
+        the controller.
       - V(saved) stops the server and writes its database to the volume, for another member.
       - V(retired) removes a server that has moved to another member.
       - V(absent) removes the server; its database and the artifacts are kept.
     type: str
-    choices: [asked, movable, present, saved, retired, absent]
+    choices: [asked, movable, certified, trusted, present, saved, retired, absent]
     default: present
   tracked:
     description: With O(state=asked), whether experiments should be tracked.
@@ -57,13 +60,20 @@ options:
     description: With O(state=asked), the volume of the artifacts. Empty means the one in the record.
     type: str
     default: ""
+  own:
+    description: Whether the server makes its certificate itself although O(record) has none, as O(state=asked) returns it.
+    type: bool
+    default: false
+  wanted:
+    description: With O(state=trusted), the settings that O(state=asked) has returned.
+    type: raw
   former:
     description: With O(state=movable), the member that runs the server until now. Empty for none.
     type: str
     default: ""
   registered:
-    description: With O(state=movable), the name of the variable in which this module with the changed record, in check
-      mode, is registered on the members.
+    description: The name of the variable in which this module is registered on the members. With O(state=movable), with
+      the changed record, in check mode; with O(state=trusted), with O(state=certified).
     type: str
   force:
     description: With O(state=movable), whether the server moves without the database of a former member that does not
@@ -111,7 +121,12 @@ options:
     type: int
     default: 0
   tls:
-    description: Whether the server has a certificate. Derived from O(record).
+    description: Whether the server has a certificate. Derived from O(record). With O(state=asked), whether it should have
+      one; empty means as in the record, initially V(true).
+    type: bool
+    default: false
+  own_certificate:
+    description: Whether the server makes its certificate itself. Derived from O(record) and O(own).
     type: bool
     default: false
   mount_point:
@@ -158,7 +173,7 @@ missing:
   description: The Debian packages that have to be installed first, such as in check mode.
   type: list
   elements: str
-  returned: O(state=present)
+  returned: O(state=present) and O(state=certified)
 leftover:
   description: Whether this host has a server, which is not that of another cluster, although the record names another
     member, or none.
@@ -176,7 +191,17 @@ postgresql:
 settings:
   description: The values that must be written to the record, for M(gpumesh.cluster.cluster). Null if there are none.
   type: dict
+  returned: O(state=asked) and O(state=trusted)
+own:
+  description: Whether the server makes its certificate itself.
+  type: bool
   returned: O(state=asked)
+certificates:
+  description: The certificates that clients have to trust, the current one and possibly the next one. Null if this host
+    does not run the server, or the server does not make its certificate itself.
+  type: list
+  elements: str
+  returned: O(state=certified)
 former:
   description: The member that runs the server according to the record. Empty if there is none.
   type: str
@@ -197,16 +222,28 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, server, settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import certificate, environment, server, settings
 
 _PLACES = daemon.Places()
+
+
+def _certify(request: server.Request, check_mode: bool) -> Outcome:
+    if not request.serves or not request.server.own_certificate:
+        return Outcome(False, {"certificates": None, "missing": []})
+    if not find("openssl"):
+        return Outcome(True, {"certificates": None, "missing": ["openssl"]})
+    before = certificate.present(run, request.server)
+    found = before if check_mode else server.certificates(run, request)
+    return Outcome(found != before or (check_mode and not found), {"certificates": found or None, "missing": []})
 
 
 def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Do what the parameters say."""
     request = server.requested(params)
+    if params["state"] == "certified":
+        return _certify(request, check_mode)
     if params["state"] == "saved":
         server.refuse_to_save(request)
         return Outcome(server.is_ours(request) if check_mode else server.save(run, request), {})
@@ -236,13 +273,15 @@ def main() -> None:
             "record": {"type": "raw"},
             "state": {
                 "type": "str",
-                "choices": ["asked", "movable", "present", "saved", "retired", "absent"],
+                "choices": ["asked", "movable", "certified", "trusted", "present", "saved", "retired", "absent"],
                 "default": "present",
             },
             "tracked": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "start": {"type": "bool", "default": False},
             "server": text,
             "volume": text,
+            "wanted": {"type": "raw"},
+            "own": {"type": "bool", "default": False},
             "former": text,
             "registered": {"type": "str"},
             "force": {"type": "bool", "default": False},
@@ -256,6 +295,7 @@ def main() -> None:
             "address": text,
             "port": {"type": "int", "default": 0},
             "tls": {"type": "bool", "default": False},
+            "own_certificate": {"type": "bool", "default": False},
             "mount_point": text,
             "uid": {"type": "int", "default": settings.UID},
             "unconfined": {"type": "bool", "default": False},

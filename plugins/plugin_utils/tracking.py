@@ -23,8 +23,13 @@ _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _SHORTEST = 12
 
 
-def desired(record: model.Record, machine: str, uid: int = settings.UID, unconfined: bool = False) -> dict[str, Any]:
-    """The parameters of the module tracking on one machine; only the cluster if no experiments are tracked."""
+def desired(
+    record: model.Record, machine: str, uid: int = settings.UID, unconfined: bool = False, own: bool = False
+) -> dict[str, Any]:
+    """The parameters of the module tracking on one machine; only the cluster if no experiments are tracked.
+
+    ``own``: the server is to make its certificate itself, which the record does not have yet.
+    """
     tracking = record.get("tracking")
     if tracking is None:
         return {"cluster": record["name"]}
@@ -39,6 +44,8 @@ def desired(record: model.Record, machine: str, uid: int = settings.UID, unconfi
         "address": address(record, tracking),
         "port": tracking["port"],
         "tls": tracking["tls"],
+        "own_certificate": own or bool(tracking["certificates"]),
+        "trust": "".join(tracking["certificates"]) or None,
         "mount_point": mount_point,
         "uid": uid,
         "unconfined": unconfined,
@@ -52,11 +59,11 @@ def address(record: model.Record, tracking: model.Tracking) -> str:
 
 
 def uri(record: model.Record, tracking: model.Tracking) -> str:
-    """The URL of the server for members: with its address, or if it has a certificate, with the name in that."""
-    if tracking["tls"]:
+    """The URL of the server for members: with its address, or if you have provided a certificate, with the name in that."""
+    if tracking["tls"] and not tracking["certificates"]:
         return f"https://{tracking['server']}:{tracking['port']}"
-    host = address(record, tracking)
-    return f"http://{f'[{host}]' if ':' in host else host}:{tracking['port']}"
+    host, scheme = address(record, tracking), "https" if tracking["tls"] else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{tracking['port']}"
 
 
 def variables(record: model.Record) -> dict[str, str]:
@@ -109,7 +116,7 @@ def refuse_server(server: str, record: model.Record) -> None:
 def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The parameters with which the module cluster updates the record; None if it is up to date.
 
-    ``given``: state, start, server, port, volume, certificate_file.
+    ``given``: state, start, server, port, volume, tls, certificate_file. Raises InputError.
     """
     was = record["tracking"]
     if given["state"] == "absent":
@@ -118,9 +125,36 @@ def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | No
         return None
     wanted = {name: given[name] for name in ("server", "port", "volume") if given[name]}
     if given["certificate_file"]:
-        wanted["tls"] = True
+        if given["tls"] is False:
+            raise InputError(
+                "tracking_tls is false, and tracking_certificate_file is set.", "Set one of them, or tracking_tls=true."
+            )
+        wanted.update(tls=True, certificates=[])
+    elif given["tls"] is not None or was is None:
+        wanted["tls"] = given["tls"] is not False
     present: Mapping[str, Any] = was or {}
     return wanted if was is None or any(present[name] != value for name, value in wanted.items()) else None
+
+
+def makes_own(record: model.Record, given: Mapping[str, Any]) -> bool:
+    """Whether the server makes its certificate itself: with TLS, unless one is provided, or was before."""
+    was = record["tracking"]
+    if given["state"] == "absent" or given["certificate_file"] or given["tls"] is False:
+        return False
+    if was is None:
+        return bool(given["start"] or given["server"])
+    return bool(was["certificates"]) or (given["tls"] is True and not was["tls"])
+
+
+def with_certificates(
+    record: model.Record, wanted: Mapping[str, Any] | None, made: list[str] | None
+) -> dict[str, Any] | None:
+    """The parameters of ``asked`` with the certificates that the server has now. ``made``: None if nothing is known."""
+    was = record["tracking"]
+    present = was["certificates"] if was else []
+    if made is None or made == present:
+        return None if wanted is None else dict(wanted)
+    return {**(wanted or {}), "certificates": made}
 
 
 def was_on(record: model.Record) -> bool:

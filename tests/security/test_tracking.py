@@ -1,23 +1,34 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The clients of the tracking server in front of another listener, while the server is down: what it says is limited, and only text."""
+"""The clients of the tracking server in front of another listener, while the server is down: it gets no password, and what it
+says is limited, and only text.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
+import socket
+import ssl
 import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import certificate, server, settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.probe import Client
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_track
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking
+from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
 MUCH = 256 << 20
@@ -83,3 +94,93 @@ def test_an_answer_for_the_terminal(
     assert gpumesh_track.main([str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "pwned" in said and printable(said) == said
+
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+MEMBERS = [{"machine": "n1", "address": "10.77.0.1", "interface": "lo"}]
+#: What somebody sets who tracks experiments and sets nothing else.
+DEFAULTS = {
+    "state": "present",
+    "start": True,
+    "server": "",
+    "port": 0,
+    "volume": "",
+    "tls": None,
+    "certificate_file": "",
+}
+
+
+class Listener(http.server.BaseHTTPRequestHandler):
+    """Keeps the passwords that it gets, and answers as a server that knows the user."""
+
+    passwords: list[str] = []
+
+    def _answer(self) -> None:
+        self.passwords += filter(None, [self.headers["Authorization"]])
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(401)
+        self.end_headers()
+
+    do_GET = do_POST = _answer  # noqa: N815
+
+    def log_message(self, *_arguments: object) -> None:
+        """Not in the output of the tests."""
+
+
+@contextlib.contextmanager
+def listening(files: tuple[str, str] | None, port: int) -> Iterator[list[str]]:
+    """A listener on the server's port, with the given certificate and key. Yields the passwords that it gets."""
+    Listener.passwords = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Listener) as listener:
+        if files:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*files)
+            listener.socket = context.wrap_socket(listener.socket, server_side=True)
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield Listener.passwords
+        listener.shutdown()
+
+
+@pytest.fixture(name="jobs")
+def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The variables of the jobs of a cluster with the default settings, whose server is down."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    record = plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP)
+    found: Any = plan.set_storage(plan.commit(record, STAMP), [{"name": "shared", "mount_point": "/mnt/shared"}]).record
+    chosen = tracking.asked(found, DEFAULTS)
+    assert chosen is not None
+    found = plan.set_tracking(found, {**chosen, "port": port}).record
+    monkeypatch.setattr(tracking, "address", lambda _record, _tracking: "127.0.0.1")
+    monkeypatch.setattr(settings, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(settings, "trust_of", lambda name: f"{tmp_path}/tracking-ca-{name}.crt")
+    for name in ("OWN", "NEXT"):
+        pair = certificate.Pair(*(f"{tmp_path}/{name.lower()}.{kind}" for kind in ("crt", "key")))
+        monkeypatch.setattr(certificate, name, pair)
+    own = settings.Server.given(tracking.desired(found, "n1", own=True))
+    # Somebody else makes one just like it.
+    certificate.settle(run, own)
+    for path in certificate.OWN:
+        Path(path).rename(Path(path).with_stem("squatter"))
+    made = certificate.settle(run, own)
+    found = plan.set_tracking(found, {"certificates": made}).record
+    for one in server.trust_files(server.requested({**tracking.desired(found, "n1"), **daemon.Places()._asdict()})):
+        Path(one.path).write_text(one.text, encoding="ascii")
+    return {**tracking.variables(found), "HOME": str(tmp_path)}
+
+
+@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+def test_who_listens_while_the_server_is_down_gets_no_password(jobs: dict[str, str], tmp_path: Path) -> None:
+    """Without a certificate, with one of their own for the same names, and as the server itself."""
+    port = int(jobs["MLFLOW_TRACKING_URI"].rpartition(":")[2])
+    squatted = str(tmp_path / "squatter.crt"), str(tmp_path / "squatter.key")
+    environment = {**jobs, "MLFLOW_TRACKING_USERNAME": "alice", "MLFLOW_TRACKING_PASSWORD": "secret-of-alice"}
+    (tmp_path / "points.jsonl").write_text('{"points": [["loss", 1.0, 1, 1]]}\n', encoding="ascii")
+    for files in (None, squatted, certificate.OWN):
+        with listening(files, port) as passwords:
+            with pytest.raises(gpumesh_track.UnreachableError if files != certificate.OWN else Exception):
+                gpumesh_track.Sender(str(tmp_path), environment).send()
+            with pytest.raises(HostStateError):
+                Client(jobs["MLFLOW_TRACKING_URI"], jobs["MLFLOW_TRACKING_SERVER_CERT_PATH"], 30, "secret").ask()
+            # That the server gets them shows that there was something to get.
+            assert bool(passwords) == (files == certificate.OWN), files

@@ -30,11 +30,11 @@ FLAGS = (
 )
 
 
-def chromium(profile: Path) -> Iterator:
+def chromium(profile: Path, *flags: str) -> Iterator:
     """Start Chromium, for a fixture. ``profile``: a folder for its files."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+    for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))

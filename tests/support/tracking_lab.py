@@ -25,8 +25,17 @@ PASSWORDS = {"admin": "an-administrator-of-mlflow", "alice": "only-alice-knows-t
 SERVICE = "gpumesh-tracking"
 
 
+def opener(trust: str) -> urllib.request.OpenerDirector:
+    """Of URLs, with these certificates."""
+    context = ssl.create_default_context(cadata=trust) if trust else None
+    if context:
+        # One that was provided is for the name of the machine, which this machine cannot resolve.
+        context.check_hostname = False
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+
+
 class TrackingLab(Lab):
-    """``uri`` is the current address of the server, ``trust`` the certificate by which it is verified."""
+    """``uri`` is the current address of the server, ``trust`` the certificates by which it is verified."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
@@ -38,6 +47,7 @@ class TrackingLab(Lab):
         """Read from the record where the server is."""
         tracking = self.record()["tracking"]
         if tracking:
+            self.trust = "".join(tracking["certificates"]) or self.trust
             self.uri = f"{'https' if tracking['tls'] else 'http'}://{ADDRESS[tracking['server']]}:5000"
 
     def record(self) -> dict[str, Any]:
@@ -52,14 +62,7 @@ class TrackingLab(Lab):
         headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}", "Origin": self.uri}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.uri}/api/2.0/{path}", data, headers)
-        context = ssl.create_default_context(cafile=self.trust) if self.trust else None
-        if context:
-            # The certificate is for the name of the machine, which this machine cannot resolve.
-            context.check_hostname = False
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
-        with opener.open(request, timeout=60) as answer:
+        with opener(self.trust).open(request, timeout=60) as answer:
             return bytes(answer.read())
 
     def runs(self, experiment: str) -> dict[str, dict[str, Any]]:

@@ -97,12 +97,16 @@ class Storage(TypedDict):
 
 
 class Tracking(TypedDict):
-    """MLflow: the member that runs its server, the TCP port, the volume of the artifacts, and whether TLS is used."""
+    """MLflow: the member that runs its server, the TCP port, the volume of the artifacts, and whether TLS is used.
+
+    ``certificates``: those that the server has made for itself, the current one and possibly the next one.
+    """
 
     server: str
     port: int
     volume: str
     tls: bool
+    certificates: List[str]
 
 
 class HistoryEntry(TypedDict):
@@ -187,6 +191,7 @@ MIGRATIONS: Dict[int, Callable[[Document], Document]] = {
     4: _with_rdma,
 }
 
+_MOST_CERTIFICATES = 2
 _ID = re.compile(r"[0-9a-f]{32}")
 _VOLUME_KEYS = {"name", "server", "path", "mount_point"}
 
@@ -312,7 +317,12 @@ def _tracking(fields: Optional[_Fields]) -> Optional[Tracking]:
         "port": fields.integer("port", 1024, 65535),
         "volume": fields.checked("volume", values.volume_name),
         "tls": fields.boolean("tls"),
+        "certificates": fields.texts("certificates", values.certificate) if "certificates" in fields.names() else [],
     }
+    if len(found["certificates"]) > _MOST_CERTIFICATES or (found["certificates"] and not found["tls"]):
+        raise InvalidRecordError(
+            "tracking.certificates", f"expected at most {_MOST_CERTIFICATES}, and none without TLS"
+        )
     fields.nothing_else()
     return found
 

@@ -401,7 +401,7 @@ TRACKING_PORT = 5000
 
 
 def set_tracking(record: Record, wanted: Mapping[str, Any]) -> Draft:
-    """Change the keys of the tracking server that are given and not None: server, port, volume and tls.
+    """Change the keys of the tracking server that are given and not None: server, port, volume, tls and certificates.
 
     With ``enabled`` false, it is removed. By default, it runs on the manager, with the artifacts on the first writable
     volume.
@@ -415,7 +415,8 @@ def set_tracking(record: Record, wanted: Mapping[str, Any]) -> Draft:
     if now is None:
         return Draft(new, [Change("tracking", "experiments are no longer tracked")])
     present: Dict[str, Any] = dict(was) if was is not None else {}
-    changed = [f"{key} {_shown(value)}" for key, value in now.items() if present.get(key) != value]
+    shown = {**now, "certificates": len(now["certificates"])}
+    changed = [f"{key} {_shown(shown[key])}" for key, value in now.items() if present.get(key, []) != value]
     machines = [now["server"]] if was is None else sorted({was["server"], now["server"]})
     return Draft(new, [Change("tracking", f"tracking: {', '.join(changed)}", machines)])
 
@@ -427,6 +428,7 @@ def _tracking(record: Record, wanted: Mapping[str, Any]) -> model.Tracking:
         "port": TRACKING_PORT,
         "volume": volumes[0] if volumes else None,
         "tls": False,
+        "certificates": [],
         **(record["tracking"] or {}),
     }
     given = {key: value for key, value in wanted.items() if key in base and value is not None}
@@ -465,6 +467,7 @@ def _tracking(record: Record, wanted: Mapping[str, Any]) -> model.Tracking:
         "port": _number("tracking port", merged["port"], 1024, 65535),
         "volume": merged["volume"],
         "tls": bool(merged["tls"]),
+        "certificates": list(merged["certificates"]) if merged["tls"] else [],
     }
 
 

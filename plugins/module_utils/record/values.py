@@ -55,6 +55,8 @@ _SYSTEM_FOLDER = re.compile(
     r"/(?:(?:bin|boot|dev|etc|lib(?:32|64|x32)?|proc|sbin|sys|root/\.ssh|usr/(?:bin|lib(?:64|exec)?|sbin)|var/lib/gpumesh"
     r"|var/spool/cron)(?:/.*)?|root|run|tmp|usr|var)?"
 )
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----\n(?:[A-Za-z0-9+/=]{1,76}\n)+-----END CERTIFICATE-----\n")
+_LONGEST_CERTIFICATE = 8192
 _SSH_KEY = re.compile(r"[a-z][a-z0-9@.-]{2,63} [A-Za-z0-9+/]{16,}={0,3}")
 #: Names that every machine resolves to itself, and groups that Ansible creates in every inventory.
 _SELF = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback", "loopback")
@@ -263,6 +265,13 @@ def ssh_key(value: str) -> str:
     if "\n" in value.strip() or len(words) < 2 or not _SSH_KEY.fullmatch(" ".join(words[:2])):
         raise ValueError(f"'{value[:60]}' is not a public SSH key: write it as TYPE BASE64 on one line")
     return " ".join(words[:2])
+
+
+def certificate(value: str) -> str:
+    """A certificate in PEM format, and nothing else."""
+    if len(value) > _LONGEST_CERTIFICATE or not _CERTIFICATE.fullmatch(value):
+        raise ValueError("this is not one certificate in PEM format")
+    return value
 
 
 def absolute_path(value: str) -> str:

@@ -15,6 +15,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role
 
 HOSTFILE = "/etc/gpumesh-hostfile"
+#: The variable with the certificates against which jobs verify the tracking server, and the directory of that file.
+_TRUST, _SETTINGS = "MLFLOW_TRACKING_SERVER_CERT_PATH", "/etc/gpumesh"
 #: What containers need on a node.
 PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit")
 #: Seconds for one image.
@@ -61,6 +63,10 @@ def mounts(task: Task) -> List[str]:
     folder = task.place.run
     found = [f"{folder}/hosts:/etc/hosts:ro", f"{folder}/hostfile:{HOSTFILE}:ro"]
     found.append(f"{folder}/resolv.conf:/etc/resolv.conf:ro")
+    # The directory: the file is replaced when the tracking server renews its certificate.
+    trust = task.variables.get(_TRUST, "")
+    if os.path.dirname(trust) == _SETTINGS and os.path.exists(trust):
+        found.append(f"{_SETTINGS}:{_SETTINGS}:ro")
     return [*found, *(ssh.mounts(folder) if task.own.vni else ()), *task.role.mounts]
 
 

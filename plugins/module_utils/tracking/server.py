@@ -35,6 +35,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import ac
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
+    certificate,
     confine,
     environment,
     postgres,
@@ -185,7 +186,7 @@ def refuse_server(request: Request) -> None:
             "Run the playbook storage first.",
         )
     _refuse_folder(server)
-    if server.tls:
+    if server.tls and not server.own_certificate:
         for given, path, option in (
             (request.certificate, settings.CERTIFICATE, "tracking_certificate_file"),
             (request.key, settings.KEY, "tracking_key_file"),
@@ -222,7 +223,7 @@ def postgresql(run: Runner, request: Request) -> str:
 
 def refuse_member(request: Request) -> None:
     """Refuse invalid requests for any member before anything changes. Raises GpumeshError."""
-    if request.server.tls and _trust(request) is None:
+    if request.server.tls and not request.server.own_certificate and _trust(request) is None:
         path = settings.trust_of(request.server.cluster)
         raise InputError(
             f"The tracking server has TLS, and there is no {path} on this host.",
@@ -250,6 +251,17 @@ def _add_account(run: Runner, uid: int) -> None:
         run(["groupadd", "--system", f"--gid={uid}", settings.ACCOUNT])
     argv = ["useradd", "--system", f"--uid={uid}", f"--gid={uid}", f"--home-dir={settings.HOME}", "--no-create-home"]
     run([*argv, "--shell=/usr/sbin/nologin", settings.ACCOUNT])
+
+
+def certificates(run: Runner, request: Request) -> Optional[List[str]]:
+    """Make or renew the certificate of this host's server. Returns those that clients have to trust; None for another host.
+
+    Raises GpumeshError.
+    """
+    if not request.serves or not request.server.own_certificate:
+        return None
+    refuse_server(request)
+    return certificate.settle(run, request.server)
 
 
 def make_folders(server: Server) -> bool:
@@ -345,7 +357,7 @@ def secret_files(request: Request, port: int) -> List[Secret]:
         settings.AUTHENTICATION: settings.authentication(port, unused or secrets.token_urlsafe(24)),
     }
     if request.server.tls:
-        account_files.update({settings.CERTIFICATE: request.certificate, settings.KEY: request.key})
+        account_files.update({request.server.certificate: request.certificate, request.server.key: request.key})
     wanted = [(path, text, settings.ACCOUNT) for path, text in account_files.items()]
     wanted.append((settings.CHECKER_PASSWORD, None if checker else secrets.token_urlsafe(24), "root"))
     found = []
@@ -409,7 +421,12 @@ def trust_files(request: Request) -> List[Secret]:
 
 
 def _trust(request: Request) -> Optional[str]:
-    """The certificates that are given, or that the member has already, such as from an earlier version."""
+    """The certificates that are given, or that the member has already, such as from an earlier version.
+
+    Those that the server has made for itself are always given, from the record.
+    """
+    if request.server.own_certificate:
+        return request.trust
     texts = (request.trust, read_text(settings.trust_of(request.server.cluster)), read_text(settings.SHARED_TRUST))
     return next((settings.certificates(text) for text in texts if text), None)
 
@@ -431,7 +448,7 @@ def daemons(
         {},
     )
     reads = [settings.PROGRAM, settings.CONFINE, settings.AUTHENTICATION, settings.SECRET, *programs]
-    reads += [settings.CERTIFICATE, settings.KEY] if server.tls else []
+    reads += [server.certificate, server.key] if server.tls else []
     mlflow = mlflow_daemon("restarted" if is_remounted(server) else "started")._replace(
         reads=[*reads, settings.UNIT] if systemd else reads
     )
@@ -469,6 +486,8 @@ def mlflow_daemon(state: str) -> daemon.Daemon:
 def look(run: Runner, request: Request) -> List[str]:
     """Describe the differences, without changing anything."""
     words = [host_files.in_words(one.path) for one in trust_files(request)]
+    if request.serves and not request.server.tls:
+        words += [f"{path} is no longer needed" for path in _trusted(request)]
     if request.serves and (other := other_cluster(request)):
         return [*words, f"the server of cluster '{other}' is here"]
     if not request.serves:
@@ -512,6 +531,9 @@ def requested(params: Mapping[str, Any]) -> Request:
 def apply(run: Runner, request: Request) -> Done:
     """Apply the desired state. Raises GpumeshError."""
     done = Done([], [])
+    for path in _trusted(request) if request.serves and not request.server.tls else []:
+        remove_file(path)
+        done.words.append(f"{path} removed")
     for trust in trust_files(request):
         os.makedirs(os.path.dirname(trust.path), mode=0o755, exist_ok=True)
         write_atomic(trust.path, trust.text or "", mode=0o644)
@@ -698,7 +720,8 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         cluster = _cluster(run)
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         postgres.drop(run, cluster)
-    for path in (settings.UNIT, settings.SECRET, settings.CHECKER_PASSWORD, settings.CERTIFICATE, settings.KEY):
+    secret = (settings.SECRET, settings.CHECKER_PASSWORD, settings.KEY, *certificate.OWN, *certificate.NEXT)
+    for path in (settings.UNIT, settings.CERTIFICATE, *secret):
         remove_file(path)
     if systemd:
         run(["systemctl", "daemon-reload"])

@@ -30,6 +30,9 @@ SECRET = f"{FOLDER}/secret"
 CHECKER_PASSWORD = f"{FOLDER}/checker"
 CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
+#: The certificate that the server has made for itself.
+OWN_CERTIFICATE = f"{FOLDER}/own.crt"
+OWN_KEY = f"{FOLDER}/own.key"
 #: Exists if the database has been written to the volume, so that the local one is no longer needed.
 MOVED = f"{FOLDER}/moved"
 #: Where earlier versions wrote what is now in trust_of(). Jobs that were started then still read it.
@@ -61,7 +64,8 @@ _CERTIFICATE = re.compile(r"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----.*?-
 class Server(NamedTuple):
     """The server in the record. ``mount_point`` is that of the artifacts' volume.
 
-    ``unconfined``: whether it may serve where the kernel cannot confine it.
+    ``unconfined``: whether it may serve where the kernel cannot confine it. ``own_certificate``: whether it makes its
+    certificate itself.
     """
 
     cluster: str
@@ -72,11 +76,22 @@ class Server(NamedTuple):
     mount_point: str
     uid: int
     unconfined: bool = False
+    own_certificate: bool = False
 
     @classmethod
     def given(cls, params: Mapping[str, Any]) -> Server:
         """Read the parameters of the module tracking."""
         return cls(**{name: params[name] for name in cls._fields if params.get(name) is not None})
+
+    @property
+    def certificate(self) -> str:
+        """The file of the certificate."""
+        return OWN_CERTIFICATE if self.own_certificate else CERTIFICATE
+
+    @property
+    def key(self) -> str:
+        """The file of the private key."""
+        return OWN_KEY if self.own_certificate else KEY
 
     @property
     def folder(self) -> str:
@@ -154,7 +169,7 @@ def writable(server: Server) -> List[str]:
 def program(server: Server, environment: str, port: int) -> str:
     """The program that starts the server. The secret is neither in a unit nor in a process list."""
     python = f"{environment}/bin/python"
-    read = [AUTHENTICATION, *([CERTIFICATE, KEY] if server.tls else [])]
+    read = [AUTHENTICATION, *([server.certificate, server.key] if server.tls else [])]
     argv = [
         *(python, "-I", CONFINE, *(["--unconfined"] if server.unconfined else [])),
         *(f"--read={path}" for path in read),
@@ -175,7 +190,7 @@ def program(server: Server, environment: str, port: int) -> str:
     # replaced each time.
     options = f"--timeout-worker-healthcheck {_HEALTHY}"
     if server.tls:
-        options += f" --ssl-certfile {CERTIFICATE} --ssl-keyfile {KEY}"
+        options += f" --ssl-certfile {server.certificate} --ssl-keyfile {server.key}"
     argv.append(f"--uvicorn-opts={options}")
     return (
         # Python imports nothing from the working directory, which the server could not write to anyway.

@@ -56,17 +56,89 @@ def test_the_member_that_the_record_names_serves_and_others_do_not() -> None:
 
 def test_it_is_off_until_somebody_asks_for_it() -> None:
     assert asked(OFF)["settings"] is None
-    assert asked(OFF, start=True)["settings"] == {}
-    assert asked(OFF, server="n1")["settings"] == {"server": "n1"}
+    assert asked(OFF, start=True)["settings"] == {"tls": True}
+    assert asked(OFF, server="n1")["settings"] == {"server": "n1", "tls": True}
     assert asked(OFF, tracked="absent")["settings"] is None
 
 
 def test_only_what_differs_is_written_to_the_record() -> None:
     assert asked(ON, start=True, server="n2", port=5000)["settings"] is None
-    assert asked(ON, server="n1") == {"changed": False, "settings": {"server": "n1"}, "former": "n2", "was_on": False}
-    assert asked(ON, certificate_file="/x")["settings"] == {"tls": True}
+    found = asked(ON, server="n1")
+    assert found == {"changed": False, "settings": {"server": "n1"}, "own": False, "former": "n2", "was_on": False}
+    assert asked(ON, certificate_file="/x")["settings"] == {"tls": True, "certificates": []}
     assert asked(SECURE, certificate_file="/x")["settings"] is None
     assert asked(ON, tracked="absent")["settings"] == {"enabled": False}
+
+
+PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+OWN = plan.set_tracking(ON, {"tls": True, "certificates": [PEM]}).record
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "settings", "own"),
+    [
+        # A new server has TLS, and makes its certificate itself. An answer that AWX passes as an empty text is none.
+        (OFF, {"start": True, "tls": ""}, {"tls": True}, True),
+        (OFF, {"start": True, "tls": "true"}, {"tls": True}, True),
+        (OFF, {"start": True, "tls": False}, {"tls": False}, False),
+        (OFF, {"start": True, "certificate_file": "/x"}, {"tls": True, "certificates": []}, False),
+        (OFF, {}, None, False),
+        # What there is stays, unless something else is asked for.
+        (ON, {}, None, False),
+        (ON, {"tls": True}, {"tls": True}, True),
+        (SECURE, {"tls": True}, None, False),
+        (SECURE, {"tls": False}, {"tls": False}, False),
+        (OWN, {}, None, True),
+        (OWN, {"tls": True, "server": "n1"}, {"tls": True, "server": "n1"}, True),
+        (OWN, {"tls": False}, {"tls": False}, False),
+        (OWN, {"certificate_file": "/x"}, {"tls": True, "certificates": []}, False),
+        (OWN, {"tracked": "absent"}, {"enabled": False}, False),
+    ],
+)
+def test_a_server_has_tls_unless_that_is_switched_off(record: Any, options: Any, settings: Any, own: bool) -> None:
+    found = asked(record, **options)
+    assert (found["settings"], found["own"]) == (settings, own)
+
+
+def test_tls_is_not_switched_off_with_a_certificate() -> None:
+    refused = asked(ON, tls=False, certificate_file="/x")
+    assert refused["failed"] and "tracking_tls is false, and tracking_certificate_file is set" in refused["msg"]
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted", "made", "settings"),
+    [
+        (ON, {"tls": True}, [PEM], {"tls": True, "certificates": [PEM]}),
+        (OWN, None, [PEM], None),
+        (OWN, None, [PEM, PEM], {"certificates": [PEM, PEM]}),
+        (OWN, {"port": 5001}, [PEM], {"port": 5001}),
+        # Check mode, or a server that is not in the run.
+        (ON, {"tls": True}, None, {"tls": True}),
+        (OWN, None, None, None),
+    ],
+)
+def test_the_record_has_the_certificates_that_the_server_has_made(
+    record: Any, wanted: Any, made: Any, settings: Any
+) -> None:
+    hostvars = {"n1": {"certified": {"certificates": None}}, "n2": {"certified": {"certificates": made}}}
+    variables = {"inventory_hostname": "n1", "ansible_play_batch": ["n1", "n2"], "hostvars": hostvars}
+    given = {"record": record, "state": "trusted", "wanted": wanted, "registered": "certified"}
+    assert play(tracking.ActionModule, given, {}, variables).result["settings"] == settings
+
+
+def test_members_trust_the_certificates_in_the_record(tmp_path: Path) -> None:
+    both = plan.set_tracking(OWN, {"certificates": [PEM, PEM]}).record
+    for machine in ("n1", "n2"):
+        parameters = sent(played(machine, both))
+        assert (parameters["trust"], parameters["own_certificate"]) == (PEM + PEM, True)
+    # The certificate is for the address, so that containers need no name for it.
+    assert derived.variables(OWN)["MLFLOW_TRACKING_URI"] == "https://10.0.0.2:5000"
+    assert derived.variables(OWN)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
+    # Before the record has it, nothing is missing yet.
+    assert sent(played("n2", SECURE, own=True))["own_certificate"]
+    (tmp_path / "ca").write_text(PEM, encoding="ascii")
+    refused = played("n1", OWN, ca_file=str(tmp_path / "ca")).result
+    assert refused["failed"] and "the server makes its own certificate" in refused["msg"]
 
 
 MOVED = plan.set_tracking(ON, {"server": "n1"}).record

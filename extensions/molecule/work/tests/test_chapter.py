@@ -150,6 +150,7 @@ print(u.urlopen(os.environ['MLFLOW_TRACKING_URI'] + '/health',
 
 def test_tls_and_off_again(desk: Desk, lab: TrackingLab, tmp_path_factory: pytest.TempPathFactory) -> None:
     runs = lab.known("alice")
+    assert lab.uri.startswith("https:") and lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
     folder = tmp_path_factory.mktemp("tls")
     made, key = certificate(MANAGER, folder)
     for name, source in (("gpu1.pem", made), ("our-ca.pem", made), ("secrets/gpu1.key", key)):
@@ -159,19 +160,28 @@ def test_tls_and_off_again(desk: Desk, lab: TrackingLab, tmp_path_factory: pytes
         "ansible-playbook -i inventories/lan gpumesh.cluster.tracking -e tracking_certificate_file=gpu1.pem "
         "-e tracking_key_file=secrets/gpu1.key -e tracking_ca_file=our-ca.pem",
     )
-    lab.trust = str(made)
+    lab.trust = made.read_text()
     lab.find_server()
     assert lab.uri.startswith("https:") and lab.known("alice") == runs
     assert lab.job("sh", "-c", LOOK).split() == ["https://gpu1:5000/health"] * 2
+    assert lab.record()["tracking"]["certificates"] == []
     desk.play(GUIDE, f"{AGAIN} -e tracking_state=absent")
     assert lab.record()["tracking"] is None and not lab.answers()
     assert "MLFLOW" not in lab.job("env")
     for machine in MACHINES:
         assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "*tracking*", check=False), machine
     desk.play(GUIDE, ON)
-    lab.trust = ""
+    lab.find_server()
+    assert lab.trust in lab.record()["tracking"]["certificates"] and lab.known("alice") == runs
+    desk.play(GUIDE, f"{AGAIN} -e tracking_tls=false")
     lab.find_server()
     assert lab.uri.startswith("http:") and lab.known("alice") == runs
+    for machine in MACHINES:
+        assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "tracking-ca*", check=False), machine
+    assert lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
+    desk.play(GUIDE, f"{AGAIN} -e tracking_tls=true")
+    lab.find_server()
+    assert lab.uri.startswith("https:") and lab.known("alice") == runs
     assert lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from tracking_lab import OTHER, SERVICE, TrackingLab
+from tracking_lab import OTHER, SERVICE, TrackingLab, opener
 from trials import TRIES, denied
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, settings
@@ -35,6 +35,7 @@ class Client(NamedTuple):
     uri: str
     user: str = MALLORY
     password: str = PASSWORD
+    trust: str = ""
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, bytes]:
         """The status and the content of the response. A body of bytes is sent as it is."""
@@ -42,9 +43,8 @@ class Client(NamedTuple):
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.uri}/{path}", data, headers, method=method)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=120) as answer:
+            with opener(self.trust).open(request, timeout=120) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read()
@@ -74,7 +74,7 @@ def _lab() -> TrackingLab:
 @pytest.fixture(name="mallory", scope="module")
 def _mallory(lab: TrackingLab) -> Client:
     lab.ask("mlflow/users/create", {"username": MALLORY, "password": PASSWORD})
-    return Client(lab.uri)
+    return Client(lab.uri, trust=lab.trust)
 
 
 def text(lab: TrackingLab, path: str) -> str:
@@ -153,7 +153,7 @@ def test_no_experiment_has_the_name_of_another_user(lab: TrackingLab, mallory: C
     ):
         status, said = mallory.ask(f"api/2.0/mlflow/{path}", body)
         assert status == 403 and b"can have an experiment of that name or owner" in said, (path, said)
-    assert Client(lab.uri, "carol", "password-of-carol").call("experiments/create", {"name": "carol"})
+    assert Client(lab.uri, "carol", "password-of-carol", lab.trust).call("experiments/create", {"name": "carol"})
 
 
 def test_a_user_gets_the_experiment_whose_name_somebody_has_taken(lab: TrackingLab, mallory: Client) -> None:
@@ -168,7 +168,7 @@ def test_a_user_gets_the_experiment_whose_name_somebody_has_taken(lab: TrackingL
     assert (
         lab.ask(f"mlflow/experiments/get?experiment_id={taken}")["experiment"]["name"] == f"dave (of mallory, {taken})"
     )
-    dave = Client(lab.uri, "dave", "password-of-dave")
+    dave = Client(lab.uri, "dave", "password-of-dave", lab.trust)
     assert dave.call("runs/create", {"experiment_id": found["experiment_id"]})
     assert mallory.ask("api/2.0/mlflow/runs/create", {"experiment_id": found["experiment_id"]})[0] == 403
     again = lab.track()
@@ -178,8 +178,8 @@ def test_a_user_gets_the_experiment_whose_name_somebody_has_taken(lab: TrackingL
 def test_no_password_that_the_server_can_read_is_valid(lab: TrackingLab) -> None:
     read = dict(line.split(" = ", 1) for line in text(lab, settings.AUTHENTICATION).splitlines() if " = " in line)
     path = "api/2.0/mlflow/experiments/get?experiment_id=0"
-    assert Client(lab.uri, "gpumesh", text(lab, settings.CHECKER_PASSWORD)).ask(path)[0] == 200
-    assert Client(lab.uri, read["admin_username"], read["admin_password"]).ask(path)[0] == 401
+    assert Client(lab.uri, "gpumesh", text(lab, settings.CHECKER_PASSWORD), lab.trust).ask(path)[0] == 200
+    assert Client(lab.uri, read["admin_username"], read["admin_password"], lab.trust).ask(path)[0] == 401
     owner = lab.run(OTHER, "stat", "--format=%a %U", settings.CHECKER_PASSWORD).split()
     assert owner == ["600", "root"]
 

@@ -15,7 +15,8 @@ from tracking_lab import PASSWORDS, SHARED, TrackingLab
 
 @pytest.fixture(name="browser")
 def _browser(tmp_path: Path) -> Iterator:
-    yield from chromium(tmp_path / "profile")
+    # The certificate that the server has made for itself is not among those of the browser.
+    yield from chromium(tmp_path / "profile", "--ignore-certificate-errors")
 
 
 @pytest.fixture(name="lab", scope="module")

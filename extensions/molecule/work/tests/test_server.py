@@ -195,7 +195,7 @@ def points(lab: TrackingLab) -> list[int]:
 
 
 def test_it_moves_to_a_machine_without_systemd_before_its_own_is_removed(lab: TrackingLab, tmp_path: Path) -> None:
-    """With a certificate from then on."""
+    """With a certificate of ours from then on."""
     runs = lab.known("alice")
     remove = ("gpumesh.cluster.remove", "-e", f"cluster_machine={OTHER}")
     refused = lab.play(*remove)
@@ -204,7 +204,7 @@ def test_it_moves_to_a_machine_without_systemd_before_its_own_is_removed(lab: Tr
     options = [f"tracking_certificate_file={made}", f"tracking_key_file={key}", f"tracking_server={BARE}"]
     done = lab.track(*(word for option in options for word in ("-e", option)))
     assert done.code == 0, done.output
-    lab.trust = str(made)
+    lab.trust = made.read_text()
     assert lab.uri == f"https://{ADDRESS[BARE]}:5000" and lab.known("alice") == runs
     assert lab.artifact(lab.runs("alice")["tracked"], "losses.csv").startswith("step,loss")
     # supervisord has no such setting: the launcher has confined it.

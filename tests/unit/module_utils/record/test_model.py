@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 DOCUMENT: dict[str, Any] = {
     "schema_version": 5,
     "id": "7c9e6679742540de944be07fc1f90ae7",
@@ -60,7 +61,7 @@ DOCUMENT: dict[str, Any] = {
     "storage": {
         "volumes": [{"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data", "quota": "7G"}]
     },
-    "tracking": {"server": "n2", "port": 5000, "volume": "data", "tls": True},
+    "tracking": {"server": "n2", "port": 5000, "volume": "data", "tls": True, "certificates": [CERTIFICATE]},
     "history": [
         {"generation": 1, "at": "2026-11-20T20:31:00Z", "by": "root@n1", "change": "create", "detail": "created"},
         {"generation": 2, "at": "2026-11-20T20:32:00Z", "by": "root@n1", "change": "join", "detail": "n2 joined"},
@@ -178,6 +179,7 @@ def test_a_record_of_the_first_version_has_no_address_at_a_site() -> None:
 
 def test_a_record_before_schema_4_tracks_no_experiments() -> None:
     assert model.parse({**changed("tracking", ...), "schema_version": 3})["tracking"] is None
+    assert model.parse(changed("tracking.certificates", ...))["tracking"]["certificates"] == []
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,11 @@ def test_a_record_before_schema_4_tracks_no_experiments() -> None:
         ("tracking.port", 80, "tracking.port"),
         ("tracking.tls", 1, "tracking.tls"),
         ("tracking.users", {}, "tracking.users"),
+        ("tracking.tls", False, "tracking.certificates"),
+        ("tracking.certificates", [CERTIFICATE] * 3, "tracking.certificates"),
+        ("tracking.certificates", [CERTIFICATE * 2], "tracking.certificates[0]"),
+        ("tracking.certificates", [CERTIFICATE.replace("CERTIFICATE", "PRIVATE KEY")], "tracking.certificates[0]"),
+        ("tracking.certificates", [CERTIFICATE.replace("AAAA", "\x1b]0;x")], "tracking.certificates[0]"),
     ],
 )
 def test_a_tracking_server_that_cannot_be_is_refused(path: str, value: Any, where: str) -> None:

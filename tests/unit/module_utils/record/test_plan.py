@@ -59,11 +59,24 @@ def tracked(**wanted: Any) -> Record:
 
 class TestTracking:
     def test_at_first_it_is_the_manager_and_the_first_volume(self) -> None:
-        assert tracked()["tracking"] == {"server": "n1", "port": 5000, "volume": "shared", "tls": False}
+        assert tracked()["tracking"] == {
+            "server": "n1",
+            "port": 5000,
+            "volume": "shared",
+            "tls": False,
+            "certificates": [],
+        }
 
     def test_what_is_not_given_stays(self) -> None:
-        record = plan.set_tracking(tracked(port=5100, tls=True), {"server": "n2", "port": None}).record
-        assert record["tracking"] == {"server": "n2", "port": 5100, "volume": "shared", "tls": True}
+        made = ["-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+        before = tracked(port=5100, tls=True, certificates=made)
+        record = plan.set_tracking(before, {"server": "n2", "port": None}).record
+        assert (
+            record["tracking"] == {**before["tracking"], "server": "n2"} and record["tracking"]["certificates"] == made
+        )
+        without = plan.set_tracking(record, {"tls": False})
+        assert without.record["tracking"]["certificates"] == []
+        assert "tls False, certificates 0" in without.changes[0].detail
         assert not plan.set_tracking(record, {"server": "n2"}).changes
         assert plan.set_tracking(record, {"enabled": False}).record["tracking"] is None
 

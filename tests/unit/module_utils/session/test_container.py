@@ -54,6 +54,21 @@ def test_values_are_in_no_list_of_processes_and_do_not_mislead_podman() -> None:
     ]
 
 
+def test_a_container_has_the_certificates_of_the_tracking_server_also_renewed_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runtime, "_SETTINGS", str(tmp_path))
+    variables = {"MLFLOW_TRACKING_SERVER_CERT_PATH": f"{tmp_path}/tracking-ca-lab.crt"}
+    task = runtime.Task(7, parsed().roles[0], OWN, PLACE, variables, [])
+    wanted = f"{tmp_path}:{tmp_path}:ro"
+    assert wanted not in runtime.mounts(task)
+    (tmp_path / "tracking-ca-lab.crt").touch()
+    # The directory, since a mounted file would stay the one that has been replaced.
+    assert wanted in runtime.mounts(task)
+    other = {"MLFLOW_TRACKING_SERVER_CERT_PATH": f"{tmp_path}/mine/tracking-ca-lab.crt"}
+    assert wanted not in runtime.mounts(task._replace(variables=other))
+
+
 def test_podman_stays_in_the_job_of_the_session() -> None:
     """Through the bus of the user's login, it would leave the job, and a health check of the image would be a timer."""
     task = runtime.Task(7, parsed().roles[0], OWN, PLACE, {}, [])

@@ -672,3 +672,47 @@ def test_files_that_the_account_cannot_read_or_everybody_can_are_written_again(
     monkeypatch.setattr(server, "_number", lambda *_given: None)
     os.chown(paths["KEY"], 4711, -1)
     assert server.secret_files(later, 5432) == []
+
+
+OWN = SERVER._replace(tls=True, own_certificate=True)
+
+
+def test_a_server_that_makes_its_certificate_uses_that_and_needs_no_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = settings.program(OWN, "/x", 5432)
+    for path in (settings.OWN_CERTIFICATE, settings.OWN_KEY):
+        assert text.count(path) == 2
+    assert settings.KEY not in text and "https://10.0.0.1:5000" in text
+    monkeypatch.setattr(server, "refuse_account", lambda _uid: None)
+    monkeypatch.setattr(server, "other_cluster", lambda _request: "")
+    here = REQUEST._replace(server=OWN._replace(mount_point=str(tmp_path)))
+    server.refuse_server(here)
+    server.refuse_member(here)
+    with pytest.raises(InputError, match="there is no .*tls.crt"):
+        server.refuse_server(here._replace(server=here.server._replace(own_certificate=False)))
+
+
+def test_a_member_trusts_what_the_record_has_and_not_what_it_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tracking-ca-lab.crt"
+    monkeypatch.setattr(settings, "trust_of", lambda _cluster: str(path))
+    monkeypatch.setattr(settings, "SHARED_TRUST", str(tmp_path / "none"))
+    monkeypatch.setattr(server.store, "scan", lambda _folder: SimpleNamespace(records=[], unreadable=[]))
+    path.write_text("an older one", encoding="ascii")
+    member = REQUEST._replace(server=OWN, serves=False, trust=CERTIFICATE * 2)
+    assert server.apply(postgres_is_not_asked, member).words == [f"{path} written"]
+    assert path.read_text() == CERTIFICATE * 2 and server.apply(postgres_is_not_asked, member).words == []
+    # In check mode, the record does not have it yet.
+    assert server.look(postgres_is_not_asked, member._replace(trust=None)) == []
+    # Without TLS, neither the members nor the server keep it.
+    plain = member._replace(server=SERVER, trust=None)
+    assert server.look(postgres_is_not_asked, plain) == [server.STILL_HERE]
+    monkeypatch.setattr(server, "_serve", lambda _run, _request, _done: None)
+    assert server.apply(postgres_is_not_asked, plain._replace(serves=True)).words == [f"{path} removed"]
+    assert not path.exists()
+
+
+def postgres_is_not_asked(*_arguments: Any, **_more: Any) -> Any:
+    raise AssertionError
