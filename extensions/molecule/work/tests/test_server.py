@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from told_secrets import watched
 from tracking_lab import (
     ADDRESS,
     BARE,
@@ -28,6 +29,8 @@ from tracking_lab import (
     certificate,
     tags,
 )
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
 
 HERE = Path(__file__).resolve().parent
 #: The steps of a run and during an outage, the seconds of a step, and the part of the time that an outage may cost.
@@ -111,6 +114,67 @@ def test_only_users_get_in_and_nobody_else_reads_the_secrets(lab: TrackingLab) -
     assert "an-administrator" not in listed
     addresses = lab.run(OTHER, "ss", "-Htln", "sport = :5000")
     assert addresses.split()[3] == f"{ADDRESS[OTHER]}:5000"
+
+
+def secrets_of(lab: TrackingLab) -> set[str]:
+    """The passwords, and the lines of the private key, that only some of the server's files may have."""
+    made = lab.run(OTHER, "sh", "-c", f"cat {settings.FOLDER}/checker; echo; cat {settings.FOLDER}/*.key")
+    return {line for line in made.splitlines() if len(line) > 20 and not line.startswith("-----")}
+
+
+def test_nothing_tells_a_secret(lab: TrackingLab, tmp_path: Path) -> None:
+    """While a user gets a password and the server makes a new certificate, and the processes of members are watched."""
+    passwords = {
+        "admin": "an-administrator-of-mlflow",
+        "alice": "only-alice-knows-this",
+        "eve": 'eve\'s \\own "p@ss" 4711',
+    }
+    users = tmp_path / "users"
+    users.write_text("".join(f"{name}:{password}\n" for name, password in passwords.items()), encoding="ascii")
+    former = secrets_of(lab)
+    lab.run(OTHER, "rm", settings.OWN_CERTIFICATE, settings.OWN_KEY)
+    with watched(lab, MACHINES):
+        runs = [
+            lab.play("gpumesh.cluster.tracking", "-vvv", "--diff", "-e", f"tracking_users_file={users}"),
+            lab.play("gpumesh.cluster.show", "-vvv", "-e", "show_output=json"),
+            lab.play(
+                *("gpumesh.cluster.check", "-vvv", "--diff", "--tags", "tracking"),
+                *("-e", f"check_report_dir={tmp_path / 'report'}"),
+            ),
+        ]
+    lab.find_server()
+    assert [run.code for run in runs] == [0, 0, 0], runs[0].output[-3000:]
+    assert lab.ask("mlflow/experiments/get-by-name?experiment_name=eve")
+    own = secrets_of(lab)
+    assert len(own - former) >= 2, "no key was made, so nothing was tried"
+    forms = lab.run(OTHER, "cat", settings.SECRET).strip()
+    secrets = {form for word in (*own, *former, *passwords.values()) for form in (word, json.dumps(word)[1:-1])}
+    told = "\n".join(run.output for run in runs)
+    told += "\n".join(path.read_text("latin-1") for path in (tmp_path / "report").rglob("*") if path.is_file())
+    logs = "journalctl --no-pager --output=cat; find /var/log /var/lib/gpumesh/clusters -xdev -type f -not -path '*/journal/*'"
+    for machine in MACHINES:
+        told += lab.run(machine, "sh", "-c", f"({logs} -exec cat {{}} +) 2>/dev/null; true")
+    # MLflow has it in its environment.
+    assert forms not in told
+    for machine in MACHINES:
+        told += lab.read(machine, "/root/seen").decode("latin-1")
+        lab.run(machine, "rm", "/root/seen", "/root/enough")
+    assert not [secret for secret in secrets if secret in told]
+    homes = {f"{settings.FOLDER}/{name}" for name in ("checker", "own.key", "secret")}
+    for machine in MACHINES:
+        lab.run(
+            machine,
+            "python3",
+            "-c",
+            f"open('/root/lines', 'w').write({chr(10).join(sorted({*own, *former, forms}))!r})",
+        )
+        grep = "grep -rlaF -f /root/lines /etc /var /run /tmp /root/.ansible /home 2>/dev/null; rm /root/lines"
+        assert set(lab.run(machine, "sh", "-c", grep).split()) == (homes if machine == OTHER else set()), machine
+    for path in homes:
+        assert lab.run(OTHER, "stat", "--format=%a", path).strip() == "600", path
+    limits = lab.run(OTHER, "sh", "-c", f"cat /proc/$(systemctl show --value --property=MainPID {SERVICE})/limits")
+    (core,) = (line.split() for line in limits.splitlines() if line.startswith("Max core file size"))
+    assert core[4:6] == ["0", "0"]
 
 
 def test_every_job_finds_it(lab: TrackingLab) -> None:

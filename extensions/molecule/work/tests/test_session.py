@@ -257,6 +257,28 @@ def test_ssh_from_each_to_each(demo: Demo) -> None:
     assert everywhere("alice", "sh", "-c", command) == {name: list(demo) for name in demo}
 
 
+def test_the_key_is_in_no_log_and_no_list_of_processes_and_nobody_else_reads_it(demo: Demo) -> None:
+    key = inside("alice", "main1", "cat", "/etc/gpumesh-ssh/key")
+    # All OpenSSH keys of a kind begin with the same line.
+    secret = [line for line in key.splitlines() if len(line) == 70 and not line.startswith("b3BlbnNzaC1r")]
+    assert secret
+    shown = by("alice", "gpumesh-session", "show", "demo") + LAB.run(
+        MANAGER, "scontrol", "show", "job", str(job_of("alice"))
+    )
+    logs = "find /var/log /var/spool/slurmd -xdev -type f -not -path '*/journal/*' -exec cat {} +"
+    for host in HOSTS:
+        processes = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ"
+        shown += LAB.run(
+            host, "sh", "-c", f"({processes}; journalctl --no-pager --output=cat; {logs}) 2>/dev/null; true"
+        )
+        grep = f"grep -rlaF -e '{secret[0]}' /etc /var /run /tmp /home /dev/shm 2>/dev/null; true"
+        found = LAB.run(host, "sh", "-c", grep).split()
+        assert found and all(path.startswith("/run/gpumesh/session/") for path in found), (host, found)
+        for path in found:
+            assert "Permission denied" in by("bob", "cat", path, host=host, check=False), (host, path)
+    assert not [line for line in secret if line in shown]
+
+
 def test_the_environment_is_that_of_the_tables(demo: Demo) -> None:
     dump = "import json, os; print(json.dumps(dict(os.environ)))"
     found = everywhere("alice", "python3", "-c", dump)
