@@ -225,7 +225,7 @@ def measure_cluster() -> None:
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import pods_lab  # noqa: PLC0415 - which imports its neighbours by name, as in tests
 
-    if set(pods_lab.nodes()) != set(pods_lab.MEMBERS):
+    if set(pods_lab.nodes()) != set(pods_lab.NODES):
         pods_lab.join_pods()
     pods_lab.await_all_idle()
     for what, work in (

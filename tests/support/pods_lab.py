@@ -14,7 +14,11 @@ LAB = Lab("molecule-tailscale")
 STATE = ROOT / ".lab" / LAB.name
 MANAGER = "t1"
 PODS = ("p1", "p2")
-MEMBERS = (MANAGER, "t2", *PODS)
+NODES = (MANAGER, "t2", *PODS)
+#: With the userspace-only member.
+MEMBERS = (*NODES, "t3")
+#: The port of the pods' proxy until `site` runs without the option.
+PROXY_PORT = 1056
 #: Seconds to allow on a busy machine for what usually takes a few.
 PATIENCE = 900.0
 #: The hosts of a play: pods are in a group of their own.
@@ -31,8 +35,9 @@ def play(playbook: str, *arguments: str) -> Run:
 
 
 def join_pods() -> None:
-    """Make the pods nodes of the cluster."""
-    run = play("join", "-e", f"cluster_machines={','.join(PODS)}", *WITH_KEY, *WITH_ARCHIVE)
+    """Make the pods nodes of the cluster, and t3 a member again if the tests have removed it."""
+    given = ("-e", f"cluster_machines={','.join((*PODS, 't3'))}", "-e", f"mesh_proxy_port={PROXY_PORT}")
+    run = play("join", *given, *WITH_KEY, *WITH_ARCHIVE)
     assert run.code == 0, run.output[-6000:]
 
 
@@ -43,8 +48,8 @@ def nodes() -> dict[str, str]:
 
 
 def await_all_idle() -> None:
-    """Wait until all members are idle nodes."""
-    LAB.wait("all nodes are idle", lambda: nodes() == dict.fromkeys(MEMBERS, "idle"), PATIENCE)
+    """Wait until all nodes are idle."""
+    LAB.wait("all nodes are idle", lambda: nodes() == dict.fromkeys(NODES, "idle"), PATIENCE)
 
 
 def await_empty_queue() -> None:

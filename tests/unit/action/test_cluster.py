@@ -270,10 +270,21 @@ class TestRegistration:
         refused = on_hosts(cluster_registration, {**self.GIVEN, "join_only": True}, hosts, found=self.NONE).result
         assert refused["failed"] and "No machine to join cluster 'lab' was given" in refused["msg"]
 
-    def test_a_manager_that_cannot_connect_to_members(self) -> None:
-        hosts = {machine: {"held": {**NOTHING, "tun": machine != "n1", **facts}} for machine, facts in LAN.items()}
-        refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE, mesh_backend="tailscale").result
-        assert refused["failed"] and refused["error"]["machines"] == ["n1"]
+    @pytest.mark.parametrize(
+        ("machine", "server", "is_refused"), [("n1", "n3", True), ("n2", "n2", True), ("n2", "n3", False)]
+    )
+    def test_a_manager_or_a_server_of_volumes_that_cannot_connect_to_members(
+        self, machine: str, server: str, is_refused: bool
+    ) -> None:
+        hosts = {name: {"held": {**NOTHING, "tun": name != machine, **facts}} for name, facts in LAN.items()}
+        volume = {"name": "data", "server": server, "path": "/srv/data", "mount_point": "/data"}
+        given = {"mesh_backend": "tailscale", "storage_volumes": [volume]}
+        decided = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE, **given).result
+        assert bool(decided.get("failed")) == is_refused
+        if is_refused:
+            assert decided["error"]["machines"] == [machine]
+            said = f"{machine} cannot be the manager or serve a volume. Nothing has been changed. Without /dev/net/tun"
+            assert said in decided["msg"]
 
     @pytest.mark.parametrize(("relays", "key", "value"), [([], "pair", ["n1", "n2"]), (["n9"], "relays", ["n9"])])
     def test_a_mesh_that_cannot_connect_two_members(self, relays: list[str], key: str, value: list[str]) -> None:
@@ -293,6 +304,19 @@ class TestRemoval:
         decided = on_hosts(cluster_removal, self.GIVEN, self.HOSTS, found=self.FOUND).result
         assert (decided["authority"], decided["former_manager"]) == ("n1", "")
         assert decided["leaving"] == decided["members_leaving"] == decided["silent"] == ["n2"]
+
+    @pytest.mark.parametrize("is_node", [False, True])
+    def test_a_machine_that_cannot_connect_to_members_does_not_take_the_cluster_over(self, is_node: bool) -> None:
+        record = with_pod()
+        hosts = {
+            machine: {"held": {**NOTHING, **facts, "tun": machine != "n3"}, "mesh_userspace_nodes": is_node}
+            for machine, facts in LAN.items()
+        }
+        found = {"record": record, "outside": {}, "records": {}, "replaced": [], "answering": list(LAN)}
+        given = {**self.GIVEN, "machines": "n1", "new_manager": "n3"}
+        refused = on_hosts(cluster_removal, given, hosts, found=found).result
+        assert refused["failed"] and refused["error"]["machines"] == ["n3"]
+        assert "n3 cannot be the manager or serve a volume. Nothing has been changed." in refused["msg"]
 
     def test_keys_are_changed_with_all_members_that_stay(self) -> None:
         given = {**self.GIVEN, "machines": "n3", "untrusted": True}
