@@ -15,14 +15,29 @@ from typing import Any
 
 from lab_hosts import ROOT, Lab, Run
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import LIBRARY
+
 NAME = "molecule-work"
-MANAGER, OTHER, _THIRD, BARE = MACHINES = ("gpu1", "gpu2", "gpu3", "gpu4")
+MANAGER, _SECOND, _THIRD, BARE = MACHINES = ("gpu1", "gpu2", "gpu3", "gpu4")
 NETWORK = "10.79.90."
 ADDRESS = {machine: f"{NETWORK}1{machine[-1]}" for machine in MACHINES}
 SHARED = ROOT / ".lab" / NAME / "shared"
-#: The users of the guide, with their passwords.
-PASSWORDS = {"admin": "an-administrator-of-mlflow", "alice": "only-alice-knows-this"}
+#: The users of the guide, with their passwords, and others.
+PASSWORDS = {
+    "admin": "an-administrator-of-mlflow",
+    "alice": "only-alice-knows-this",
+    "mallory": "password-of-mallory",
+    "dave": "password-of-dave",
+}
 SERVICE = "gpumesh-tracking"
+#: The guide whose commands the tests type, and those that change the server.
+GUIDE = "profile"
+AGAIN = "ansible-playbook -i inventories/lan gpumesh.cluster.tracking"
+ON = f"{AGAIN} -e tracking_users_file=secrets/tracking-users"
+#: The steps of the training in the guide.
+STEPS = 20
+#: A copy of the library of MLflow on the volume, which all machines have.
+LIBRARY_KEPT = "/mnt/shared/mlflow-library"
 
 
 def opener(trust: str) -> urllib.request.OpenerDirector:
@@ -100,6 +115,14 @@ class TrackingLab(Lab):
         done = self.play("gpumesh.cluster.tracking", *options)
         self.find_server()
         return done
+
+    def keep_library(self, host: str) -> None:
+        """Keep MLflow and its launcher as a host has installed them: it takes minutes to install them again."""
+        self.run(host, "sh", "-c", f"rm -rf {LIBRARY_KEPT} && cp -a {LIBRARY} {LIBRARY_KEPT}", timeout=600)
+
+    def give_packages(self, host: str) -> None:
+        """Give a host the environment of MLflow that was kept, as if it had installed it before."""
+        self.run(host, "sh", "-c", f"mkdir -p {LIBRARY} && cp -a {LIBRARY_KEPT}/*/ {LIBRARY}", timeout=600)
 
     def versions(self, host: str) -> str:
         """The version of the schema in PostgreSQL."""

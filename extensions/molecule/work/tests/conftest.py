@@ -5,9 +5,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
-from tracking_lab import NAME
+from desk import Desk
+from lab_hosts import ROOT
+from tracking_lab import LIBRARY_KEPT, MANAGER, NAME, NETWORK, SHARED, TrackingLab
 from train_runs import TrainLab
+
+from ansible_collections.gpumesh.cluster.tests.publication.archive import install
 
 #: Sessions, whose placement needs idle nodes; training runs; and the guide with its server, at whose end the cluster is
 #: deleted.
@@ -32,3 +39,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _no_jobs_of_the_file_before() -> None:
     TrainLab(NAME).idle()
+
+
+@pytest.fixture(name="lab", scope="session")
+def _lab() -> TrackingLab:
+    """The lab with its MLflow, of which one server serves all files."""
+    return TrackingLab()
+
+
+@pytest.fixture(name="desk", scope="session")
+def _desk(tmp_path_factory: pytest.TempPathFactory, lab: TrackingLab) -> Desk:
+    """The user who types the guide "See your training"."""
+    desk = Desk(install(tmp_path_factory.mktemp("guide")), lab, NETWORK)
+    desk.write("inventories/lan/hosts.yml", lab.inventory.read_text())
+    shutil.copytree(ROOT / "examples", SHARED / "examples", dirs_exist_ok=True)
+    return desk
+
+
+@pytest.fixture(name="library", scope="session")
+def _library(lab: TrackingLab) -> Path:
+    """A copy of the library of MLflow, as the first server has installed it."""
+    lab.keep_library(MANAGER)
+    return SHARED / Path(LIBRARY_KEPT).name

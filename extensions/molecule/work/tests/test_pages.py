@@ -19,11 +19,6 @@ def _browser(tmp_path: Path) -> Iterator:
     yield from chromium(tmp_path / "profile", "--ignore-certificate-errors")
 
 
-@pytest.fixture(name="lab", scope="module")
-def _lab() -> TrackingLab:
-    return TrackingLab()
-
-
 def text(browser) -> str:
     return str(browser.execute_script("return document.body.innerText"))
 

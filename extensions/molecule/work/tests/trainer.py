@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch.
 
-    trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS] [--times]
+    trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS] [--times] [--track]
 
 In each step, a rank sleeps for some seconds and then computes for some seconds. Optionally, it reports how long it
-waits for the others, sends additional data to rank 0, and takes longer to save a checkpoint.
+waits for the others, sends additional data to rank 0, takes longer to save a checkpoint, and tracks its weight.
 
 In each step, the ranks divide 12 samples, which are numbers, among themselves, and rank 0 adds up the results. The last
 line of rank 0 has the resulting weight and the sum of all samples read, which shows whether one was read twice or left
@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 import gpumesh_run
+import gpumesh_track
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CHECKPOINT = Path(os.environ["GPUMESH_CHECKPOINT_DIR"], "latest.json")
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--payload", type=int, default=0)
     parser.add_argument("--saving", type=float, default=0.0)
     parser.add_argument("--times", action="store_true")
+    parser.add_argument("--track", action="store_true")
     given = parser.parse_args()
     steps = given.steps
     state = {"step": 0, "weight": 100.0, "samples": 0.0}
@@ -133,6 +135,8 @@ def main() -> None:
         stopping = gpumesh_run.stopping()
         if RANK == 0 and (stopping or state["step"] % INTERVAL == 0) and save(state, given.saving):
             saved = state["step"]
+        if given.track:
+            gpumesh_track.log(state["step"], loss=state["weight"])
         gpumesh_run.progress(state["step"], steps, loss=state["weight"], checkpoint=saved)
         if stopping:
             print(f"stops at step {state['step']}")
