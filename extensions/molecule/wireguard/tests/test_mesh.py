@@ -154,9 +154,8 @@ def no_packet_lost(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = 
 
     def more_answers(pair: tuple[str, str]) -> str:
         a, b = pair
-        count = f'$(grep -c "bytes from" {folder}/{b})'
-        wait = f"wanted=$(({count} + {PINGS})); until [ {count} -ge $wanted ]; do sleep 0.2; done"
-        hosts[a].check_output(f"timeout {PATIENCE} sh -c '{wait}'")
+        wait = f'tail --lines=0 --follow {folder}/{b} | grep --max-count={PINGS} --count "bytes from"'
+        assert hosts[a].check_output(f"timeout {PATIENCE} sh -c '{wait}'").strip() == str(PINGS)
         return hosts[a].check_output(f"cat {folder}/{b}")
 
     together(more_answers, pairs)
@@ -214,27 +213,16 @@ def test_no_private_key_is_anywhere_but_in_its_file(hosts: dict[str, Host]) -> N
         assert hosts[name].run("journalctl -q --grep %s", key.replace("+", "\\+")).stdout == ""
 
 
-def test_limit_strips_nothing(hosts: dict[str, Host]) -> None:
-    before = {name: sorted(peers(hosts[name])) for name in MACHINES}
-    assert changed(play("--limit", "w3")) == {"w3": 0}
-    assert {name: sorted(peers(hosts[name])) for name in MACHINES} == before
-
-
 def test_what_is_changed_by_hand_comes_back_and_nothing_else_is_touched(hosts: dict[str, Host]) -> None:
     key = min(peers(hosts["w3"]))
     hosts["w3"].check_output(f"wg set gpumesh0 peer {key} remove")
     hosts["w3"].check_output("ip link set gpumesh0 mtu 1300")
-    assert changed(play()) == {"w1": 0, "w2": 0, "w3": 1, "w4": 0}
+    # A userspace tunnel that died is started again. Where the kernel runs WireGuard itself, there is none.
+    died = int(hosts["w2"].run("pkill -x wireguard-go").rc == 0)
+    assert changed(play()) == {"w1": 0, "w2": died, "w3": 1, "w4": 0}
     assert key in peers(hosts["w3"])
     assert hosts["w3"].file("/sys/class/net/gpumesh0/mtu").content_string.strip() == "1420"
-
-
-def test_a_userspace_tunnel_that_died_is_started_again(hosts: dict[str, Host]) -> None:
-    if hosts["w3"].run("pgrep -x wireguard-go").rc != 0:
-        pytest.skip("not checked: this kernel runs WireGuard itself")
-    hosts["w3"].check_output("pkill -x wireguard-go")
-    assert changed(play())["w3"] == 1
-    assert hosts["w3"].run(f"ping -c 3 -W 5 {mesh_address('w1')}").rc == 0
+    wait_for_every_pair(hosts, (("w2", "w1"),))
 
 
 def test_a_mesh_without_a_way_is_refused_with_the_pair(hosts: dict[str, Host]) -> None:
@@ -305,9 +293,10 @@ def test_pairs_take_a_shared_key_and_give_it_up_without_a_lost_packet(hosts: dic
             other = "".join(pair - {name})
             assert found == ([f"/etc/wireguard/gpumesh0.preshared/{other}"] if name in pair else [])
             assert hosts[name].run("journalctl -q --grep %s", secret.replace("+", "\\+")).stdout == ""
-    # A second run keeps them, and so does a run that should remove them but does not include the other ends.
-    assert set(changed(play(*on)).values()) == {0}
+    # A run that should remove them but does not include the other ends keeps them, and all peers.
+    before = {name: sorted(peers(hosts[name])) for name in MACHINES}
     assert changed(play("--limit", "w3")) == {"w3": 0}
+    assert {name: sorted(peers(hosts[name])) for name in MACHINES} == before
     # Sessions that are established anew use them.
     start = int(hosts["w3"].check_output("date +%s"))
     hosts["w3"].check_output("systemctl restart wg-quick@gpumesh0")
@@ -319,7 +308,6 @@ def test_pairs_take_a_shared_key_and_give_it_up_without_a_lost_packet(hosts: dic
     assert set(shared_keys(hosts).values()) == {"(none)"}
     for name in MACHINES:
         assert hosts[name].run("ls -d /etc/wireguard/gpumesh0.preshared").rc != 0
-    assert set(changed(play()).values()) == {0}
 
 
 def test_a_change_of_keys_without_all_members_is_refused() -> None:
@@ -391,11 +379,9 @@ def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, 
     playbook = str(Path(__file__).parents[1] / "firewall.yml")
     on = ("-e", "firewall_enabled=true")
     play(*on, playbook=playbook)
-    assert set(changed(play(*on, playbook=playbook)).values()) == {0}
     # Loading the host's own rules deletes all tables. Here one time right after the other, as a script does.
     load = " && ".join(f"systemctl {action} nftables" for action in ("stop", "start", "reload"))
     hosts["w1"].check_output(f"{load} && nft list table inet gpumesh-firewall")
-    assert set(changed(play(*on, playbook=playbook)).values()) == {0}
     hosts["w3"].check_output("nft add table inet own")
     others = {}
     for name in MACHINES:
@@ -411,7 +397,6 @@ def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, 
         assert hosts[name].check_output("nft list tables").splitlines() == others[name]
         left = "-name 'gpumesh-firewall*' -o -name nftables.service.d -o -path '/etc/gpumesh/firewall*'"
         assert hosts[name].run(f"find /etc /run {left}").stdout == ""
-    assert set(changed(play(playbook=playbook)).values()) == {0}
     hosts["w3"].check_output("nft delete table inet own")
 
 
