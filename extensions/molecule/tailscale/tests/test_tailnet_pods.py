@@ -265,23 +265,13 @@ def test_site_brings_back_a_pod_without_our_start_command_and_slurmd_gets_a_new_
     former = library()
     restart_pod("p1")
     # Slurm may notice only now that p1 was away, and cancels what it has just started there.
-    run = play("site", "--limit", f"{MANAGER},p1,p2", "--skip-tags", "reachability,slurm")
+    run = play("site", "--limit", f"{MANAGER},t3,p1,p2", "--skip-tags", "reachability,slurm")
     assert run.code == 0, run.output[-6000:]
     assert f"{library().strip()}\n" == lab.run("p2", "cat", "/etc/ld.so.preload")
     assert library() != former
     await_all_idle()
     assert lab.run("p2", "srun", "--nodes=4", "--chdir=/", "true", timeout=PATIENCE) == ""
     assert lab.run("p1", "ssh", "-o", "BatchMode=yes", "p2", "hostname").strip() == "p2"
-
-
-def test_a_restart_of_a_member_brings_it_and_its_firewall_back(lab: Lab) -> None:
-    address = lab.run("t2", "tailscale", "ip", "-4").strip()
-    lab.stop("t2")
-    lab.start("t2")
-    asked = ("tailscale", "ip", "-4")
-    lab.wait("t2 is in the tailnet again", lambda: lab.run("t2", *asked, check=False).strip() == address)
-    lab.wait("its table is loaded at boot", lambda: "gpumesh-firewall" in lab.run("t2", "nft", "list", "tables"))
-    await_all_idle()
 
 
 def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing() -> None:
@@ -294,6 +284,19 @@ def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing() -> No
     assert "t3 is a userspace-only member" in run.words
     assert "t3: in the mesh of cluster 'tailscale', but excluded from storage and Slurm." in run.words
     assert "p1, p2: pods" in run.words and "sh -c .supervisord -c" in run.words.replace(chr(39), ".")
+
+
+def test_a_restart_of_a_member_brings_it_and_its_firewall_back(lab: Lab) -> None:
+    address = lab.run("t2", "tailscale", "ip", "-4").strip()
+    lab.stop("t2")
+    lab.start("t2")
+    asked = ("tailscale", "ip", "-4")
+    lab.wait("t2 is in the tailnet again", lambda: lab.run("t2", *asked, check=False).strip() == address)
+    lab.wait("its table is loaded at boot", lambda: "gpumesh-firewall" in lab.run("t2", "nft", "list", "tables"))
+    await_all_idle()
+    run = play("mesh", "--limit", "t2")
+    assert run.code == 0, run.output[-6000:]
+    assert run.changed == {"t2": 0}, run.changes
 
 
 def test_a_pod_leaves(lab: Lab) -> None:
