@@ -389,10 +389,11 @@ def reconfigure(lab: Lab) -> None:
 def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
     """An oci.conf of the administrator's own is not that of an earlier version, and stays."""
     own, path = 'RunTimeQuery="true"\n', "/etc/slurm/oci.conf"
+    # Before the controller reads its settings: one that is newer makes the run have them read.
+    write(lab, "s1", path, own)
     reconfigure(lab)
     wait_until_idle(lab)
     before = processes(lab)
-    write(lab, "s1", path, own)
     run = lab.play(SLURM)
     assert run.code == 0, run.output[-4000:]
     assert run.changed == dict.fromkeys(MACHINES, 0), run.output[-4000:]
