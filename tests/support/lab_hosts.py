@@ -119,11 +119,12 @@ class Lab:
         self.inventory = ROOT / ".lab" / name / "hosts.yml"
 
     def run(self, host: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
-        """Run a command on the host, as root and without Ansible. Returns its stdout."""
+        """Run a command on the host, as root and without Ansible. Returns its stdout, whatever bytes that has."""
         done = subprocess.run(
             ["docker", "exec", self._container(host), *argv],
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=timeout,
         )

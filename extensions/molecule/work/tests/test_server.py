@@ -283,6 +283,8 @@ def test_a_backup_is_restored_and_each_user_in_it_gets_an_experiment(
     assert "alice" in found and "older" not in found
     kept_database = lab.in_database(MANAGER, "SELECT datname FROM pg_database WHERE datname ~ '_before_'")
     assert kept_database.startswith("gpumesh_tracking_before_")
+    # As long as it is there, so is its owner.
+    lab.in_database(MANAGER, f'DROP DATABASE "{kept_database.strip()}"')
     assert lab.run(MANAGER, "systemctl", "is-active", SERVICE).strip() == "active"
     assert lab.run(MANAGER, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts"]
     # That of the other user is kept by another name, and its owner cannot add anything to the new one.
