@@ -75,7 +75,7 @@ class ActionModule(HostAction):
         if given["state"] == "trusted":
             found = self.registered(given["registered"], self.present).values()
             made = next((one["certificates"] for one in found if one.get("certificates")), None)
-            return {"changed": False, "settings": with_certificates(record, given["wanted"], made)}
+            return {"changed": False, "settings": with_certificates(record, given["wanted"] or None, made)}
         if given["state"] == "movable":
             # They are in the play, but run nothing of this layer.
             taking_part = [machine for machine in self.present if machine not in self.userspace_only]

@@ -20,7 +20,8 @@ _ROLES = Path(__file__).resolve().parents[2] / "roles"
 _SIMILAR = 0.8
 _SIMILAR_REST = 0.75
 _SIMILAR_ROLE = 0.9
-#: Variables that are read without being an option of a role, or that the inventory plugin `clusters` sets.
+#: Variables that are read without being an option of a role, that the inventory plugin `clusters` sets, or that AWX makes
+#: of the artifacts of `discover`.
 _OTHERS = (
     "cluster_address",
     "cluster_endpoint",
@@ -35,6 +36,8 @@ _OTHERS = (
     "clusters",
     "daemon_supervisor_config",
     "daemon_supervisor_programs",
+    "discover_silent_hosts",
+    "discover_subnets",
 )
 
 
