@@ -63,3 +63,11 @@ def test_an_oci_conf_of_an_earlier_version_goes_from_every_node(lab: Lab) -> Non
     lab.wait("no node has it", lambda: not attacked(lab), PATIENCE)
     assert attacked(lab) == []
     assert not [machine for machine in MACHINES if lab.run(machine, "find", "/", "-xdev", "-name", "oci.conf")]
+
+
+def test_an_oci_conf_of_the_administrators_own_stays(lab: Lab) -> None:
+    own = 'RunTimeQuery="true"\n'
+    lab.run("s1", "sh", "-c", 'printf %s "$1" > "$2"', "-", own, FILE)
+    run = lab.play(SLURM, "--limit", "s1")
+    assert run.code == 0, run.output
+    assert lab.read("s1", FILE).decode() == own
