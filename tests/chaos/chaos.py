@@ -16,7 +16,7 @@ On its own three hosts (c3 has no service manager), each experiment is one opera
 
 Then the same command is run again. It must succeed, with the record on all members and on no other host, srun must work
 on all nodes, and each user's job must still be running unless its node was killed. A third run must change nothing (for
-a change of keys, without the option that requests it; in a sample, after some of the operations). Hosts that are not members must be as bare as before. Boundaries
+a change of keys, without the option that requests it). Hosts that are not members must be as bare as before. Boundaries
 are only tried after tasks that changed something in a recorded run: others leave the hosts as they were.
 
 The seed is printed first. With the same seed and the same tasks the experiments are the same; --only N repeats one.

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 MACHINES = ("c1", "c2", "c3")
 OPERATIONS = ("create", "join", "remove", "hand-over", "delete", "mesh-keys", "munge-key", "storage")
-#: Those that are performed with the members that there are.
-ANY_MEMBERS = ("delete", "mesh-keys", "munge-key", "storage")
 KILLS = ("boundary", "controller", "module", "host")
 VOLUMES = {
     "one": ({"name": "shared", "mount_point": "/mnt/shared"},),
@@ -52,9 +50,7 @@ class State(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One command. ``machine`` joins, leaves or becomes the manager, or is left out of a new cluster; ``manager`` is the
-    manager before it.
-    """
+    """One command. ``machine`` joins, leaves or becomes the manager; ``manager`` is the manager before it."""
 
     name: str
     machine: str = ""
@@ -85,16 +81,12 @@ class Operation(NamedTuple):
         if self.name == "create":
             return State(frozenset(), self.manager, "one")
         members = frozenset(MACHINES) - ({self.machine} if self.name == "join" else set())
-        if self.name in ANY_MEMBERS and self.manager == state.manager and state.members:
-            members = state.members
         return State(members, self.manager, state.volumes)
 
     def after(self, state: State) -> State:
         """The state afterwards."""
         everybody = frozenset(MACHINES)
-        if self.name == "create":
-            return state._replace(members=everybody - {self.machine})
-        if self.name == "join":
+        if self.name in {"create", "join"}:
             return state._replace(members=everybody)
         if self.name == "delete":
             return State()
@@ -155,17 +147,8 @@ class Kill(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """An operation that is killed. ``following`` are those whose commands must change nothing once it is completed, by
-    default the operation itself.
-    """
-
     operation: Operation
     kill: Kill
-    following: tuple[Operation, ...] | None = None
-
-    @property
-    def unchanging(self) -> tuple[Operation, ...]:
-        return (self.operation,) if self.following is None else self.following
 
     def __str__(self) -> str:
         return f"--operation {self.operation} --kill {self.kill}"
@@ -196,15 +179,13 @@ def draw_moment(chance: random.Random, tasks: Sequence[Task], name: str) -> tupl
     return number + 1, round(moment - tasks[number].at, 2)
 
 
-def draw_kill(
-    chance: random.Random, kind: str, operation: Operation, tasks: Sequence[Task], hosts: Sequence[str] = MACHINES
-) -> Kill:
-    """Draw a kill of this kind, on one of the hosts."""
+def draw_kill(chance: random.Random, kind: str, operation: Operation, tasks: Sequence[Task]) -> Kill:
+    """Draw a kill of this kind."""
     if kind == "boundary":
         # If nothing was recorded, use any task.
         return Kill("boundary", chance.choice(boundaries(tasks) or TASKS[operation.name]))
     task, delay = draw_moment(chance, tasks, operation.name)
-    return Kill(kind, task, delay, "" if kind == "controller" else chance.choice(hosts))
+    return Kill(kind, task, delay, "" if kind == "controller" else chance.choice(MACHINES))
 
 
 def draw(
@@ -225,28 +206,20 @@ def draw(
 
 
 def sample(chance: random.Random) -> list[Experiment]:
-    """Draw six experiments, each of which starts in the final state of the previous one: two machines make a cluster, the
-    third joins, one leaves, and the other two end it.
-
-    What a killed operation has left undone is still there when nothing may change any more, unless one in between
-    has completed it: a join, which sets up all layers, changes nothing after the first three, and the last two must not
-    change anything when they are repeated.
-    """
-    machine, later = chance.choice(["c2", "c3"]), chance.choice(["c2", "c3"])
-    leaves, deleted = chance.choice([(f"remove:{machine}", "delete"), (f"hand-over:{machine}", f"delete@{machine}")])
-    changes = chance.sample(["mesh-keys", "munge-key", "storage"], 2)
-    texts = [f"create:{later}", *changes, f"join:{later}", leaves, deleted]
-    found, state = [], State()
-    for text, kind in zip(texts, chance.sample([*KILLS, *KILLS], len(texts)), strict=True):
-        operation = Operation.parse(text)
-        after = operation.after(state)
-        kill = draw_kill(chance, kind, operation, (), sorted(state.members | after.members))
-        following: tuple[Operation, ...] | None = None if operation.leaving or operation.name == "delete" else ()
-        if text == changes[-1]:
-            following = (Operation("join", max(state.members)),)
-        found.append(Experiment(operation, kill, following))
-        state = after
-    return found
+    """Draw six experiments, each of which starts in the final state of the previous one."""
+    machine = chance.choice(["c2", "c3"])
+    leaves, joins, deleted = chance.choice(
+        [
+            (f"remove:{machine}", f"join:{machine}", "delete"),
+            (f"hand-over:{machine}", f"join:c1@{machine}", f"delete@{machine}"),
+        ]
+    )
+    texts = ["create", *chance.sample(["mesh-keys", "munge-key", "storage"], 2), leaves, joins, deleted]
+    operations = [Operation.parse(text) for text in texts]
+    return [
+        Experiment(operation, draw_kill(chance, kind, operation, ()))
+        for operation, kind in zip(operations, chance.sample([*KILLS, *KILLS], len(operations)), strict=True)
+    ]
 
 
 def all_boundaries(operations: Sequence[str], recorded: Mapping[Operation, Sequence[Task]]) -> list[Experiment]:
@@ -263,6 +236,7 @@ def way(state: State, wanted: State) -> Iterator[Operation]:
     """Yield the operations that lead from one state to the other."""
     if not wanted.members:
         if state.members:
+            yield from way(state, state._replace(members=frozenset(MACHINES)))
             yield Operation("delete", "", state.manager)
         return
     while state != wanted:

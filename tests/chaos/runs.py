@@ -152,23 +152,22 @@ class Chaos:
         Returns the name of the task in which it was killed, or an empty string if it ended before the kill.
         """
         logs = self._folder(folder)
-        operation, kill = experiment.operation, experiment.kill
+        operation, kill = experiment
         self.cluster.start_jobs(operation)
         hit = self._killed(operation, kill, logs / "killed")
         died = kill.host if hit and kill.kind == "host" else ""
         if died:
             self.cluster.await_host(died)
         self._through(operation, logs / "rerun")
-        commands = [self.cluster.command(one, steady=True) for one in experiment.unchanging]
+        command = self.cluster.command(operation, steady=True)
         self.cluster.state = operation.after(self.cluster.state)
         self.cluster.prove(died)
-        for command in commands:
-            again = Play(command, logs / "again.log")
-            code = again.wait()
-            if code != 0:
-                raise ProofError(f"the third run ended with {code}:\n{again.output[-4000:]}")
-            if again.changes:
-                raise ProofError(f"the third run changed something: {again.steps.changed()}:\n{again.output[-2500:]}")
+        again = Play(command, logs / "again.log")
+        code = again.wait()
+        if code != 0:
+            raise ProofError(f"the third run ended with {code}:\n{again.output[-4000:]}")
+        if again.changes:
+            raise ProofError(f"the third run changed something: {again.steps.changed()}:\n{again.output[-2500:]}")
         return hit
 
     def _killed(self, operation: Operation, kill: Kill, log: Path) -> str:

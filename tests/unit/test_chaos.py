@@ -50,12 +50,8 @@ def test_a_sample_is_six_in_a_row_of_at_least_four_kinds(seed: int) -> None:
     state = State()
     for experiment in found:
         assert experiment.operation.before(state) == state
-        after = experiment.operation.after(state)
-        assert experiment.kill.host in {"", *state.members, *after.members}
-        assert all(other.machine in after.members for other in experiment.unchanging if other.name == "join")
-        state = after
+        state = experiment.operation.after(state)
     assert state == State()
-    assert [len(experiment.unchanging) for experiment in found] == [0, 0, 1, 0, 1, 1]
 
 
 def test_what_is_printed_repeats_it() -> None:
