@@ -157,9 +157,10 @@ class Handler(BaseHTTPRequestHandler):
 class Track:
     """A server, and a folder of lines for it."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, **known: Any) -> None:
+        """``known``: what the server has from the beginning, such as the runs of one before."""
         state = {"trouble": [], "experiments": {}, "deleted": set(), "runs": {}, "logins": set(), "asked": []}
-        state.update(files={}, permissions={}, owners={})
+        state.update({"files": {}, "permissions": {}, "owners": {}, **known})
         self.handler = type("Own", (Handler,), state)
         self.folder = folder
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
@@ -467,11 +468,13 @@ SOURCE = Path(gpumesh_track.__file__).parent
 def program(track: Track, more: str = "", **variables: str) -> subprocess.Popen[str]:
     environment = {**os.environ, **track.environment, "GPUMESH_RUN_DIR": str(track.folder.parent), **variables}
     argv = [sys.executable, "-c", PROGRAM + more, str(SOURCE)]
-    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(argv, env=environment, text=True, **pipes)
 
 
 def test_an_outage_in_the_middle_of_a_program(track: Track) -> None:
-    with program(track) as process:
+    # It ends when the server is back, since what it tries last is not repeated.
+    with program(track, "sys.stdin.readline()\n") as process:
         while not track.handler.runs or not track.run["points"]:
             assert process.poll() is None
             time.sleep(0.02)
@@ -480,8 +483,8 @@ def test_an_outage_in_the_middle_of_a_program(track: Track) -> None:
         with socket.create_server(track.address):
             assert process.stdout is not None
             assert select.select([process.stdout], [], [], 120)[0] and process.stdout.readline() == "all steps\n"
-        again = Track(track.folder, track.address[1])
-        again.handler.runs, again.handler.experiments = track.handler.runs, track.handler.experiments
+        kept = {"runs": track.handler.runs, "experiments": track.handler.experiments}
+        again = Track(track.folder, track.address[1], **kept)
         said, complaints = process.communicate(timeout=60)
     again.close()
     assert (process.returncode, said, complaints) == (0, "", "")
