@@ -22,6 +22,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.time_limit import number_refusal
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN, COMPLETE, END
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import Contents, packed
 
@@ -43,13 +44,24 @@ class ModuleFailedError(GpumeshError):
 
 
 @cache
+def role_names() -> tuple[str, ...]:
+    """The names of the roles of this collection."""
+    return tuple(sorted(path.parent.parent.name for path in _ROLES.glob("*/meta/argument_specs.yml")))
+
+
+@cache
+def entry_points(role: str) -> Mapping[str, Mapping[str, Any]]:
+    """The options of a role by entry point. Raises InputError."""
+    if role not in role_names():
+        raise InputError(f"There is no role gpumesh.cluster.{role}.", "Use names of roles in this collection.")
+    document = yaml_load((_ROLES / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
+    return {name: entry.get("options") or {} for name, entry in document["argument_specs"].items()}
+
+
+@cache
 def specification(role: str, entry: str = "main") -> Mapping[str, Any]:
     """The options of a role's entry point, without those that the preceding play sets. Raises InputError."""
-    path = _ROLES / role / "meta" / "argument_specs.yml"
-    if not path.is_file():
-        raise InputError(f"There is no role gpumesh.cluster.{role}.", "Use names of roles in this collection.")
-    options = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"][entry].get("options") or {}
-    return {name: option for name, option in options.items() if name != "cluster_record"}
+    return {name: option for name, option in entry_points(role)[entry].items() if name != "cluster_record"}
 
 
 def conversion_refusal(name: str, option: Mapping[str, Any], value: Any) -> InputError | None:
@@ -58,10 +70,7 @@ def conversion_refusal(name: str, option: Mapping[str, Any], value: Any) -> Inpu
     if not is_text or not isinstance(value, (bool, int, float)):
         return None
     if name.endswith("_time"):
-        return InputError(
-            f"{name} is the number {value}: YAML takes 2:00:00 without quotes for 7200.",
-            "Write the time as 0-02:00:00 or 2h, or in quotes.",
-        )
+        return number_refusal(name, value)
     kind = "boolean" if isinstance(value, bool) else "number"
     return InputError(
         f"{name} is the {kind} {value}: YAML takes 010 without quotes for the number 8, and no for a boolean.",

@@ -46,7 +46,7 @@ def refuse_unusable(offered: Offered, name: str) -> None:
             f"{shown} is not valid: {_reason(failure)}.", "Provide certificates in PEM format."
         ) from failure
     try:
-        _shake_hands(server, client, name)
+        shake_hands(server, client, name)
     except ssl.SSLCertVerificationError as failure:
         raise InputError(*_why(failure.verify_code, failure.verify_message, offered, name)) from failure
     except (ssl.SSLError, ValueError) as failure:
@@ -78,8 +78,8 @@ def _server(offered: Offered) -> ssl.SSLContext:
     return server
 
 
-def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """Raises ssl.SSLError, or ValueError for a name that no server can have."""
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """Connect a client to a server in memory. Raises ssl.SSLError, or ValueError for a name that no server can have."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(back, there, server_hostname=name), server.wrap_bio(there, back, server_side=True)]
     for _round in range(_ROUNDS):

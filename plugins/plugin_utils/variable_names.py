@@ -9,11 +9,9 @@ import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from ansible.module_utils.common.yaml import yaml_load
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import entry_points, role_names
 
-_ROLES = Path(__file__).resolve().parents[2] / "roles"
 #: How similar two names are, in difflib's measure, if one is taken for the other misspelled: as a whole, in what follows
 #: the name of a role, and as a whole if the name of the role is misspelled. The first alone takes `username` for
 #: `cluster_name` and `cluster_id` for `cluster_site`.
@@ -24,15 +22,12 @@ _SIMILAR_ROLE = 0.9
 #: of the artifacts of `discover`.
 _OTHERS = (
     "cluster_address",
-    "cluster_endpoint",
     "cluster_generation",
     "cluster_gpus",
     "cluster_hosts",
     "cluster_interface",
     "cluster_is_manager",
     "cluster_rank",
-    "cluster_site",
-    "cluster_subnet",
     "clusters",
     "daemon_supervisor_config",
     "daemon_supervisor_programs",
@@ -57,11 +52,7 @@ class UnknownNames:
 @cache
 def option_names() -> frozenset[str]:
     """The names of all options of this collection's roles, whichever entry point has them."""
-    found = set(_OTHERS)
-    for path in sorted(_ROLES.glob("*/meta/argument_specs.yml")):
-        for entry in yaml_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
-            found.update(entry.get("options") or {})
-    return frozenset(found)
+    return frozenset(_OTHERS).union(*(options for role in role_names() for options in entry_points(role).values()))
 
 
 def find_unknown(names: Collection[str]) -> UnknownNames:
@@ -96,9 +87,4 @@ def _similarity(name: str, other: str) -> float:
 
 def _role_prefix(name: str) -> str:
     """The name of a role with which this one begins, and the underscore after it; empty if there is none."""
-    return next((prefix for prefix in _role_prefixes() if name.startswith(prefix)), "")
-
-
-@cache
-def _role_prefixes() -> tuple[str, ...]:
-    return tuple(sorted(f"{path.parent.parent.name}_" for path in _ROLES.glob("*/meta/argument_specs.yml")))
+    return next((f"{role}_" for role in role_names() if name.startswith(f"{role}_")), "")

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.plan import MOST_CONTAINERS
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import HOST, PRIVATE, Role, Spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.time_limit import number_refusal, unit_minutes
 
 MAIN = "main"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
@@ -22,9 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"([0-9]{1,9})\s*([KMGT]?)i?B?", re.IGNORECASE)
 _TIME = re.compile(
     r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})|(?P<only>\d{1,8})"
-    r"|(?P<count>\d{1,6})(?P<unit>[mhd])"
 )
-_UNITS = {"m": 1, "h": 60, "d": 24 * 60}
 _MIB = {"K": 1 / 1024, "M": 1.0, "": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _FIELDS = Role._fields
 _SESSION = ("name", "roles", "time", "network", "partition", "retry", "ports")
@@ -78,17 +77,16 @@ def minutes(value: Any) -> int:
     if value in (None, "", 0):
         return 0
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise InputError(
-            f"session_time is the number {value}: YAML takes 2:00:00 without quotes for 7200.",
-            "Write the time as 0-02:00:00 or 2h, or in quotes.",
-        )
-    found = _TIME.fullmatch(str(value).strip())
+        raise number_refusal("session_time", value)
+    text = str(value).strip()
+    with_unit = unit_minutes(text)
+    if with_unit is not None:
+        return with_unit
+    found = _TIME.fullmatch(text)
     if found is None:
         raise InputError(f"session_time is '{value}'.", "Give hours as 2h or 2:00:00, or days as 2-00:00:00.")
     if found.group("only"):
         return int(found.group("only"))
-    if found.group("count"):
-        return int(found.group("count")) * _UNITS[found.group("unit")]
     days, hours, more, seconds = (int(found.group(part) or 0) for part in ("days", "hours", "minutes", "seconds"))
     return (days * 24 + hours) * 60 + more + (seconds > 0)
 

@@ -43,8 +43,7 @@ def settle(run: Runner, server: Server) -> List[str]:
     following = _is_usable(run, server, NEXT)
     if following and (not _is_usable(run, server, OWN) or not _lasts(run, NEXT, _VALID - _TRUSTED)):
         # If this is interrupted, the next one is still complete.
-        for source, target in zip(reversed(NEXT), reversed(OWN)):
-            write_atomic(target, read_text(source) or "", mode=0o600)
+        _put(NEXT, OWN)
         following = False
     elif not _is_usable(run, server, OWN):
         _make(run, server, OWN)
@@ -113,5 +112,10 @@ def _make(run: Runner, server: Server, pair: Pair) -> None:
         argv = ["openssl", "req", "-x509", "-config", config, "-days", str(_VALID), "-sha256", "-nodes"]
         argv += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
         run([*argv, "-keyout", made.key, "-out", made.certificate])
-        for source, target in zip(reversed(made), reversed(pair)):
-            write_atomic(target, read_text(source) or "", mode=0o600)
+        _put(made, pair)
+
+
+def _put(source: Pair, target: Pair) -> None:
+    """Copy the key first, and then the certificate."""
+    for path, copy in zip(reversed(source), reversed(target)):
+        write_atomic(copy, read_text(path) or "", mode=0o600)

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils.time_limit import unit_minutes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
@@ -20,9 +21,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 #: In the form of Slurm's --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
 _TIME = re.compile(r"\d+(?:-\d{1,2}(?::\d{1,2}){0,2}|(?::\d{1,2}){0,2})|UNLIMITED|INFINITE", re.IGNORECASE)
-#: What people write, and Slurm does not read, with the minutes of each unit.
-_WITH_UNIT = re.compile(r"(\d{1,6})([mhd])")
-_UNITS = {"m": 1, "h": 60, "d": 24 * 60}
 #: Options of sbatch that would override decisions of `gpumesh-train`.
 _RESERVED = (
     "--array",
@@ -102,8 +100,8 @@ def refuse_short(request: Request) -> None:
 
 def slurm_time(text: str) -> str:
     """A time as Slurm reads it: one with a unit in minutes, any other as it is."""
-    found = _WITH_UNIT.fullmatch(text)
-    return str(int(found.group(1)) * _UNITS[found.group(2)]) if found else text
+    minutes = unit_minutes(text)
+    return text if minutes is None else str(minutes)
 
 
 def seconds(text: str) -> Optional[int]:

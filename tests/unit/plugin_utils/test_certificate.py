@@ -86,4 +86,4 @@ def test_a_handshake_that_does_not_end_is_an_error() -> None:
 
     waiting: Any = Waiting()
     with pytest.raises(ValueError, match="does not end"):
-        certificate._shake_hands(waiting, waiting, "n1")
+        certificate.shake_hands(waiting, waiting, "n1")

@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import certificate, settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import shake_hands
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 SERVER = settings.Server("lab", "n1", "10.0.0.1", 5000, True, "/mnt/shared", 875, own_certificate=True)
@@ -38,16 +39,7 @@ def accepted(trust: str, name: str) -> None:
     server.load_cert_chain(*certificate.OWN)
     client = ssl.create_default_context(cadata=trust)
     client.verify_flags |= ssl.VERIFY_X509_STRICT
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [client.wrap_bio(back, there, server_hostname=name), server.wrap_bio(there, back, server_side=True)]
-    for _round in range(10):
-        for end in list(ends):
-            try:
-                end.do_handshake()
-                ends.remove(end)
-            except ssl.SSLWantReadError:
-                continue
-    assert not ends
+    shake_hands(server, client, name)
 
 
 def test_clients_accept_it_for_the_address_and_the_name_and_it_is_kept(tmp_path: Path) -> None:
