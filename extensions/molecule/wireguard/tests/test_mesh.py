@@ -148,9 +148,6 @@ def no_packet_lost(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = 
     wait_for_every_pair(hosts, pairs)
     for name in MACHINES:
         hosts[name].run(f"rm -rf {folder}; mkdir {folder}")
-    for a, b in pairs:
-        command = f"exec ping -i 0.1 -W 30 {mesh_address(b)} > {folder}/{b}"
-        hosts[a].check_output(f"systemd-run --unit=ping-{b} --collect sh -c %s", command)
 
     def more_answers(pair: tuple[str, str]) -> str:
         a, b = pair
@@ -158,14 +155,21 @@ def no_packet_lost(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = 
         assert hosts[a].check_output(f"timeout {PATIENCE} sh -c '{wait}'").strip() == str(PINGS)
         return hosts[a].check_output(f"cat {folder}/{b}")
 
-    together(more_answers, pairs)
-    yield
-    for pair, text in together(more_answers, pairs).items():
-        answered = {int(number) for number in re.findall(r"bytes from .* icmp_seq=(\d+)", text)}
-        lost = set(range(1, max(answered))) - answered
-        assert not lost, f"{pair}: no answer to {sorted(lost)} of {max(answered)}"
-    for a, b in pairs:
-        hosts[a].check_output(f"systemctl stop ping-{b}")
+    try:
+        for a, b in pairs:
+            # systemd-run returns before the shell opens the file.
+            hosts[a].check_output(f"touch {folder}/{b}")
+            command = f"exec ping -i 0.1 -W 30 {mesh_address(b)} >> {folder}/{b}"
+            hosts[a].check_output(f"systemd-run --unit=ping-{b} --collect sh -c %s", command)
+        together(more_answers, pairs)
+        yield
+        for pair, text in together(more_answers, pairs).items():
+            answered = {int(number) for number in re.findall(r"bytes from .* icmp_seq=(\d+)", text)}
+            lost = set(range(1, max(answered))) - answered
+            assert not lost, f"{pair}: no answer to {sorted(lost)} of {max(answered)}"
+    finally:
+        for a, b in pairs:
+            hosts[a].run(f"systemctl stop ping-{b}")
 
 
 def test_every_pair_transfers_one_mebibyte_and_has_a_fresh_handshake(hosts: dict[str, Host]) -> None:
