@@ -12,6 +12,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import preflight
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
@@ -23,7 +24,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide, refuse_mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import refuse_server
 
 _TEXT = {"type": "str", "default": ""}
 
@@ -59,7 +59,9 @@ class ActionModule(ControllerAction):
             for machine, own in hosts.items()
         }
         decision, coming = decide(wish, record, known, held, read_answers(held, found["records"]))
+        options = {role: self.options(role, *names) for role, names in preflight.OPTIONS.items()}
         volumes = self.variable("storage_volumes")
+        confined: list[str] = []
         if decision["enrol_settings"]["backend"] == "tailscale":
             served = volumes or (record["storage"]["volumes"] if record else [])
             servers = [volume["server"] for volume in served if "server" in volume]
@@ -69,7 +71,7 @@ class ActionModule(ControllerAction):
             if record:
                 refuse_to_demote(record, userspace_only(held, hosts))
         refuse_mesh(coming.record, self.options("mesh", "relays")["relays"] or [])
-        refuse_server(str(self.variable("tracking_server", "") or ""), coming.record)
+        layered = preflight.refuse(coming.record, volumes, options, self._tracked())
         if decision["left_out"]:
             self.print_text(
                 f"{', '.join(decision['left_out'])}: removed from cluster '{given['name']}', and therefore skipped. "
@@ -82,7 +84,22 @@ class ActionModule(ControllerAction):
             "record": record,
             "writes": self._writes(found, decision["manager"], bool(coming.changes)),
             "volumes": None if record else volumes,
+            "preflight": {
+                # Whatever is to change. A second run asks no host for what the first has found there.
+                "machines": [one["machine"] for one in decision["members"]]
+                if coming.changes or layered != coming.record
+                else [],
+                "pods": confined,
+                "volumes": layered["storage"]["volumes"],
+            },
             "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed],
+        }
+
+    def _tracked(self) -> dict[str, Any]:
+        """What ``site`` would ask of the tracking server."""
+        return {
+            "start": False,
+            **self.options("tracking", "state", "server", "port", "volume", "tls", "certificate_file"),
         }
 
     @staticmethod

@@ -112,6 +112,12 @@ probed:
   returned: success
   type: list
   elements: dict
+preflight:
+  description:
+    - What M(gpumesh.cluster.preflight) has to know, the C(machines) on which it is to run, the C(pods) among the members,
+      and the C(volumes) of the cluster as it would be. No machines if nothing would change.
+  returned: success
+  type: dict
 writes:
   description: Whether the record must be written.
   returned: success

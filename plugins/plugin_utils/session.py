@@ -24,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volum
 OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
 _SOURCE = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
 #: Debian's packages for what is missing on a host. Other distributions have not been tested.
-_PACKAGES = {
+PACKAGES = {
     "podman": "podman",
     "crun": "crun",
     "newuidmap": "uidmap",
@@ -64,24 +64,14 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
     member = derive.member_of(record, machine)
     members = {name: view["address"] for name, view in derive.member_views(record).items()}
     mesh = record["mesh"]
-    closed = [str(record["subnet"] or ""), str(mesh.get("subnet") or "") if mesh["backend"] != "none" else ""]
-    for one in record["members"]:
-        closed += [one["address"], _address(one["endpoint"] or "")]
-    pools = list(options["subnets"])
-    network.parse_allowed(options["allow"])
-    for pool in plan.parse_pools(pools):
-        for taken in network.networks([text for text in closed if text]):
-            if pool.overlaps(ipaddress.ip_network(taken)):
-                raise InputError(
-                    f"session_subnets: {pool} overlaps with {taken}, which the cluster uses.", "Give another network."
-                )
+    refuse_overlap(record, options)
     return {
         "machine": machine,
         "manager": record["manager"],
         "interface": derive.cluster_interface(record, member),
         "members": members,
-        "pools": pools,
-        "closed": [text for text in closed if text],
+        "pools": list(options["subnets"]),
+        "closed": _closed(record),
         "nat": options["nat"],
         "allow": list(options["allow"]),
         "volumes": volumes(record, machine),
@@ -89,6 +79,26 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
         "storage": options["storage_dir"],
         "mesh": mesh["interface"] if mesh["backend"] != "none" and member["mesh"] is not None else "",
     }
+
+
+def refuse_overlap(record: model.Record, options: Mapping[str, Any]) -> None:
+    """Refuse networks of sessions that the cluster uses itself, or that cannot be read. Raises InputError."""
+    network.parse_allowed(options["allow"])
+    for pool in plan.parse_pools(list(options["subnets"])):
+        for taken in network.networks(_closed(record)):
+            if pool.overlaps(ipaddress.ip_network(taken)):
+                raise InputError(
+                    f"session_subnets: {pool} overlaps with {taken}, which the cluster uses.", "Give another network."
+                )
+
+
+def _closed(record: model.Record) -> list[str]:
+    """The networks and addresses of the cluster."""
+    mesh = record["mesh"]
+    closed = [str(record["subnet"] or ""), str(mesh.get("subnet") or "") if mesh["backend"] != "none" else ""]
+    for one in record["members"]:
+        closed += [one["address"], _address(one["endpoint"] or "")]
+    return [text for text in closed if text]
 
 
 def _address(endpoint: str) -> str:
@@ -102,7 +112,7 @@ def _address(endpoint: str) -> str:
 
 def packages(missing: Sequence[str]) -> list[str]:
     """The packages for what is missing on a host."""
-    return [_PACKAGES.get(name, name) for name in missing]
+    return [PACKAGES.get(name, name) for name in missing]
 
 
 def roles(value: Any) -> Any:

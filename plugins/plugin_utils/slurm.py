@@ -108,7 +108,7 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
         "machine": machine,
         "address": views[machine]["address"],
         "serve": serve,
-        "programs": _programs(options, serve),
+        "programs": programs(options, serve),
         "accounting": options["accounting"],
         "max_nodes": options["max_nodes"],
         "task_prolog": options["task_prolog"],
@@ -240,7 +240,7 @@ def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> d
         conf.render(conf.merge({**_dbd_settings(address), **_token_settings(options)}, options["dbd_conf"]))
     )
     return {
-        "programs": _programs(options, True),
+        "programs": programs(options, True),
         "token_key": TOKEN_KEY if options["rest"] else "",
         "files": [{"path": DBD_FILE, "content": dbd, "owner": "slurm", "group": "slurm", "mode": "0600"}]
         if options["accounting"]
@@ -253,7 +253,8 @@ def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> d
     }
 
 
-def _programs(options: Mapping[str, Any], serve: bool) -> list[str]:
+def programs(options: Mapping[str, Any], serve: bool) -> list[str]:
+    """The programs that a node needs, and with ``serve`` the manager. ``options``: accounting and rest."""
     parts = ["node", *(["controller"] if serve else [])]
     parts += [part for part in ("accounting", "rest") if serve and options[part]]
     return [program for part in parts for program in _PROGRAMS[part]]

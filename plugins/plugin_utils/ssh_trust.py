@@ -82,9 +82,7 @@ def client_config(record: model.Record, users: Sequence[str], port: int = STANDA
     Naming a key keeps ssh from trying the default ones, so these are named as well. Raises InputError for an invalid
     user name.
     """
-    for user in users:
-        if not _USER.fullmatch(user):
-            raise InputError(f"ssh_trust_users: '{user}' is not a valid user name.")
+    refuse_names(users)
     hosts = [host for named in named_members(record) for host in (*named.names, *named.addresses)]
     base = folder_of(record["name"])
     lines = [
@@ -106,6 +104,13 @@ def client_config(record: model.Record, users: Sequence[str], port: int = STANDA
             "    IdentityFile ~/.ssh/id_rsa",
         ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def refuse_names(users: Sequence[str]) -> None:
+    """Refuse what cannot be the name of a user. Raises InputError."""
+    for user in users:
+        if not _USER.fullmatch(user):
+            raise InputError(f"ssh_trust_users: '{user}' is not a valid user name.")
 
 
 def registration(record: model.Record, machine: str, host: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import posixpath
 import string
 import uuid
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -80,12 +80,8 @@ class External(TypedDict):
 
 def desired(record: model.Record, machine: str, backend: str = "nfs", server: str = "kernel") -> dict[str, Any]:
     """The parameters of the module storage on one machine. Raises InputError for a volume that the backend cannot have."""
+    refuse_backend(record, backend)
     volumes = _volumes(record)
-    if backend == "external" and volumes:
-        raise InputError(
-            f"storage_backend is external, and volume {', '.join(volume['name'] for volume in volumes)} has a server.",
-            "Remove server and path from storage_volumes, or set storage_backend=nfs.",
-        )
     served = [volume for volume in volumes if backend == "nfs" and volume["server"] == machine]
     text = exports(record, machine, server) if backend == "nfs" else ""
     return {
@@ -101,6 +97,16 @@ def desired(record: model.Record, machine: str, backend: str = "nfs", server: st
         "mounts": mounts(record, machine) if backend == "nfs" else [],
         "external": external(record) if backend != "none" else [],
     }
+
+
+def refuse_backend(record: model.Record, backend: str) -> None:
+    """Refuse volumes that the backend cannot have. Raises InputError."""
+    served = [volume["name"] for volume in _volumes(record)]
+    if backend == "external" and served:
+        raise InputError(
+            f"storage_backend is external, and volume {', '.join(served)} has a server.",
+            "Remove server and path from storage_volumes, or set storage_backend=nfs.",
+        )
 
 
 def refuse_withdrawal(record: model.Record, wanted: model.Record, present: Container[str]) -> None:
@@ -260,16 +266,18 @@ def mounts(record: model.Record, machine: str) -> list[Mount]:
 
 def external(record: model.Record) -> list[External]:
     """The external volumes."""
-    volumes = [{**EXTERNAL, **volume} for volume in record["storage"]["volumes"] if "server" not in volume]
-    return [
-        {
-            "volume": volume["name"],
-            "mount_point": volume["mount_point"],
-            "filesystem": volume["filesystem"],
-            "read_only": volume["read_only"],
-        }
-        for volume in volumes
-    ]
+    return [external_volume(volume) for volume in record["storage"]["volumes"] if "server" not in volume]
+
+
+def external_volume(given: Mapping[str, Any]) -> External:
+    """One of them, from its entry in the record."""
+    volume = {**EXTERNAL, **given}
+    return {
+        "volume": volume["name"],
+        "mount_point": volume["mount_point"],
+        "filesystem": volume["filesystem"],
+        "read_only": volume["read_only"],
+    }
 
 
 def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:

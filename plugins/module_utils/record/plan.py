@@ -360,9 +360,13 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
                 "file system.",
             )
         normal["name"] = _value(values.volume_name, normal["name"])
-        normal["mount_point"] = _value(values.mount_point, normal["mount_point"])
-        if served:
-            normal["path"] = _value(values.absolute_path, normal["path"])
+        for key, check in (("mount_point", values.mount_point), ("path", values.absolute_path))[: 2 if served else 1]:
+            try:
+                normal[key] = check(normal[key])
+            except ValueError as failure:
+                raise InputError(
+                    f"Volume '{normal['name']}', {key}: {failure}.", "Correct it in storage_volumes.", value=normal[key]
+                ) from failure
         if served and normal["server"] not in machines:
             raise InputError(
                 f"The server '{normal['server']}' of volume '{normal['name']}' is not among the members of "

@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     cluster_registration,
     cluster_removal,
     play_members,
+    preflight,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
@@ -208,6 +209,75 @@ class TestRegistration:
         written = on_hosts(cluster, arguments, hosts, results, decision=decision)
         ((_module, parameters),) = written.ran
         assert parameters["members"] == decision["members"] and parameters["mesh"] == {"port": 7}
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (
+                {"storage_volumes": [{"name": "data", "server": "n9", "path": "/d", "mount_point": "/mnt/d"}]},
+                "server 'n9'",
+            ),
+            ({"storage_volumes": [{"name": "data", "mount_point": "mnt/d"}]}, "Volume 'data', mount_point: 'mnt/d' is"),
+            ({"storage_volumes": [{"name": "data", "mount_point": "/mnt/d", "quota": "1G"}]}, "Volume 'data'"),
+            (
+                {
+                    "storage_volumes": [{"name": "data", "server": "n1", "path": "/d", "mount_point": "/mnt/d"}],
+                    "storage_backend": "external",
+                },
+                "storage_backend is external, and volume data has a server",
+            ),
+            ({"ssh_trust_users": ["root", "Alice!"]}, "ssh_trust_users: 'Alice!' is not a valid user name"),
+            ({"tracking_server": "n9"}, "tracking_server 'n9' is not among the members"),
+            ({"tracking_server": "n1"}, "Cluster 'lab' has no volume for the artifacts"),
+            (
+                {"session_enabled": True, "session_subnets": ["10.0.0.0/16"]},
+                "session_subnets: 10.0.0.0/16 overlaps with",
+            ),
+            ({"session_enabled": True, "session_allow": ["nowhere"]}, "nowhere"),
+        ],
+    )
+    def test_what_a_layer_would_refuse_is_refused_before_the_record_is_written(
+        self, given: dict[str, Any], said: str
+    ) -> None:
+        hosts = {machine: {"held": {**NOTHING, **facts}} for machine, facts in LAN.items()}
+        refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE, **given).result
+        assert refused["failed"] and said in refused["msg"], refused["msg"]
+
+    def test_hosts_are_checked_for_what_the_layers_need_only_before_a_change(self) -> None:
+        hosts = {machine: {"held": {**NOTHING, **facts}} for machine, facts in LAN.items()}
+        volumes = [
+            {"name": "data", "server": "n2", "path": "/d", "mount_point": "/mnt/d", "quota": "1G"},
+            {"name": "old", "mount_point": "/mnt/old", "filesystem": "xfs"},
+        ]
+        own = {"storage_volumes": volumes, "ssh_trust_users": ["root", "alice"], "session_enabled": True}
+        decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE, **own).result
+        assert decision["preflight"] == {"machines": ["n1", "n2", "n3"], "pods": [], "volumes": volumes}
+
+        def needed(machine: str, **more: Any) -> dict[str, Any]:
+            variables = {"inventory_hostname": machine, "decision": decision, **own, **more}
+            arguments = {"cluster": "lab", "registration": "decision"}
+            results = {"gpumesh.cluster.preflight": [{"changed": False}]}
+            ((_module, parameters),) = play(preflight.ActionModule, arguments, results, variables).ran
+            return dict(parameters)
+
+        manager, server = needed("n1"), needed("n2")
+        assert server["users"] == ["root", "alice"] and server["cluster"] == "lab"
+        external = {"volume": "old", "mount_point": "/mnt/old", "filesystem": "xfs", "read_only": False}
+        assert (server["external"], manager["quotas"]) == ([external], [])
+        assert server["quotas"] == [{"name": "data", "path": "/d", "quota": "1G"}]
+        assert needed("n2", storage_backend="none")["external"] == needed("n2", storage_backend="none")["quotas"] == []
+        assert "/usr/sbin/slurmctld" in manager["programs"] and "/usr/sbin/slurmctld" not in server["programs"]
+        assert server["programs"]["/usr/sbin/slurmd"] == ["slurmd", "slurm-client"]
+        assert server["programs"]["newuidmap"] == ["uidmap"]
+        decision["preflight"]["pods"] = ["n2"]
+        pod = needed("n2")
+        assert (pod["external"], pod["quotas"], pod["programs"], pod["users"]) == ([], [], {}, ["root", "alice"])
+        # A change of the volumes alone is one, too.
+        hosts = {machine: {"held": {**holding(OLD), **facts}} for machine, facts in LAN.items()}
+        found = {"record": OLD, "source": "n1", "records": {}}
+        for more, machines in (({}, []), ({"storage_volumes": volumes}, ["n1", "n2", "n3"])):
+            decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=found, **more).result
+            assert decision["preflight"]["machines"] == machines
 
     def test_a_copy_is_forced_and_attributed_as_the_role_says(self) -> None:
         given = {"name": "lab", "state": "replica", "record": NEW}

@@ -107,9 +107,11 @@ def test_what_is_refused_changes_nothing() -> None:
     """One refusal of each decision: unit tests have the others."""
     before = record_of("r1")
     refused(play("join", "-e", "cluster_machines=away"), "away: 10.79.61.14 is not in 10.79.60.0/24")
+    needed = play("join", "-e", json.dumps({"cluster_machines": "r3", "ssh_trust_users": ["root", "alcie"]}))
+    refused(needed, "Nothing has been changed. ssh_trust_users: there is no user alcie.")
     refused(play("remove", "-e", "cluster_machine=r1"), "'r1' is the manager of cluster 'lab'")
     assert record_of("r1") == before
-    assert on("away", "ls -A /var/lib/gpumesh") == ""
+    assert on("away", "ls -A /var/lib/gpumesh") == on("r3", "ls -A /var/lib/gpumesh/clusters") == ""
 
 
 def test_a_subnet_that_packets_do_not_pass_is_refused() -> None:

@@ -1,0 +1,117 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: preflight
+short_description: Check that a host has what the layers cannot bring about
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Finds what the roles would refuse on this host, before the cluster record is written or a layer is set up.
+  - Reports all that is wrong at once. Changes nothing.
+  - The options of the module are derived from the options of the roles and the decision of
+    M(gpumesh.cluster.cluster_registration). This happens on the controller.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+options:
+  cluster:
+    description: The name of the cluster.
+    type: str
+    required: true
+  registration:
+    description: The name of the variable with the result of M(gpumesh.cluster.cluster_registration).
+    type: str
+  users:
+    description: The users that must exist.
+    type: list
+    elements: str
+    default: []
+  external:
+    description: The volumes without a server, each with C(volume), C(mount_point), C(filesystem) and C(read_only).
+    type: list
+    elements: dict
+    default: []
+  quotas:
+    description: The volumes with a quota that this host serves, each with C(name), C(path) and C(quota).
+    type: list
+    elements: dict
+    default: []
+  programs:
+    description:
+      - The programs that must be there or in packages, and the names of these packages.
+      - Packages are only looked for where apt has read its sources since they were changed.
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Check what the layers will need
+  gpumesh.cluster.preflight:
+    cluster: lab
+    registration: decision
+  any_errors_fatal: true
+  when: inventory_hostname in decision.preflight.machines
+"""
+
+RETURN = r"""
+error:
+  description: Why the layers could not be set up on this host.
+  returned: failure
+  type: dict
+  contains:
+    refusals:
+      description: Each reason, with its remedy. RV(ignore:msg) has all of them.
+      type: list
+      elements: str
+  sample:
+    refusals:
+      - "ssh_trust_users: there is no user alice. Create the account on every member, or remove the name from
+        ssh_trust_users."
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import preflight
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+
+def work(params: Dict[str, Any]) -> Outcome:
+    """Look."""
+    preflight.refuse(
+        run,
+        Tree(),
+        preflight.Needs(params["cluster"], params["users"], params["external"], params["quotas"], params["programs"]),
+    )
+    return Outcome(False, {})
+
+
+def main() -> None:
+    """The module's entry point."""
+    entries = {"type": "list", "elements": "dict", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "cluster": {"type": "str", "required": True},
+            # Read by the action of the same name.
+            "registration": {"type": "str"},
+            "users": {"type": "list", "elements": "str", "default": []},
+            "external": entries,
+            "quotas": entries,
+            "programs": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module.params))
+
+
+if __name__ == "__main__":
+    main()
