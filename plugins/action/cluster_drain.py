@@ -11,6 +11,8 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.nodes import LEAVING, is_out
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import succession
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import (
@@ -21,9 +23,10 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import (
 )
 
 _NODE = "/etc/slurm/node/slurmd.env"
-_REASON = "leaves the cluster"
 #: A job may have started since the query.
 _LEAST_WAIT = 10
+#: Slurm repeats the request to end a job after two minutes, for example to a node that was restarted meanwhile.
+_COMPLETION_WAIT = 300
 #: Jobs that do not end, as on a dead machine, must not block this indefinitely.
 _LONGEST_END = 90
 
@@ -60,10 +63,8 @@ class ActionModule(HostAction):
             changed = bool(given["force"] and nodes) and self._end(nodes, jobs)
         elif nodes:
             self._refuse_jobs(record, jobs, given)
-            if given["force"]:
-                changed = self._end(nodes, jobs)
-            else:
-                changed = self._node(nodes, "drained", wait=max(given["timeout"], _LEAST_WAIT))
+            forced, wait = given["force"], given["timeout"]
+            changed = self._end(nodes, jobs) if forced else self._drain(slurm["nodes"], nodes, wait)
         # The others' entry point leave does this from the machine itself, which a dead one cannot.
         silent = [node for node in nodes if node in given["forgotten"]]
         if silent and given["machines"] is not None:
@@ -75,6 +76,31 @@ class ActionModule(HostAction):
             "nodes": nodes,
             "jobs": [str(job["id"]) for job in jobs],
         }
+
+    def _drain(self, known: Sequence[Node], nodes: Sequence[str], timeout: int) -> bool:
+        """Drain the nodes, and return them to service if their jobs do not end in time. Raises ModuleFailedError."""
+        try:
+            return self._drain_and_wait(nodes, timeout)
+        except ModuleFailedError as failure:
+            # Those that were out of service before stay so, whoever has drained them.
+            ours = [node["name"] for node in known if node["name"] in nodes and not is_out(node)]
+            if ours and not self.check_mode:
+                self._node(ours, "idle")
+            said = str(failure.result.get("msg", "")).replace("increase the wait", "increase cluster_drain_timeout")
+            back = f" {', '.join(ours)} accepts jobs again." if ours else ""
+            raise ModuleFailedError({**failure.result, "msg": f"{said} Nothing has been removed.{back}"}) from failure
+
+    def _drain_and_wait(self, nodes: Sequence[str], timeout: int) -> bool:
+        try:
+            return self._node(nodes, "drained", wait=max(timeout, _LEAST_WAIT))
+        except ModuleFailedError as failure:
+            if timeout >= _COMPLETION_WAIT or not failure.result.get("error", {}).get("completing"):
+                raise
+        self.print_text(
+            f"{', '.join(nodes)}: the jobs have ended, and Slurm waits for their processes. It asks again after two minutes."
+        )
+        self._node(nodes, "drained", wait=_COMPLETION_WAIT)
+        return True
 
     def _is_of_another(self, record: model.Record) -> bool:
         """Whether the Slurm of this host belongs to another cluster, whose nodes and jobs this one must not touch."""
@@ -142,7 +168,7 @@ class ActionModule(HostAction):
     def _node(self, nodes: Sequence[str], state: str, wait: int = 0) -> bool:
         arguments: dict[str, Any] = {"name": list(nodes), "state": state}
         if state != "absent":
-            arguments["reason"] = _REASON
+            arguments["reason"] = LEAVING
         if wait:
             arguments["wait"] = wait
         return bool(self.module("gpumesh.cluster.slurm_node", arguments).get("changed"))

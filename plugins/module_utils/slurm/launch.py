@@ -244,12 +244,12 @@ def _unsettled(node: show.Node) -> bool:
 
 
 def _settle(run: Runner, request: Request, unsettled: Callable[[show.Node], bool]) -> Dict[str, show.Node]:
-    """Read the nodes until each of the request's has been seen settled, for at most the time that a job may take.
+    """Read the nodes until each that answers has been seen settled, for at most the time that a job may take.
 
     On a busy cluster, there is always one on which a job is just ending.
     """
     end = time.monotonic() + request.timeout_s
-    waiting = set(request.nodes)
+    waiting = set(request.nodes) - set(request.silent)
     while True:
         known = read(run)
         waiting = {name for name in waiting if name in known and unsettled(known[name])}

@@ -14,6 +14,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import 
 
 #: The prefix of all our reasons. Only nodes with such a reason are resumed.
 MARK = "gpumesh: "
+#: The reason, after the mark, of a node that a removal has drained.
+LEAVING = "leaves the cluster"
 _OUT_OF_SERVICE = ("drain", "fail", "invalid_reg", "maintenance")
 _PAUSE = 2.0
 
@@ -102,7 +104,10 @@ def carry_out(run: Runner, planned: Plan) -> None:
 def wait(
     read: Callable[[], Mapping[str, Node]], names: Sequence[str], state: str, seconds: float
 ) -> Mapping[str, Node]:
-    """Read until nothing is missing, for at most ``seconds``. Raises HostStateError, naming what is missing."""
+    """Read until nothing is missing, for at most ``seconds``. Raises HostStateError, naming what is missing.
+
+    Its detail ``completing``: whether only jobs are left that have ended, and whose processes Slurm waits for.
+    """
     end = time.monotonic() + seconds
     while True:
         present = read()
@@ -113,5 +118,9 @@ def wait(
             raise HostStateError(
                 f"After {seconds:g} s: {'; '.join(missing)}.",
                 "See 'squeue' for the jobs and 'scontrol show node' for the reason, or increase the wait.",
+                completing=state == "drained"
+                and all(
+                    present[name]["state"] in ("idle", "down") for name in names if waiting_for(present, [name], state)
+                ),
             )
         time.sleep(min(_PAUSE, max(0.1, end - time.monotonic())))

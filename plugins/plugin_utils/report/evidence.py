@@ -13,6 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import MARK
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views, pods
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import nodes as slurm_nodes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check, unjudged
@@ -354,6 +355,11 @@ def _of_programs(reason: str) -> bool:
 def _node_remedy(machine: str, reason: str) -> str:
     if reason.startswith(MARK):
         return f"Fix this on {machine}: the node's own check returns it to service the next time it runs."
+    if reason.startswith(slurm_nodes.MARK + slurm_nodes.LEAVING):
+        return (
+            f"A removal of {machine} was not completed. Run the playbook remove again, or to keep the machine: "
+            f"scontrol update nodename={machine} state=resume."
+        )
     return (
         f"Find out what is wrong with slurmd on {machine}, then run: scontrol update nodename={machine} state=resume."
     )

@@ -400,7 +400,7 @@ class TestRemoval:
 
 class TestDrain:
     JOBS = [{"id": 17, "user": "alice", "name": "train", "nodes": ["n2"], "state": "running"}]
-    SLURM = {"nodes": [{"name": "n1"}, {"name": "n2"}], "jobs": JOBS}
+    SLURM = {"nodes": [{"name": name, "state": "idle", "flags": []} for name in ("n1", "n2")], "jobs": JOBS}
     STAT = "ansible.builtin.stat"
 
     @staticmethod
@@ -479,6 +479,28 @@ class TestDrain:
         played = self.drain([*self.JOBS, *ending], both, machines=["n2"], force=True)
         assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.ran
         assert "job 18 of alice" in self.drain(ending, {}).result["msg"]
+
+    def test_processes_that_outlive_their_job_get_the_time_in_which_slurm_asks_again(self) -> None:
+        """It does so two minutes after a node that was restarted under a job has come back."""
+        late = {"failed": True, "msg": "After 10 s: n2 still has jobs.", "error": {"completing": True}}
+        nodes = "gpumesh.cluster.slurm_node"
+        played = self.drain([], {nodes: [late, {"changed": False}]}, machines=["n2"])
+        assert played.result["changed"] and not played.result.get("failed")
+        waits = [(given["state"], given["wait"]) for module, given in played.ran if module == nodes]
+        assert waits == [("drained", 10), ("drained", 300)]
+        # Whoever sets a longer time has waited long enough.
+        assert self.drain([], {nodes: [late, {"changed": True}]}, machines=["n2"], timeout=900).result["failed"]
+
+    @pytest.mark.parametrize("flags", [[], ["drain"]])
+    def test_a_node_whose_jobs_do_not_end_returns_to_the_state_that_it_had(self, flags: list[str]) -> None:
+        late = {"failed": True, "msg": "After 60 s: n2 still has jobs, or increase the wait.", "error": {}}
+        slurm = {"jobs": [], "nodes": [{"name": "n2", "state": "idle", "flags": flags}]}
+        more = {"gpumesh.cluster.slurm_info": [slurm], "gpumesh.cluster.slurm_node": [late, {"changed": True}]}
+        played = self.drain([], more, machines=["n2"], timeout=60)
+        states = [given["state"] for module, given in played.ran if module == "gpumesh.cluster.slurm_node"]
+        assert states == (["drained"] if flags else ["drained", "idle"])
+        assert "or increase cluster_drain_timeout. Nothing has been removed." in played.result["msg"]
+        assert ("n2 accepts jobs again." in played.result["msg"]) == (not flags)
 
     def test_a_cluster_ends_when_nobody_uses_it(self) -> None:
         refused = self.drain(self.JOBS, {}, holders="held").result

@@ -107,6 +107,13 @@ def test_wait_gives_up_and_says_on_what(now: list[float]) -> None:
     assert now == [10.0]
 
 
+@pytest.mark.parametrize(("state", "completing"), [("IDLE+COMPLETING+DRAIN", True), ("MIXED+COMPLETING+DRAIN", False)])
+def test_wait_tells_processes_of_ended_jobs_from_jobs(now: list[float], state: str, completing: bool) -> None:
+    with pytest.raises(HostStateError) as caught:
+        nodes.wait(lambda: {"n1": node(state), "n2": node("IDLE+DRAIN")}, ["n1", "n2"], "drained", 10)
+    assert caught.value.details["completing"] is completing
+
+
 def test_a_node_with_jobs_is_not_deleted() -> None:
     def run(argv: list[str], **_options: Any) -> Completed:
         raise CommandError(argv, "exited 1", rc=1, stderr="delete_node nodename=n1: Requested nodes are busy")

@@ -467,6 +467,15 @@ def test_a_node_that_its_own_check_has_drained_comes_back_by_itself() -> None:
     assert "resume" not in check["remedy"]
 
 
+def test_a_node_that_an_interrupted_removal_has_drained_is_told_from_a_broken_one() -> None:
+    found = healthy()
+    found["slurm"]["stdout"] = SINFO.replace(
+        "n3|idle|10.99.0.3|none", "n3|drained|10.99.0.3|gpumesh: leaves the cluster"
+    )
+    check = next(c for c in judged(found)["checks"] if c["id"] == "slurm.node" and c["status"] == "fail")
+    assert check["remedy"].startswith("A removal of n3 was not completed. Run the playbook remove again")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 99}', "null"])
 def test_a_previous_verdict_that_cannot_be_used_starts_a_new_history(text: str) -> None:
     assert judged(healthy(), previous=text)["history"] == []
