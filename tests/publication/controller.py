@@ -69,6 +69,7 @@ FIELDS = {
         "execution_environment",
         "playbook",
         "job_type",
+        "job_slice_count",
         "extra_vars",
         "allow_simultaneous",
         "survey_enabled",

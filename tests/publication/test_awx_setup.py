@@ -216,6 +216,13 @@ def test_templates_have_the_credentials_and_the_survey(outcome: Outcome) -> None
         assert {one.get("default") for one in spec if one["variable"] == "cluster_name"} <= {"lan"}
 
 
+def test_only_what_changes_nothing_can_be_sliced(outcome: Outcome) -> None:
+    """A slice sees only its own machines, and `create` in three slices made three clusters. A second setup sets it back."""
+    counts = {one["name"]: one.get("job_slice_count") for one in outcome.controller.objects["job_templates"].values()}
+    assert counts.pop("gpumesh discover") is None
+    assert set(counts.values()) == {1}, counts
+
+
 def test_secrets_reach_jobs_by_the_names_that_are_read(outcome: Outcome) -> None:
     controller = outcome.controller
     munge = controller.named("credential_types", "gpumesh munge key")
