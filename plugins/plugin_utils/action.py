@@ -8,6 +8,7 @@ Converts our errors for Ansible's actions, as module.py does for modules and fil
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
@@ -28,6 +29,28 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import Co
 
 _COLLECTION = Path(__file__).resolve().parents[2]
 _ROLES = _COLLECTION / "roles"
+#: Ansible takes these out of the result of any task: facts become variables of the host, which precede those of the
+#: inventory, and statistics become artifacts, which are extra variables of the next job in a workflow of AWX.
+_FACTS, _STATISTICS = "ansible_facts", "ansible_stats"
+#: The only fact that a result keeps, since Ansible would search for Python again in each task: where that is on the host.
+_INTERPRETER = "discovered_interpreter_python"
+_INTERPRETER_PATH = re.compile(r"/[\w./+-]+")
+#: Variables that are read without being an option of a role, that the inventory plugin `clusters` sets, or that AWX makes
+#: of the artifacts of `discover`.
+_OTHER_NAMES = (
+    "cluster_address",
+    "cluster_generation",
+    "cluster_gpus",
+    "cluster_hosts",
+    "cluster_interface",
+    "cluster_is_manager",
+    "cluster_rank",
+    "clusters",
+    "daemon_supervisor_config",
+    "daemon_supervisor_programs",
+    "discover_silent_hosts",
+    "discover_subnets",
+)
 #: Callbacks whose output is read by programs: with these, text appears only in the task's result.
 _FOR_PROGRAMS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
 #: Options that the actions of all layers share.
@@ -64,6 +87,25 @@ def specification(role: str, entry: str = "main") -> Mapping[str, Any]:
     return {name: option for name, option in entry_points(role)[entry].items() if name != "cluster_record"}
 
 
+@cache
+def option_names() -> frozenset[str]:
+    """The names of all options of this collection's roles, whichever entry point has them, and of what else it reads."""
+    return frozenset(_OTHER_NAMES).union(*(options for role in role_names() for options in entry_points(role).values()))
+
+
+def split_facts(result: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A host's answer without what Ansible would make variables of, and the facts in it.
+
+    The Python of a host writes the answer, and so whoever is root there.
+    """
+    facts = dict(result.get(_FACTS) or {}) if isinstance(result.get(_FACTS), Mapping) else {}
+    kept = {key: value for key, value in result.items() if key not in (_FACTS, _STATISTICS)}
+    interpreter = facts.pop(_INTERPRETER, None)
+    if isinstance(interpreter, str) and _INTERPRETER_PATH.fullmatch(interpreter):
+        kept[_FACTS] = {_INTERPRETER: interpreter}
+    return kept, facts
+
+
 def conversion_refusal(name: str, option: Mapping[str, Any], value: Any) -> InputError | None:
     """Why the value of an option that is a text, but was not given as one, cannot be used; None if it can."""
     is_text = name.endswith("_time") or (option.get("type") == "str" and "choices" not in option)
@@ -93,6 +135,7 @@ class HostAction(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         self.variables = task_vars or {}
         try:
+            self._refuse_options_in_facts()
             return {**result, **self.work()}
         except ModuleFailedError as failure:
             return {**result, **failure.result}
@@ -103,6 +146,19 @@ class HostAction(ActionBase):
     def work(self) -> dict[str, Any]:
         """Perform the task. Returns its result."""
         raise NotImplementedError
+
+    def _refuse_options_in_facts(self) -> None:
+        """Refuse a host whose facts have the names of options: they would precede the inventory's. Raises InputError.
+
+        Tasks of this collection gather no such facts. Others may, and the host decides what they contain.
+        """
+        named = sorted(option_names().intersection(self.variables.get(_FACTS) or ()))
+        if named:
+            raise InputError(
+                f"The facts of {self.machine} contain {', '.join(named)}, which a host must not decide.",
+                "Find out who has changed its Python or its facts (/etc/ansible/facts.d). Options belong into the "
+                "inventory; after set_fact with cacheable, clear the cache of facts.",
+            )
 
     def arguments(self, **options: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the task, which must be among these options, as in a module's ``argument_spec``."""
@@ -262,10 +318,15 @@ class HostAction(ActionBase):
 
     def module(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Run a module on the host. Raises ModuleFailedError."""
-        result = self._execute_module(module_name=name, module_args=dict(arguments), task_vars=self.variables)
+        return self._answer(name, arguments)[0]
+
+    def _answer(self, name: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The result of a module, and its facts. Raises ModuleFailedError."""
+        done = self._execute_module(module_name=name, module_args=dict(arguments), task_vars=self.variables)
+        result, facts = split_facts(done)
         if result.get("failed") or result.get("unreachable"):
             raise ModuleFailedError(result)
-        return dict(result)
+        return result, facts
 
     def follow(
         self,
@@ -341,9 +402,7 @@ class HostAction(ActionBase):
         """The module that installs packages on the host, such as apt."""
         facts = {} if self.delegated else self.variables.get("ansible_facts", {})
         if "pkg_mgr" not in facts:
-            facts = self.module("ansible.builtin.setup", {"gather_subset": ["!all", "!min", "pkg_mgr"]})[
-                "ansible_facts"
-            ]
+            _result, facts = self._answer("ansible.builtin.setup", {"gather_subset": ["!all", "!min", "pkg_mgr"]})
         return str(facts.get("pkg_mgr", facts.get("ansible_pkg_mgr")))
 
     def install(self, packages: Sequence[str], refresh: bool = False) -> bool:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import entry_points, role_names
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import option_names, role_names
 
 #: How similar two names are, in difflib's measure, if one is taken for the other misspelled: as a whole, in what follows
 #: the name of a role, and as a whole if the name of the role is misspelled. The first alone takes `username` for
@@ -18,22 +17,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import entr
 _SIMILAR = 0.8
 _SIMILAR_REST = 0.75
 _SIMILAR_ROLE = 0.9
-#: Variables that are read without being an option of a role, that the inventory plugin `clusters` sets, or that AWX makes
-#: of the artifacts of `discover`.
-_OTHERS = (
-    "cluster_address",
-    "cluster_generation",
-    "cluster_gpus",
-    "cluster_hosts",
-    "cluster_interface",
-    "cluster_is_manager",
-    "cluster_rank",
-    "clusters",
-    "daemon_supervisor_config",
-    "daemon_supervisor_programs",
-    "discover_silent_hosts",
-    "discover_subnets",
-)
 
 
 @dataclass(frozen=True)
@@ -47,12 +30,6 @@ class UnknownNames:
     def questions(self) -> list[str]:
         """One question for each misspelled name."""
         return [f"{name}: did you mean {option}?" for name, option in sorted(self.misspelled.items())]
-
-
-@cache
-def option_names() -> frozenset[str]:
-    """The names of all options of this collection's roles, whichever entry point has them."""
-    return frozenset(_OTHERS).union(*(options for role in role_names() for options in entry_points(role).values()))
 
 
 def find_unknown(names: Collection[str]) -> UnknownNames:

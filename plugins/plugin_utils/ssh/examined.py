@@ -13,6 +13,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action.normal import ActionModule as RunModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import split_facts
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.causes import SHELL_REMEDY, SilentHostError, quoted
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.silence import Question, why_silent, worded
 
@@ -38,7 +39,7 @@ class ExaminedModule(RunModule):
             return {"failed": True, "changed": False, **_worded(missing, str(failure))}
         if result.get("_ansible_parsed") is False:
             result = self._explained(result, task_vars or {})
-        return result
+        return split_facts(result)[0]
 
     def outcome(self, tmp: str | None, task_vars: dict[str, Any] | None) -> dict[str, Any]:
         """The result of the task. Raises what Ansible raises if the host does not answer."""

@@ -35,6 +35,7 @@ def leave(folder: Path, own: dict[str, Any], force: bool) -> Run:
         "__cluster_unmounted": ["/nonexistent"],
         "cluster_name": "lab",
         "cluster_force": force,
+        "__cluster_drained": {"nodes": ["n2"]},
     }
     end = {"ansible.builtin.debug": {"msg": "n2 leaves"}, "run_once": True}
     return run_tasks(folder, {"n1": {}, "n2": own}, variables, [*wanted, end])
@@ -45,6 +46,7 @@ def test_a_machine_does_not_leave_while_that_is_unknown(tmp_path: Path, own: dic
     run = leave(tmp_path, own, force=False)
     assert run.code != 0
     assert "n2 cannot leave cluster 'lab'" in run.words and "n2 leaves" not in run.words, run.output
+    assert "to keep it in the cluster: scontrol update nodename=n2 state=resume." in run.words
     assert "n2 leaves" in leave(tmp_path, own, force=True).words
 
 

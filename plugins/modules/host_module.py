@@ -1,0 +1,58 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_module
+short_description: Run a module whose answer sets no variables
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Runs a module on the host, with its action if it has one, like a task of its own.
+  - Ansible makes variables of the facts in the answer of any module, and artifacts of a job of its statistics. The
+    Python on a host, and so whoever is root there, decides what an answer contains. Such variables precede those of the
+    inventory, and artifacts are extra variables of the next job of a workflow of AWX.
+  - Facts are returned as RV(facts), and statistics are dropped. All modules of this collection do the same.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+attributes:
+  check_mode:
+    support: full
+    details: [As the module that is run.]
+  diff_mode:
+    support: full
+    details: [As the module that is run.]
+  idempotent:
+    support: full
+    details: [As the module that is run.]
+options:
+  name:
+    description: The full name of the module.
+    type: str
+    required: true
+  arguments:
+    description: Its options.
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Create a directory
+  gpumesh.cluster.host_module:
+    name: ansible.builtin.file
+    arguments: {path: /srv/data, state: directory, mode: "0755"}
+"""
+
+RETURN = r"""
+facts:
+  description: The facts of the module. All other values are those that it returns.
+  returned: if the module returns facts
+  type: dict
+  sample: {ansible_distribution_release: trixie}
+"""
+
+# The work is done by the action plugin of the same name.

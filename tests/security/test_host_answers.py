@@ -1,0 +1,150 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host answers decides nothing on the machine that runs Ansible.
+
+The Python of a host writes the answer of each module, and so whoever is root there. Ansible makes variables of facts in
+it, which precede those of the inventory, and artifacts of a job of statistics: in a workflow of AWX, these are extra
+variables of the next job.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import option_names
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
+from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
+
+FORGED = {"cluster_trusted_copy": "n1", "mesh_login_server": "http://192.0.2.7", "munge_key_file": "~/.ssh/id_ed25519"}
+ARTIFACT = {"ansible_ssh_common_args": "-o ProxyCommand=id"}
+ANSWER = {
+    "changed": False,
+    "clusters": [],
+    "interfaces": [],
+    "others": [],
+    "stat": {"exists": True, "isdir": False},
+    "ansible_facts": FORGED,
+    "ansible_stats": {"data": ARTIFACT, "per_host": False},
+}
+#: Of every kind of action: examined, without one of its own, with modules of ansible-core, with an action of ansible-core.
+TASKS: list[dict[str, Any]] = [
+    {"gpumesh.cluster.cluster_info": {}},
+    {"gpumesh.cluster.interface_info": {}},
+    {"gpumesh.cluster.holder_info": {}},
+    {"gpumesh.cluster.host_owner": {"cluster": "lab", "cluster_id": "0" * 32}},
+    {"gpumesh.cluster.slurm_info": {"gather": ["nodes"]}},
+    {"gpumesh.cluster.daemon": {"name": "slurmd", "state": "absent"}},
+    {"gpumesh.cluster.packages": {"name": ["sl"]}},
+    {"gpumesh.cluster.munge": {"record": {}}},
+    {"gpumesh.cluster.host_module": {"name": "ansible.builtin.stat", "arguments": {"path": "/"}}},
+    {"gpumesh.cluster.host_module": {"name": "ansible.builtin.setup"}},
+    {
+        "gpumesh.cluster.host_module": {
+            "name": "ansible.builtin.copy",
+            "arguments": {"content": "text", "dest": "/nonexistent/file"},
+        }
+    },
+    {"gpumesh.cluster.host_module": {"name": "ansible.builtin.command", "arguments": {"argv": ["id"]}}},
+]
+#: They run on the controller alone.
+CONTROLLERS = [
+    "assert",
+    "debug",
+    "fail",
+    "import_playbook",
+    "import_role",
+    "import_tasks",
+    "include_role",
+    "include_tasks",
+    "meta",
+    "set_fact",
+    "set_stats",
+]
+
+
+def on_forger(folder: Path, tasks: list[dict[str, Any]], *plays: dict[str, Any]) -> Run:
+    """Run tasks on a host whose Python gives the same answer to everything. Statistics are printed at the end."""
+    python = folder / "python3"
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(ANSWER)}\nEND\n", encoding="utf-8")
+    python.chmod(0o755)
+    (folder / "ansible.cfg").write_text("[defaults]\nshow_custom_stats = true\n", encoding="utf-8")
+    given = [{**task, "ignore_errors": True} for task in tasks]
+    return run_plays(
+        folder,
+        {"n1": {"ansible_python_interpreter": str(python)}},
+        [*plays, {"hosts": "all", "tasks": [*given, {"ansible.builtin.debug": {"msg": "after all"}}]}],
+    )
+
+
+def shown() -> dict[str, Any]:
+    names = [*FORGED, *ARTIFACT]
+    words = " ".join(f"{name}={{{{ {name} | default('unset') }}}}" for name in names)
+    return {"ansible.builtin.debug": {"msg": words}}
+
+
+def test_an_answer_sets_neither_variables_nor_artifacts(tmp_path: Path) -> None:
+    run = on_forger(tmp_path, [*TASKS, shown()])
+    assert run.code == 0 and "after all" in run.words, run.output
+    assert [name for name in (*FORGED, *ARTIFACT) if f"{name}=unset" not in run.words] == [], run.output
+    assert "CUSTOM STATS" not in run.output
+
+
+def test_the_host_of_this_test_sets_both_by_a_task_of_ansible(tmp_path: Path) -> None:
+    """Otherwise, the test above would prove nothing."""
+    run = on_forger(tmp_path, [{"ansible.builtin.stat": {"path": "/"}}, shown()])
+    assert "munge_key_file=~/.ssh/id_ed25519" in run.words and "CUSTOM STATS" in run.output, run.output
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"gpumesh.cluster.munge": {"record": {}, "key_file": "{{ munge_key_file }}"}},
+        {"gpumesh.cluster.role_options": {"roles": ["munge"]}},
+        {
+            "gpumesh.cluster.host_module": {
+                "name": "ansible.builtin.stat",
+                "arguments": {"path": "{{ munge_key_file }}"},
+            }
+        },
+    ],
+)
+def test_options_from_facts_of_other_plays_are_refused(tmp_path: Path, task: dict[str, Any]) -> None:
+    """A playbook of the user's own may gather facts before."""
+    run = on_forger(tmp_path, [task], {"hosts": "all", "gather_facts": True, "tasks": []})
+    assert "The facts of n1 contain cluster_trusted_copy, mesh_login_server, munge_key_file" in run.words, run.output
+
+
+def test_every_module_goes_through_an_action_that_drops_them() -> None:
+    bases = {}
+    for path in (ROOT / "plugins" / "modules").glob("*.py"):
+        text = (ROOT / "plugins" / "action" / path.name).read_text(encoding="utf-8")
+        bases[path.stem] = re.findall(r"^class ActionModule\((\w+)\):$", text, re.MULTILINE)
+    # The last one is a HostAction, too.
+    assert {base for found in bases.values() for base in found} <= {
+        "HostAction",
+        "ControllerAction",
+        "HostModule",
+        "ExaminedModule",
+        "ReachabilityAction",
+    }
+    assert all(len(found) == 1 for found in bases.values()), bases
+
+
+def test_no_task_on_a_host_is_one_of_another_collection() -> None:
+    used = {key for path in PATHS for task in tasks_of(path) for key in task if re.fullmatch(r"\w+\.\w+\.\w+", key)}
+    others = {name for name in used if not name.startswith("gpumesh.cluster.")}
+    assert others <= {f"ansible.builtin.{name}" for name in CONTROLLERS}, others
+
+
+def test_the_names_of_options_are_complete() -> None:
+    for path in ROOT.glob("roles/*/defaults/main.yml"):
+        defaults = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        assert {name for name in defaults if not name.startswith("_")} <= option_names(), path
