@@ -14,6 +14,8 @@ description:
   - Returns a pattern of hosts as it is, for the C(hosts) of the first play of a playbook.
   - Fails with the reason if the playbook would do nothing, which Ansible counts as a success, because no host of the
     inventory matches the pattern, or because the limit or the tags on the command line leave nothing.
+  - Leaves out the machines in the extra variable C(cluster_without), as a limit would. A job of AWX has no limit, because
+    Ansible prints the lines of a file that is named there.
   - A playbook that imports one of this collection may be run with a limit and with tags that leave nothing of it.
 options:
   _terms:
@@ -52,6 +54,7 @@ from ansible.plugins.lookup import LookupBase
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
 
 _COLLECTION = Path(__file__).resolve().parents[2]
 _LISTINGS = ("syntax", "listhosts", "listtasks", "listtags")
@@ -64,12 +67,24 @@ class LookupModule(LookupBase):
         """See DOCUMENTATION."""
         self.set_options(var_options=variables, direct=options)
         pattern = ",".join(",".join(term) if isinstance(term, (list, tuple)) else str(term) for term in terms)
-        if not any(context.CLIARGS.get(listing) for listing in _LISTINGS):
-            try:
-                self._refuse_nothing(pattern, variables or {})
-            except GpumeshError as error:
-                raise AnsibleLookupError(printable(str(error))) from error
+        known = variables or {}
+        try:
+            pattern = ",".join([pattern, *(f"!{name}" for name in self._left_out(known))])
+            if not any(context.CLIARGS.get(listing) for listing in _LISTINGS):
+                self._refuse_nothing(pattern, known)
+        except GpumeshError as error:
+            raise AnsibleLookupError(printable(str(error))) from error
         return [pattern]
+
+    def _left_out(self, variables: Mapping[str, Any]) -> list[str]:
+        names = machine_names(variables.get("cluster_without"))
+        unknown = [name for name in names if name not in variables["groups"].get("all", [])]
+        if unknown:
+            raise InputError(
+                f"Nothing was done: cluster_without has {', '.join(unknown)}, which the inventory has not.",
+                "Correct the name.",
+            )
+        return names
 
     def _refuse_nothing(self, pattern: str, variables: Mapping[str, Any]) -> None:
         inventory = self._inventory(variables["groups"])

@@ -45,6 +45,7 @@ _OTHER_NAMES = (
     "cluster_interface",
     "cluster_is_manager",
     "cluster_rank",
+    "cluster_without",
     "clusters",
     "daemon_supervisor_config",
     "daemon_supervisor_programs",

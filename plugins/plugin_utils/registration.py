@@ -243,9 +243,9 @@ def _refuse_silent(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, A
         raise InputError(
             f"Nothing has been changed. {told}",
             "Check with 'ansible -m ping' whether the machine is up, and whether ansible_host, ansible_port, "
-            "ansible_user and its key are correct; or exclude it with --limit."
+            "ansible_user and its key are correct; or exclude it with --limit, in AWX with cluster_without."
             if unexplained
-            else "To continue without it, exclude it with --limit.",
+            else "To continue without it, exclude it with --limit, in AWX with cluster_without.",
             machines=list(silent),
         )
 

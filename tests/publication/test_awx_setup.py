@@ -223,6 +223,14 @@ def test_only_what_changes_nothing_can_be_sliced(outcome: Outcome) -> None:
     assert set(counts.values()) == {1}, counts
 
 
+def test_no_template_asks_for_a_limit(outcome: Outcome) -> None:
+    """Ansible prints the lines of a file as patterns that match no host, and whoever may launch a job names the file."""
+    templates = outcome.controller.objects["job_templates"].values()
+    assert {one["ask_limit_on_launch"] for one in templates} == {False}
+    asked = [[question["variable"] for question in outcome.controller.spec(one)] for one in templates]
+    assert all("cluster_without" in names for names in asked)
+
+
 def test_secrets_reach_jobs_by_the_names_that_are_read(outcome: Outcome) -> None:
     controller = outcome.controller
     munge = controller.named("credential_types", "gpumesh munge key")

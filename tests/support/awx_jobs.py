@@ -180,7 +180,7 @@ class Node:
     ) -> Job:
         """Run a job.
 
-        ``only``: the hosts of a slice; ``host_keys``: replaces those of all jobs; ``given``: the answers that differ
+        ``limit``: the hosts of the job, by the question for those to leave out; ``only``: the hosts of a slice; ``host_keys``: replaces those of all jobs; ``given``: the answers that differ
         from the defaults of the survey.
         """
         folder = self.folder / f"job{len(self.jobs) + 1}-{playbook.replace('/', '-')}"
@@ -189,6 +189,10 @@ class Node:
             project.mkdir(parents=True)
         else:
             checkout(project)
+        left_out = [
+            name for name in self.slice(())["all"]["children"]["cluster"]["hosts"] if name not in limit.split(",")
+        ]
+        given = {**given, **({"cluster_without": ",".join(left_out)} if limit else {})}
         extra = {**self.answers(playbook, given), "awx_job_id": len(self.jobs) + 1, "awx_user_name": "jane"}
         environment = self.environment(folder)
         (folder / "env").mkdir(mode=0o700)
@@ -214,7 +218,6 @@ class Node:
         named = f"gpumesh.cluster.{playbook.replace('/', '.')}" if self.by_name else f"playbooks/{playbook}.yml"
         options = ["--ident", "job", "--playbook", named, "--quiet"]
         options += ["--inventory", str(folder / "inventory" / "hosts.json")]
-        options += ["--limit", limit] if limit else []
         options += ["--cmdline", shlex.join(cmdline)] if cmdline else []
         subprocess.run(
             [str(BIN / "ansible-runner"), "run", *options, str(folder)],

@@ -117,6 +117,9 @@ def test_a_playbook_that_would_do_nothing_fails(tmp_path: Path, playbook: str) -
         ([], "cluster: [", "has no hosts, or could not be read"),
         ([], "", "has no hosts, or could not be read"),
         (["--limit", "n2"], INVENTORY, "the limit 'n2' excludes all hosts of 'cluster' (n1)."),
+        (["-e", "cluster_without=n1"], INVENTORY, "there are no hosts 'cluster,!n1'"),
+        (["-e", "cluster_without=n9"], INVENTORY, "cluster_without has n9, which the inventory has not"),
+        (["-e", "cluster_without=@/etc/hostname"], INVENTORY, "'@/etc/hostname'"),
         (["--tags", "slurm,slrum"], INVENTORY, "and --tags slrum excludes what it needs"),
         (["--skip-tags", "always"], INVENTORY, "and --skip-tags always excludes what it needs"),
     ],
@@ -131,6 +134,14 @@ def test_an_inventory_that_does_not_exist_is_named(tmp_path: Path) -> None:
     run = ansible("ansible-playbook", "-i", f"{tmp_path}/nowhere", "gpumesh.cluster.check")
     assert run.code not in (0, 2)
     assert f"the inventory ({tmp_path}/nowhere) has no hosts" in run.words
+
+
+def test_a_machine_is_left_out_as_by_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(INVENTORY, encoding="utf-8")
+    given = ["-e", "cluster_hosts=cluster,other", "-e", "cluster_without=n1", "--list-hosts"]
+    run = ansible("ansible-playbook", "-i", str(tmp_path / "hosts"), "gpumesh.cluster.show", *given)
+    assert run.code == 0, run.output
+    assert "n2" in run.words and "n1" not in run.words.replace("!n1", ""), run.output
 
 
 def test_site_has_no_tags(tmp_path: Path) -> None:

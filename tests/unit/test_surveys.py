@@ -98,6 +98,8 @@ NEEDED = {
     "train": {"train_name", "train_command"},
     "session": {"session_name"},
 }
+#: What plays do not run on. Each survey asks for it, and no role has it.
+WITHOUT = "cluster_without"
 TYPES = {
     "str": {"text"},
     "path": {"text"},
@@ -175,12 +177,13 @@ def options(playbook: str) -> dict[str, dict[str, Any]]:
 
 def test_each_playbook_has_a_survey() -> None:
     assert sorted(SURVEYS) == PLAYBOOKS
+    assert all(WITHOUT in [question["variable"] for question in survey] for survey in SURVEYS.values())
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
 def test_all_that_differs_from_run_to_run_is_asked(playbook: str) -> None:
     known = options(playbook)
-    asked = {question["variable"] for question in SURVEYS[playbook]}
+    asked = {question["variable"] for question in SURVEYS[playbook]} - {WITHOUT}
     left_out = set().union(*NOT_ASKED.values()) | {name for name, only in OF_ONE.items() if only != playbook}
     wanted = {name for name, option in known.items() if option["role"] not in LAYERS} - left_out
     assert TO_DO.get(playbook, set()) <= set(known)
@@ -190,7 +193,7 @@ def test_all_that_differs_from_run_to_run_is_asked(playbook: str) -> None:
 
 @pytest.mark.parametrize(("playbook", "question"), QUESTIONS, ids=lambda value: str(value)[:60])
 def test_a_question_is_like_its_option(playbook: str, question: dict[str, Any]) -> None:
-    option = options(playbook)[question["variable"]]
+    option = {WITHOUT: {"type": "str"}, **options(playbook)}[question["variable"]]
     kinds = {"multiplechoice"} if option["type"] == "str" and "choices" in option else TYPES[option["type"]]
     assert question["type"] in kinds
     assert len(question["question_description"]) <= 120
