@@ -23,6 +23,7 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         given = dict(self._task.args)
         registration = given.pop("registration", None)
+        given = {**self.older_version(), **given}
         if registration is None:
             return self.module(_MODULE, {**self._copied(given), **given})
         decision = self.variables[str(registration)]

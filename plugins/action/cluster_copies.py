@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
@@ -23,6 +24,7 @@ _NONE: Mapping[str, Any] = {
     "unanswered": [],
     "replaced": [],
     "remarks": [],
+    "upgrades": False,
     "authority": None,
     "machines": [],
     "comparable": [],
@@ -50,6 +52,7 @@ class ActionModule(ControllerAction):
             rounds={"type": "int", "default": 2},
             required={"type": "bool", "default": False},
             refuse={"type": "bool", "default": True},
+            older_version={"type": "bool", "default": True},
         )
         earlier: Mapping[str, Any] = self.variables.get(given["earlier"]) or {}
         begun = earlier if given["asked"] else {}
@@ -93,6 +96,8 @@ class ActionModule(ControllerAction):
             if given["required"]:
                 raise _missing(given["name"], list(answers))
             return result
+        if not given["older_version"]:
+            derive.refuse_older_version(found.record)
         remarks = [printable(remark) for remark in [*found.remarks, *left_alone(found, answers, list(outside))]]
         if remarks and given["refuse"]:
             self.print_text("\n".join(remarks))
@@ -107,6 +112,7 @@ class ActionModule(ControllerAction):
             "source": found.source,
             "replaced": list(found.replaced),
             "remarks": remarks,
+            "upgrades": found.source == found.record["manager"] and not derive.notes_version(found.record),
         }
         return {**result, **told, **reach(found, result["answering"], held)}
 

@@ -17,7 +17,7 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
+        given = {**self.older_version(), **self._task.args}
         registered = given.pop("registered", None)
         if registered is None:
             return self.module("gpumesh.cluster.cluster_member", given)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -82,7 +82,7 @@ class ActionModule(ControllerAction):
             "changed": False,
             **decision,
             "record": record,
-            "writes": self._writes(found, decision["manager"], bool(coming.changes)),
+            "writes": self._writes(found, decision["manager"], [change.kind for change in coming.changes]),
             "volumes": None if record else volumes,
             "preflight": {
                 # Whatever is to change. A second run asks no host for what the first has found there.
@@ -103,10 +103,13 @@ class ActionModule(ControllerAction):
         }
 
     @staticmethod
-    def _writes(found: Mapping[str, Any], manager: str, changes: bool) -> bool:
-        """Whether the manager gets a record. Raises InputError if it does not answer, but would have to."""
+    def _writes(found: Mapping[str, Any], manager: str, changes: Sequence[str]) -> bool:
+        """Whether the manager gets a record. Raises InputError if it does not answer, but would have to.
+
+        ``changes``: the kinds of the changes. Without the manager, the version of the collection is noted another time.
+        """
         silence = found.get("manager_silence")
-        if silence and changes:
+        if silence and set(changes) - {"version"}:
             raise InputError(
                 f"Nothing has been changed. The manager {manager} does not answer ({silence}), and only it changes the "
                 "record.",
@@ -115,7 +118,7 @@ class ActionModule(ControllerAction):
                 manager=manager,
             )
         # That another copy is used instead of the manager's does not mean that the manager has it.
-        return changes or (found["source"] != manager and not silence)
+        return not silence and (bool(changes) or found["source"] != manager)
 
     def _wish(self, given: Mapping[str, Any]) -> Wish:
         machines = machine_names(given["machines"])

@@ -51,6 +51,13 @@ options:
     type: list
     elements: str
     default: []
+  older_version:
+    description:
+      - Whether to change the record even if a newer version of this collection has changed it last. The record then names
+        the version of the module.
+      - The playbooks set it from C(cluster_older_version).
+    type: bool
+    default: false
 """
 
     MEMBERS = r"""

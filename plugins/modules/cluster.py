@@ -15,6 +15,7 @@ description:
     a copy.
   - Run it on the manager to create or change a cluster, or on a member with O(state=replica) to write the copy there.
   - Every change increases the generation by one and adds an entry to the history. If nothing differs, nothing is written.
+  - The record names the version of this collection that changed it last. An older version refuses to change it.
   - The file is written under a lock and replaced atomically. A damaged file is refused and not changed.
 author:
   - The gpumesh authors (@gpumesh)
@@ -173,12 +174,13 @@ record:
   returned: success, its digest is not among O(known), and O(state) is not V(replica)
   type: dict
   sample:
-    schema_version: 4
+    schema_version: 6
     id: 7c9e6679742540de944be07fc1f90ae7
     name: lab
     generation: 1
     subnet: 192.168.1.0/24
     manager: gpu1
+    collection_version: 1.0.0
     members:
       - machine: gpu1
         address: 192.168.1.11
@@ -266,6 +268,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
             volumes=params["storage"]["volumes"] if params["storage"] else None,
             tracking=params["tracking"],
             keys_changed=params["keys_changed"],
+            older_version=params["older_version"],
             members=params["members"] or [],
             joining=params["joining"],
         )

@@ -75,6 +75,10 @@ options:
     description: Whether to fail if the record cannot be determined, and print problems of the copies.
     type: bool
     default: true
+  older_version:
+    description: Whether to continue if a newer version of this collection has changed the record last.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
@@ -144,6 +148,10 @@ remarks:
   returned: RV(ask) is empty
   type: list
   elements: str
+upgrades:
+  description: Whether the record is that of the manager, and does not name this version of the collection.
+  returned: RV(ask) is empty
+  type: bool
 refusal:
   description: Why the record cannot be determined. Empty if it is determined, or if there is none at all.
   returned: RV(ask) is empty

@@ -141,11 +141,20 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     if params["machine"] is not None:
         members.append({"machine": params["machine"]})
     if params["state"] == "present":
-        applied = apply.members_present(store, members, params["new_manager"], actor, check_mode, params["joining"])
+        applied = apply.members_present(
+            store, members, params["new_manager"], actor, check_mode, params["joining"], params["older_version"]
+        )
     else:
         machines = [member["machine"] for member in members]
         applied = apply.members_absent(
-            store, machines, params["new_manager"], params["force"], params["untrusted"], actor, check_mode
+            store,
+            machines,
+            params["new_manager"],
+            params["force"],
+            params["untrusted"],
+            actor,
+            check_mode,
+            params["older_version"],
         )
     return interface.outcome(applied, store, params["known"])
 

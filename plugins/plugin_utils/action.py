@@ -18,6 +18,7 @@ from typing import Any
 from ansible import constants
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
@@ -181,6 +182,11 @@ class HostAction(ActionBase):
         if found is None:
             raise InputError(f"record: there is no variable {record}.", "Run the role gpumesh.cluster.cluster first.")
         return self._templar.template(found) if isinstance(found, str) else found
+
+    def older_version(self) -> dict[str, bool]:
+        """The option of modules that change a record, if the user allows this version to follow a newer one."""
+        allowed = boolean(self.variable("cluster_older_version", False) or False, strict=False)
+        return {"older_version": True} if allowed else {}
 
     @property
     def machine(self) -> str:

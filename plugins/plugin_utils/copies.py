@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers, to_read
 
 #: How many members outside of the play are queried besides the manager. After a hand-over, all reachable members know
@@ -433,6 +434,11 @@ def _remarks(
             if copy["manager"] == machine != record["manager"]:
                 note += f" It is no longer the manager; that is {record['manager']}."
             remarks.append(note)
+    if derive.is_noted_newer(record):
+        remarks.append(
+            f"Cluster '{record['name']}' was last changed by gpumesh.cluster {record['collection_version']}, which is newer "
+            f"than this version, {VERSION}: this one does not know all of it."
+        )
     remarks += [f"{_damage_words({machine: damage})}" for machine, damage in spoilt.items()]
     return remarks
 

@@ -32,7 +32,7 @@ def overview(
     ``records``: those that any host has sent whole, by digest. ``states``: what each layer found when it compared a
     machine with the record, by machine and layer. ``verdict``: that of the last check of one of the clusters.
 
-    Each cluster: name, id, subnet, generation, manager, manager_address, nodes, gpus, machines, mesh, volumes, changed_at,
+    Each cluster: name, id, subnet, generation, manager, collection_version, manager_address, nodes, gpus, machines, mesh, volumes, changed_at,
     members and problems. Each member: machine, rank, manager, address, own_address, interface, site, gpus, layers, copy,
     last_seen and drift.
     """
@@ -66,6 +66,7 @@ def _cluster(
         "subnet": record["subnet"],
         "generation": record["generation"],
         "manager": record["manager"],
+        "collection_version": record["collection_version"],
         "manager_address": derive.cluster_address(record, derive.member_of(record, record["manager"])),
         "nodes": len(members),
         "gpus": sum(member["gpus"] for member in members),
@@ -201,7 +202,8 @@ def _section(cluster: Mapping[str, Any], width: int, name: str) -> str:
     head = (
         f"Cluster {cluster['name']}: subnet {cluster['subnet']}, {cluster['nodes']} "
         f"node{'s' if cluster['nodes'] != 1 else ''}, {cluster['gpus']} GPUs, manager {cluster['manager']} "
-        f"({cluster['manager_address']}), {tunnel}, generation {cluster['generation']} of {cluster['changed_at']}"
+        f"({cluster['manager_address']}), {tunnel}, generation {cluster['generation']} of {cluster['changed_at']}, by "
+        + (f"gpumesh.cluster {version}" if (version := cluster["collection_version"]) else "an earlier version")
     )
     members = cluster["members"]
     rows = [

@@ -336,7 +336,7 @@ def _draft(decision: Mapping[str, Any], record: Record | None, name: str) -> pla
     """The record as it would be."""
     members = _drafted(decision, record)
     if record is not None:
-        return plan.join(record, members, _NO_STAMP)
+        return plan.chain(record, lambda draft: plan.join(draft, members, _NO_STAMP), plan.note_version)
     return plan.create("0" * 32, name, decision["subnet"], decision["manager"], decision["mesh"], members, _NO_STAMP)
 
 

@@ -43,7 +43,11 @@ NOT_ASKED = {
     "a file on the machine that runs Ansible, which is gone with the job": {"discover_facts_file"},
     "a decision on the inventory, which has the variables": {"cluster_unknown_variables"},
     "patterns of the site's names": {"discover_prefer", "discover_exclude", "discover_include"},
-    "for one run, once somebody has looked: in the inventory": {"cluster_trusted_copy", "cluster_trusted_generation"},
+    "for one run, once somebody has looked: in the inventory": {
+        "cluster_older_version",
+        "cluster_trusted_copy",
+        "cluster_trusted_generation",
+    },
     "internal to the playbooks": {
         "cluster_adopted_record",
         "cluster_join_only",

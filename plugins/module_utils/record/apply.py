@@ -25,7 +25,10 @@ class Applied(NamedTuple):
 
 
 class ClusterRequest(NamedTuple):
-    """The requested cluster. None keeps the current value, or uses the default for a new cluster."""
+    """The requested cluster. None keeps the current value, or uses the default for a new cluster.
+
+    ``older_version``: whether this version of the collection may change what a newer one has applied.
+    """
 
     subnet: Optional[str] = None
     manager: Optional[str] = None
@@ -33,6 +36,7 @@ class ClusterRequest(NamedTuple):
     volumes: Optional[Sequence[Mapping[str, Any]]] = None
     tracking: Optional[Mapping[str, Any]] = None
     keys_changed: bool = False
+    older_version: bool = False
     members: Sequence[Mapping[str, Any]] = ()
     #: The members that may be new; None: all.
     joining: Optional[Sequence[str]] = None
@@ -63,7 +67,7 @@ def cluster_present(store: Store, request: ClusterRequest, by: str, check_mode: 
             )
         return _revise(before, request, stamp)
 
-    return _change(store, draft, stamp, check_mode, on_manager=True)
+    return _change(store, draft, stamp, check_mode, request.older_version, on_manager=True)
 
 
 def members_present(
@@ -73,10 +77,11 @@ def members_present(
     by: str,
     check_mode: bool,
     joining: Optional[Sequence[str]] = None,
+    older_version: bool = False,
 ) -> Applied:
     """Add or update members, and hand the cluster over if there is a new manager, in one generation.
 
-    ``joining``: the members that may be new; None: all.
+    ``joining``: the members that may be new; None: all. ``older_version``: see ``ClusterRequest``.
     """
     stamp = Stamp(values.now(), by)
 
@@ -89,7 +94,7 @@ def members_present(
         _refuse_left(store.name, present, members, joining)
         return plan.chain(present, *steps)
 
-    return _change(store, draft, stamp, check_mode)
+    return _change(store, draft, stamp, check_mode, older_version)
 
 
 def members_absent(
@@ -100,6 +105,7 @@ def members_absent(
     untrusted: bool,
     by: str,
     check_mode: bool,
+    older_version: bool = False,
 ) -> Applied:
     """Remove members, and hand the cluster over first if the manager is among them, in one generation."""
     stamp = Stamp(values.now(), by)
@@ -111,7 +117,7 @@ def members_absent(
             lambda record: plan.distrust(record, machines if untrusted else ()),
         )
 
-    return _change(store, draft, stamp, check_mode)
+    return _change(store, draft, stamp, check_mode, older_version)
 
 
 def replica(
@@ -225,11 +231,17 @@ def _change(
     draft: Callable[[Optional[Record]], Draft],
     stamp: Stamp,
     check_mode: bool,
+    older_version: bool,
     on_manager: bool = False,
 ) -> Applied:
     with _hold(store, stamp.by, check_mode):
         before = store.read()
-        drafted = draft(before)
+        if before is not None and not older_version:
+            derive.refuse_older_version(before)
+        wanted = draft(before)
+        # Last, since the kind of a generation in the history is that of its first change.
+        noted = plan.note_version(wanted.record)
+        drafted = Draft(noted.record, [*wanted.changes, *noted.changes])
         after = plan.commit(drafted, stamp)
         if on_manager and drafted.changes:
             _refuse_conflicts(store, after["manager"], before, after)

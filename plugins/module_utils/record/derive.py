@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import version
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, Record
 
@@ -33,6 +34,18 @@ class Tenure(NamedTuple):
 
     generation: int
     machine: str
+
+
+class OlderVersionError(RecordError):
+    """A newer version of this collection has applied the record."""
+
+    def __init__(self, name: str, noted: str) -> None:
+        super().__init__(
+            f"Cluster '{name}' was last changed by gpumesh.cluster {noted}, and this is {version.VERSION}, which would "
+            "undo what the newer version has set up.",
+            f"Use gpumesh.cluster {noted} or newer. To go back to {version.VERSION}, set cluster_older_version=true.",
+            collection_version=noted,
+        )
 
 
 #: The entry of plan.hand_over in the history; other changes in the same generation may follow it.
@@ -187,6 +200,27 @@ def refuse_newer(held: Sequence[Record], generation: int) -> None:
                 "The cluster has been changed meanwhile. Run it again.",
                 generation=record["generation"],
             )
+
+
+def is_noted_newer(record: Record) -> bool:
+    """Whether a newer version of this collection has applied the record."""
+    noted = record["collection_version"]
+    return noted is not None and version.is_older(version.VERSION, noted)
+
+
+def notes_version(record: Record) -> bool:
+    """Whether the record names this version of the collection, or an equivalent one."""
+    noted = record["collection_version"]
+    return noted is not None and version.precedence(noted) == version.precedence(version.VERSION)
+
+
+def refuse_older_version(record: Record) -> None:
+    """Refuse to change what a newer version of this collection has applied. Raises OlderVersionError.
+
+    This one would set back what it knows, and leave behind what it does not know.
+    """
+    if is_noted_newer(record):
+        raise OlderVersionError(record["name"], str(record["collection_version"]))
 
 
 def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]:

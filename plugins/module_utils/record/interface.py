@@ -30,6 +30,7 @@ CHANGE_OPTIONS: Dict[str, Any] = {
     "lock_timeout": {"type": "float", "default": DEFAULT_WAIT},
     "force": {"type": "bool", "default": False},
     "known": {"type": "list", "elements": "str", "default": []},
+    "older_version": {"type": "bool", "default": False},
 }
 
 #: Documented in the fragment ``gpumesh.cluster.record.members``.

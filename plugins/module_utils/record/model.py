@@ -17,9 +17,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Reco
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
+from ansible_collections.gpumesh.cluster.plugins.module_utils.version import valid
 
 #: The version that this code writes. It reads this version, and through MIGRATIONS, all older ones.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 BACKENDS = ("none", "wireguard", "tailscale")
 
@@ -128,6 +129,8 @@ class Record(TypedDict):
     generation: int
     subnet: str
     manager: str
+    #: The version of this collection that applied the record last. Null if it was one that did not note its version.
+    collection_version: Optional[str]
     members: List[Member]
     removed: List[Removed]
     mesh: Mesh
@@ -182,6 +185,11 @@ def _with_rdma(document: Document) -> Document:
     return _with_member_field(document, "rdma")
 
 
+def _with_collection_version(document: Document) -> Document:
+    """Schema 6: the record names the version of this collection that applied it last."""
+    return {"collection_version": None, **document}
+
+
 #: The steps from schema N to schema N + 1. A released version never changes its meaning: to change the record, increase
 #: SCHEMA_VERSION, and add the step here.
 MIGRATIONS: Dict[int, Callable[[Document], Document]] = {
@@ -189,6 +197,7 @@ MIGRATIONS: Dict[int, Callable[[Document], Document]] = {
     2: _with_removed,
     3: _with_tracking,
     4: _with_rdma,
+    5: _with_collection_version,
 }
 
 _MOST_CERTIFICATES = 2
@@ -224,6 +233,7 @@ def parse(document: object) -> Record:
         "generation": fields.integer("generation", 1, None),
         "subnet": fields.checked("subnet", values.subnet),
         "manager": fields.checked("manager", values.machine_name),
+        "collection_version": fields.optional("collection_version", valid),
         "members": [_member(item) for item in fields.objects("members")],
         "removed": [_removed(item) for item in fields.objects("removed")],
         "mesh": _mesh(fields.object("mesh")),

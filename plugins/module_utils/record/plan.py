@@ -14,6 +14,7 @@ import copy
 import ipaddress
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import version
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
@@ -23,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume impo
 
 
 class Change(NamedTuple):
-    """One difference. ``kind``: create, join, update, remove, hand_over, keys, mesh, storage or tracking."""
+    """One difference. ``kind``: create, join, update, remove, hand_over, keys, mesh, storage, tracking or version."""
 
     kind: str
     detail: str
@@ -97,6 +98,7 @@ def create(
         "generation": 0,
         "subnet": _value(values.subnet, subnet),
         "manager": _value(values.machine_name, manager),
+        "collection_version": version.VERSION,
         "members": [],
         "removed": [],
         "mesh": DEFAULT_MESH,
@@ -509,6 +511,16 @@ def _check_together(wanted: Sequence[Mapping[str, Any]]) -> None:
             f"{str(failure)[:1].upper()}{str(failure)[1:]}.",
             "Choose a mount point outside of that one, and create a symbolic link where it is expected.",
         ) from failure
+
+
+def note_version(record: Record) -> Draft:
+    """Record that this version of the collection applies the record, unless it says so already."""
+    if derive.notes_version(record):
+        return Draft(record, [])
+    new = copy.deepcopy(record)
+    new["collection_version"] = version.VERSION
+    detail = f"gpumesh.cluster {version.VERSION} (was {record['collection_version'] or 'not noted'})"
+    return Draft(new, [Change("version", detail)])
 
 
 def commit(draft: Draft, stamp: Stamp) -> Record:

@@ -14,6 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     cluster,
     cluster_copies,
     cluster_drain,
+    cluster_member,
     cluster_overview,
     cluster_registration,
     cluster_removal,
@@ -315,6 +316,28 @@ class TestRegistration:
         # Another host's copy does not show what the manager has.
         other = on_hosts(cluster_registration, self.GIVEN, hosts, found={**found, "source": "n2"}).result
         assert other["writes"]
+
+    def test_an_upgrade_is_written_if_the_manager_answers(self) -> None:
+        earlier: Any = {**OLD, "collection_version": None}
+        hosts = {machine: {"held": {**holding(earlier), **facts}} for machine, facts in LAN.items()}
+        found = {"record": earlier, "source": "n1", "records": {}}
+        decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=found).result
+        assert (decision["writes"], decision["joining"]) == (True, [])
+        # Without it, the other members are still set up.
+        silent = {**found, "source": "n2", "manager_silence": "no route to host"}
+        del hosts["n1"]
+        assert not on_hosts(cluster_registration, self.GIVEN, hosts, found=silent).result["writes"]
+
+    @pytest.mark.parametrize(
+        ("given", "sent"), [({}, {}), ({"cluster_older_version": "true"}, {"older_version": True})]
+    )
+    @pytest.mark.parametrize("module", [cluster, cluster_member])
+    def test_the_modules_learn_whether_this_version_may_be_older(
+        self, module: Any, given: dict[str, Any], sent: dict[str, Any]
+    ) -> None:
+        name = f"gpumesh.cluster.{module.__name__.rpartition('.')[2]}"
+        done = on_hosts(module, {"name": "lab"}, {"n1": {}}, {name: [{"record": OLD, "changed": False}]}, **given)
+        assert done.ran == [(name, {"name": "lab", **sent})]
 
     def test_a_machine_that_was_removed_is_skipped_and_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         left = plan.commit(plan.remove(OLD, ["n2"], STAMP), STAMP)

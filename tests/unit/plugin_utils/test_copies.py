@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, outside_holders, reach
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
@@ -438,3 +439,19 @@ class TestOverview:
         assert text.startswith("Cluster lab: subnet 10.0.0.0/24, 3 nodes, 4 GPUs, manager n1 (10.99.0.1)")
         assert "! n7 does not answer: no route to host" in text
         assert page([], {}) == "No host of this run has a cluster record."
+
+
+@pytest.mark.parametrize(
+    ("noted", "shown", "remarks"),
+    [
+        (VERSION, f"by gpumesh.cluster {VERSION}", 0),
+        ("0.9.0", "by gpumesh.cluster 0.9.0", 0),
+        ("99.0.0", "by gpumesh.cluster 99.0.0", 1),
+        (None, "by an earlier version", 0),
+    ],
+)
+def test_show_names_the_version_that_changed_the_record_last(noted: str | None, shown: str, remarks: int) -> None:
+    (cluster,) = overview({"n1": holding({**OLD, "collection_version": noted}), "n2": NOTHING, "n3": NOTHING}, AT)
+    assert cluster["collection_version"] == noted
+    assert page([cluster], {}, width=0).splitlines()[0].endswith(f"generation 1 of {AT}, {shown}")
+    assert len([one for one in cluster["problems"] if "newer than this version" in one]) == remarks

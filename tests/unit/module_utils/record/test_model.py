@@ -20,12 +20,13 @@ KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 DOCUMENT: dict[str, Any] = {
-    "schema_version": 5,
+    "schema_version": 6,
     "id": "7c9e6679742540de944be07fc1f90ae7",
     "name": "lab",
     "generation": 2,
     "subnet": "10.77.0.0/24",
     "manager": "n1",
+    "collection_version": "1.0.0",
     "members": [
         {
             "machine": "n1",
@@ -107,6 +108,9 @@ def test_values_are_brought_to_their_one_spelling() -> None:
         ("subnet", "10.78.0.0/24", "members[0].address", "10.77.0.11 is not a host address of 10.78.0.0/24"),
         ("manager", "n3", "manager", "not among the members"),
         ("manager", ..., "manager", "missing"),
+        ("collection_version", ..., "collection_version", "missing"),
+        ("collection_version", "1.0", "collection_version", "not a semantic version"),
+        ("collection_version", 1, "collection_version", "expected a string"),
         ("members", {}, "members", "expected a list, not an object"),
         ("members.1", None, "members[1]", "expected an object, not null"),
         ("members.1.machine", "N1", "machine", "twice"),
@@ -180,6 +184,10 @@ def test_a_record_of_the_first_version_has_no_address_at_a_site() -> None:
 def test_a_record_before_schema_4_tracks_no_experiments() -> None:
     assert model.parse({**changed("tracking", ...), "schema_version": 3})["tracking"] is None
     assert model.parse(changed("tracking.certificates", ...))["tracking"]["certificates"] == []
+
+
+def test_a_record_before_schema_6_names_no_version_of_the_collection() -> None:
+    assert model.parse({**changed("collection_version", ...), "schema_version": 5})["collection_version"] is None
 
 
 @pytest.mark.parametrize(

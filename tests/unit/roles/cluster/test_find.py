@@ -13,6 +13,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
 STAMP = plan.Stamp("2026-11-22T07:00:00Z", "alice@desk")
@@ -112,3 +113,43 @@ def test_a_cluster_that_does_not_exist_is_named(tmp_path: Path, purpose: str) ->
     run = run_plays(tmp_path, {"n1": {}, "n2": {}}, [play])
     assert run.code != 0
     assert "There is no cluster 'lap': none of n1, n2 has its record." in run.words
+
+
+def loaded(folder: Path, noted: str | None, **variables: Any) -> tuple[int, str, list[Any]]:
+    """The end of a run that loads a record that names this version of the collection, and what the hosts have then."""
+    held = {**NEW, "collection_version": noted}
+    for name in ("n1", "n2"):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+        Store(str(folder / name), "lab").write(held)
+    play = {
+        "hosts": "all",
+        "vars": {"cluster_name": "lab", "cluster_manager": "n1"},
+        "module_defaults": {
+            "gpumesh.cluster.cluster_info": {"path": FOLDER},
+            "gpumesh.cluster.cluster": {"path": "{{ playbook_dir }}/{{ inventory_hostname }}"},
+        },
+        "tasks": [role("load", **variables)],
+    }
+    run = run_plays(folder, {"n1": {}, "n2": {}}, [play])
+    kept = [Store(str(folder / name), "lab").read() for name in ("n1", "n2")]
+    return run.code, run.words, [(one["collection_version"], one["generation"]) for one in kept if one]
+
+
+def test_an_older_version_refuses_before_anything_changes_unless_it_is_allowed(tmp_path: Path) -> None:
+    code, words, kept = loaded(tmp_path, "99.0.0")
+    assert code != 0 and "Cluster 'lab' was last changed by gpumesh.cluster 99.0.0, and this is" in words
+    assert kept == [("99.0.0", 2)] * 2
+    code, _words, kept = loaded(tmp_path, "99.0.0", cluster_older_version=True)
+    assert (code, kept) == (0, [(VERSION, 3)] * 2)
+
+
+def test_what_applies_no_layer_goes_on_with_a_remark(tmp_path: Path) -> None:
+    code, words, kept = loaded(tmp_path, "99.0.0", __cluster_applies=False)
+    assert code == 0 and "gpumesh.cluster 99.0.0, which is newer than this version" in words
+    assert kept == [("99.0.0", 2)] * 2
+    assert loaded(tmp_path, None, __cluster_applies=False)[2] == [(None, 2)] * 2
+
+
+def test_a_layer_alone_notes_a_newer_version_once(tmp_path: Path) -> None:
+    assert loaded(tmp_path, None)[::2] == (0, [(VERSION, 3)] * 2)
+    assert loaded(tmp_path, VERSION)[::2] == (0, [(VERSION, 2)] * 2)
