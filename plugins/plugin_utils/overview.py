@@ -33,7 +33,7 @@ def overview(
     machine with the record, by machine and layer. ``verdict``: that of the last check of one of the clusters.
 
     Each cluster: name, id, subnet, generation, manager, collection_version, manager_address, nodes, gpus, machines, mesh, volumes, changed_at,
-    members and problems. Each member: machine, rank, manager, address, own_address, interface, site, gpus, layers, copy,
+    folded (null, or what the history has instead of its older entries), members and problems. Each member: machine, rank, manager, address, own_address, interface, site, gpus, layers, copy,
     last_seen and drift.
     """
     answers = read_answers(results, records)
@@ -74,6 +74,7 @@ def _cluster(
         "mesh": record["mesh"],
         "volumes": [_volume(volume, record, states, verdict) for volume in record["storage"]["volumes"]],
         "changed_at": record["history"][-1]["at"],
+        "folded": record.get("folded"),
         "members": members,
         "problems": [*problems, *found.remarks, *_strangers(record, answers), *_known_keys(record)],
     }
@@ -229,6 +230,11 @@ def _section(cluster: Mapping[str, Any], width: int, name: str) -> str:
     if any(member["drift"] for member in members):
         columns.append({"key": "drift"})
     common = [f"Layers of every member: {layer}" for layer in layers if layer and len(layers) == 1]
+    if (folded := cluster["folded"]) is not None:
+        common.append(
+            f"History: {folded['count']} of {cluster['generation']} changes are folded, from {folded['first']} to "
+            f"{folded['last']}"
+        )
     lines = [head, *common, render(rows, columns, width=width)]
     if cluster["volumes"]:
         unknown = {} if compared else {"mounted_on": None}

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import version
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import history
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, Record
 
 
@@ -176,13 +177,9 @@ def relation(copy: Record, reference: Record) -> Relation:
         )
     if copy == reference:
         return Relation("same", f"generation {copy['generation']}")
-    for mine, theirs in zip(copy["history"], reference["history"]):
-        if mine != theirs:
-            return Relation(
-                "diverged",
-                f"both have a generation {mine['generation']}: in the copy it is '{mine['detail']}' by {mine['by']} at "
-                f"{mine['at']}, in the other '{theirs['detail']}' by {theirs['by']} at {theirs['at']}",
-            )
+    differ = history.difference(copy, reference)
+    if differ:
+        return Relation("diverged", differ)
     if copy["generation"] < reference["generation"]:
         return Relation("behind", f"generation {copy['generation']} of {reference['generation']}")
     if copy["generation"] > reference["generation"]:

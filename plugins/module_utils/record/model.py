@@ -120,9 +120,20 @@ class HistoryEntry(TypedDict):
     detail: str
 
 
-class Record(TypedDict):
-    """The whole record. ``members`` are in joining order, which is the rank order of jobs."""
+class Folded(TypedDict):
+    """The older entries of the history that are folded: how many of those up to ``through``, and when they were made.
 
+    ``digest``: of the whole history up to there.
+    """
+
+    through: int
+    count: int
+    first: str
+    last: str
+    digest: str
+
+
+class _Record(TypedDict):
     schema_version: int
     id: str
     name: str
@@ -138,6 +149,15 @@ class Record(TypedDict):
     #: Null if no experiments are tracked.
     tracking: Optional[Tracking]
     history: List[HistoryEntry]
+
+
+class Record(_Record, total=False):
+    """The whole record. ``members`` are in joining order, which is the rank order of jobs.
+
+    ``folded``: records with a short history do not have it.
+    """
+
+    folded: Folded
 
 
 class InvalidRecordError(RecordError):
@@ -202,6 +222,7 @@ MIGRATIONS: Dict[int, Callable[[Document], Document]] = {
 
 _MOST_CERTIFICATES = 2
 _ID = re.compile(r"[0-9a-f]{32}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _VOLUME_KEYS = {"name", "server", "path", "mount_point"}
 
 
@@ -241,8 +262,11 @@ def parse(document: object) -> Record:
         "tracking": _tracking(fields.optional_object("tracking")),
         "history": [_history_entry(item) for item in fields.objects("history")],
     }
+    if "folded" in fields.names():
+        record["folded"] = _folded(fields.object("folded"))
     fields.nothing_else({"schema_version"})
     _check_whole(record)
+    _check_history(record)
     return record
 
 
@@ -349,6 +373,37 @@ def _history_entry(fields: _Fields) -> HistoryEntry:
     return entry
 
 
+def _folded(fields: _Fields) -> Folded:
+    folded: Folded = {
+        "through": fields.integer("through", 2, None),
+        "count": fields.integer("count", 1, None),
+        "first": fields.checked("first", values.timestamp),
+        "last": fields.checked("last", values.timestamp),
+        "digest": fields.matched("digest", _DIGEST, "64 hexadecimal digits"),
+    }
+    fields.nothing_else()
+    return folded
+
+
+def _check_history(record: Record) -> None:
+    """Refuse a history that does not have each generation once, in the list or folded."""
+    folded = record.get("folded")
+    through, count = (folded["through"], folded["count"]) if folded else (0, 0)
+    generations = [entry["generation"] for entry in record["history"]]
+    kept = through - count
+    # Compared by count first, since a damaged record may claim billions of generations.
+    whole = (
+        0 <= kept <= len(generations) == record["generation"] - count
+        and generations[:1] == [1]
+        and generations[kept:] == list(range(through + 1, record["generation"] + 1))
+        and all(before < after <= through for before, after in zip(generations[: kept - 1], generations[1:kept]))
+    )
+    if not whole:
+        raise InvalidRecordError(
+            "history", f"it does not contain each generation from 1 to {record['generation']} once"
+        )
+
+
 def _check_whole(record: Record) -> None:
     """The rules that involve several fields."""
     members = record["members"]
@@ -375,12 +430,6 @@ def _check_whole(record: Record) -> None:
     volumes = record["storage"]["volumes"]
     _distinct("storage.volumes.name", [volume["name"] for volume in volumes])
     _distinct("storage.volumes.mount_point", [volume["mount_point"] for volume in volumes])
-    generations = [entry["generation"] for entry in record["history"]]
-    # Compared by count first, since a damaged record may claim billions of generations.
-    if len(generations) != record["generation"] or generations != list(range(1, len(generations) + 1)):
-        raise InvalidRecordError(
-            "history", f"it does not contain each generation from 1 to {record['generation']} once"
-        )
 
 
 def _check_ends(record: Record) -> None:

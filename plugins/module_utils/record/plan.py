@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import version
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, history, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_new as check_new_volume
@@ -524,7 +524,10 @@ def note_version(record: Record) -> Draft:
 
 
 def commit(draft: Draft, stamp: Stamp) -> Record:
-    """The drafted record as the next generation, with its changes in the history; the old record if nothing changed."""
+    """The drafted record as the next generation, with its changes in the history; the old record if nothing changed.
+
+    The older entries of a long history are folded.
+    """
     if not draft.changes:
         return draft.record
     new = copy.deepcopy(draft.record)
@@ -538,7 +541,7 @@ def commit(draft: Draft, stamp: Stamp) -> Record:
             "detail": "; ".join(change.detail for change in draft.changes),
         }
     )
-    return new
+    return history.fold(new)
 
 
 def chain(record: Record, *steps: Callable[[Record], Draft]) -> Draft:

@@ -455,3 +455,15 @@ def test_show_names_the_version_that_changed_the_record_last(noted: str | None, 
     assert cluster["collection_version"] == noted
     assert page([cluster], {}, width=0).splitlines()[0].endswith(f"generation 1 of {AT}, {shown}")
     assert len([one for one in cluster["problems"] if "newer than this version" in one]) == remarks
+
+
+def test_show_tells_how_much_of_the_history_is_folded() -> None:
+    record = OLD
+    for gpus in range(60):
+        record = later(record, gpus=gpus)
+    (cluster,) = overview({"n1": holding(record)}, AT)
+    assert cluster["folded"]["count"] == record["generation"] - 50 - 1
+    said = f"History: {cluster['folded']['count']} of {record['generation']} changes are folded, from {AT} to {AT}"
+    assert said in page([cluster], {}, width=0)
+    (cluster,) = overview({"n1": holding(OLD)}, AT)
+    assert cluster["folded"] is None and "History" not in page([cluster], {}, width=0)
