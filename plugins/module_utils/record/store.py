@@ -333,8 +333,14 @@ def _check_folder(folder: str) -> None:
 
 def _make_folder(folder: str) -> None:
     """Raises HostStateError, or FileNotFoundError if another process removes the folder above meanwhile."""
+    above = os.path.dirname(folder) or "/"
     try:
-        os.makedirs(os.path.dirname(folder) or "/", mode=0o755, exist_ok=True)
+        try:
+            os.makedirs(above, mode=0o755, exist_ok=True)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(above).st_mode):
+                raise
+            # It was removed before makedirs found out that it is a folder, and then made again.
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
     except FileNotFoundError:

@@ -500,6 +500,30 @@ class TestLock:
         with made.locked("tester"):
             assert calls > 1 and Path(made.lock_path).exists()
 
+    def test_a_folder_that_is_deleted_while_makedirs_looks_at_it_is_made_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        above = tmp_path / "gpumesh"
+        above.mkdir()
+        is_folder = os.path.isdir
+
+        def deleted_before(path: Any) -> bool:
+            if str(path) == str(above):
+                monkeypatch.setattr(os.path, "isdir", is_folder)
+                above.rmdir()
+            return is_folder(path)
+
+        monkeypatch.setattr(os.path, "isdir", deleted_before)
+        made = Store(str(above / "clusters"), "lab")
+        with made.locked("tester"):
+            assert os.path.isdir is is_folder and Path(made.lock_path).exists()
+
+    def test_a_file_in_place_of_the_folder_above_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "gpumesh").write_text("")
+        blocked = Store(str(tmp_path / "gpumesh" / "clusters"), "lab")
+        with pytest.raises(HostStateError, match="cannot be created: File exists"), blocked.locked("tester"):
+            pass
+
     def test_who_waited_for_a_deleted_lock_starts_over(self, kept: Store) -> None:
         """Concurrent deletions and creations: no process may hold a lock file that no longer exists."""
         turns = CHILD + (
