@@ -12,7 +12,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import (
     BEGINNING,
     DEFAULT_FOLDER,
     generation_in,

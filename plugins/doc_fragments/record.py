@@ -27,6 +27,33 @@ options:
     type: raw
 """
 
+    DERIVED = r"""
+options:
+  derived_from:
+    description:
+      - The record from which the other options are derived. If this host has a newer one by now, the module fails and changes
+        nothing, since another run has changed the cluster meanwhile. Not compared in check mode.
+      - It is set on the controller by O(record).
+    type: dict
+    suboptions:
+      cluster:
+        description: The name of the cluster.
+        type: str
+        required: true
+      generation:
+        description: The generation of the record.
+        type: int
+        required: true
+      machine:
+        description: The name of this host, for the message.
+        type: str
+        required: true
+      path:
+        description: The directory of the cluster records on this host.
+        type: path
+        default: /var/lib/gpumesh/clusters
+"""
+
     CHANGE = r"""
 options:
   actor:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, refused_writes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import refuse_outdated
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
 #: With it, the folders that root creates on the way to a file are open to all users, as on most hosts. A hardened host
@@ -72,6 +73,9 @@ def exit_with(
         os.umask(_UMASK)
     try:
         with refused_writes():
+            derived_from = module.params.get("derived_from")
+            if derived_from and not module.check_mode:
+                refuse_outdated(derived_from)
             outcome = work()
     except GpumeshError as error:
         # It may contain names chosen by users of the host, and output of its programs.

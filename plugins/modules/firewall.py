@@ -23,6 +23,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.derived
 options:
   record:
     description:
@@ -149,6 +150,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, admitted, present
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 
 _RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
@@ -179,6 +181,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "cluster": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent", "admitted"], "default": "present"},
             "members": texts,

@@ -22,6 +22,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
 options:
   state:
     description: V(absent) removes everything that this module manages.
@@ -93,6 +94,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files, folder, host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -128,6 +130,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "port_range": {"type": "list", "elements": "int", "default": [15000, 24999]},
             "dialects": texts,

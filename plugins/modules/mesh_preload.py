@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
 options:
   state:
     description: V(absent) removes the library.
@@ -85,6 +86,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preload
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -104,6 +106,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "source": {"type": "str"},
             "address": {"type": "str"},

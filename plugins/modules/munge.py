@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.daemon
 attributes:
   diff_mode:
@@ -176,7 +177,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import (
+    DEFAULT_FOLDER,
+    DERIVED_OPTION,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import configure, munge
 
 _PLACES = daemon.Places()
@@ -324,6 +328,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "key_file": {"type": "path", "no_log": False},
             "rotate_key": {"type": "bool", "default": False, "no_log": False},
             "max_clock_skew": {"type": "int", "default": 60},

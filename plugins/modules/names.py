@@ -22,6 +22,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
 options:
   state:
     description: V(absent) removes the block and restores lines that were commented out.
@@ -79,6 +80,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, names, package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 
 _MEMBER = {
     "address": {"type": "str", "required": True},
@@ -113,6 +115,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "cluster": {"type": "str"},
             "members": {"type": "list", "elements": "dict", "options": _MEMBER, "default": []},

@@ -109,7 +109,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DEFAULT_FOLDER
 
 
 def work(module: AnsibleModule) -> Outcome:

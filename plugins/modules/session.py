@@ -22,6 +22,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.supplied
 options:
   state:
@@ -127,6 +128,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH, STORAGE_DIR
 from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
@@ -158,6 +160,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "machine": text,
             "manager": text,

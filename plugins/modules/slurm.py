@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.daemon
 attributes:
   idempotent:
@@ -319,6 +320,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure, release
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
@@ -542,6 +544,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {
                 "type": "str",
                 "choices": ["present", "configured", "stored", "served", "absent"],

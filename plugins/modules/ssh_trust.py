@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
 options:
   state:
     description: V(absent) removes the keys, the known hosts, the client configuration and the block in the users' authorized
@@ -127,6 +128,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files, host, keys
 
 
@@ -195,6 +197,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "users": {"type": "list", "elements": "str", "default": []},
             "port": {"type": "int", "default": 22},

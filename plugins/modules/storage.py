@@ -35,6 +35,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
 options:
   volumes:
     description: Volumes to use instead of those of O(record), for example to preview changes in check mode.
@@ -154,6 +155,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outc
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
     foreign,
     fstab,
@@ -327,6 +329,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "volumes": {"type": "list", "elements": "dict"},
             "backend": {"type": "str", "choices": ["nfs", "external", "none"], "default": "nfs"},
             "server": {"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},

@@ -22,6 +22,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.daemon
 attributes:
   diff_mode:
@@ -224,6 +225,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import certificate, environment, server, settings
 
 _PLACES = daemon.Places()
@@ -271,6 +273,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {
                 "type": "str",
                 "choices": ["asked", "movable", "certified", "trusted", "present", "saved", "retired", "absent"],

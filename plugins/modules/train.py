@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.supplied
 options:
   state:
@@ -73,6 +74,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, paths
 
@@ -92,6 +94,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "run_dir": {"type": "str", "default": ""},
             "stage_dir": {"type": "str", "default": paths.STAGE},

@@ -24,6 +24,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.mesh
   - gpumesh.cluster.mesh.tunnel
 options:
@@ -210,6 +211,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -261,6 +263,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **RECORD,
+            **DERIVED_OPTION,
             **TUNNEL,
             **TUNNEL_OPTIONS,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},

@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.mesh
 options:
   interface:
@@ -69,6 +70,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preshared import folder_of, offer
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -83,6 +85,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **RECORD,
+            **DERIVED_OPTION,
             "interface": {"type": "str"},
             "machine": {"type": "str"},
             "peers": {"type": "list", "elements": "str", "default": []},

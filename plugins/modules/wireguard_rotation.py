@@ -20,6 +20,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.derived
   - gpumesh.cluster.mesh
   - gpumesh.cluster.mesh.tunnel
 attributes:
@@ -92,6 +93,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.rotation import arm, prepare, switch
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -115,7 +117,7 @@ def work(module: AnsibleModule) -> Outcome:
 def main() -> None:
     """The module's entry point. What belongs to the record is the action's: it is turned into the other options."""
     module = AnsibleModule(
-        argument_spec={**RECORD, **TUNNEL, **ROTATION_OPTIONS},
+        argument_spec={**RECORD, **DERIVED_OPTION, **TUNNEL, **ROTATION_OPTIONS},
         required_by={"peers": ("address",)},
         required_one_of=[("interface", "record")],
         supports_check_mode=True,

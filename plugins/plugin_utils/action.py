@@ -60,6 +60,29 @@ RECORD = {"type": "raw", "required": True}
 STATE = {"type": "str", "choices": ["present", "absent"], "default": "present"}
 
 
+#: The modules that apply a layer, which compare the generation of the record on the host with that of the caller.
+LAYER_MODULES = frozenset(
+    f"gpumesh.cluster.{name}"
+    for name in (
+        "firewall",
+        "job_environment",
+        "mesh_preload",
+        "munge",
+        "names",
+        "session",
+        "slurm",
+        "ssh_trust",
+        "storage",
+        "tailscale",
+        "tracking",
+        "train",
+        "wireguard",
+        "wireguard_preshared",
+        "wireguard_rotation",
+    )
+)
+
+
 class ModuleFailedError(GpumeshError):
     """A module has failed on the host; its result is that of the task."""
 
@@ -131,6 +154,8 @@ class HostAction(ActionBase):
     """An action that derives the desired state of a host on the controller, and applies it with modules."""
 
     TRANSFERS_FILES = False
+    #: The record that the task was given, as far as it has been read.
+    _given_record: Mapping[str, Any] = {}
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ansible's entry point. Returns the result of ``work``, or its failure."""
@@ -176,12 +201,13 @@ class HostAction(ActionBase):
         If passed by name, it is not templated: searching a record of 1,000 members for templates takes 0.06 s per task
         and host. Raises InputError.
         """
-        if not isinstance(record, str):
-            return record
-        found = self.variables.get(record)
-        if found is None:
+        found = self.variables.get(record) if isinstance(record, str) else record
+        if found is None and isinstance(record, str):
             raise InputError(f"record: there is no variable {record}.", "Run the role gpumesh.cluster.cluster first.")
-        return self._templar.template(found) if isinstance(found, str) else found
+        if isinstance(found, str):
+            found = self._templar.template(found)
+        self._given_record = found if isinstance(found, Mapping) else {}
+        return found
 
     def older_version(self) -> dict[str, bool]:
         """The option of modules that change a record, if the user allows this version to follow a newer one."""
@@ -329,11 +355,20 @@ class HostAction(ActionBase):
 
     def _answer(self, name: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The result of a module, and its facts. Raises ModuleFailedError."""
-        done = self._execute_module(module_name=name, module_args=dict(arguments), task_vars=self.variables)
+        given = {**arguments, **self._derived_from(name, arguments)}
+        done = self._execute_module(module_name=name, module_args=given, task_vars=self.variables)
         result, facts = split_facts(done)
         if result.get("failed") or result.get("unreachable"):
             raise ModuleFailedError(result)
         return result, facts
+
+    def _derived_from(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """For the module of a layer, the record that this task has read, unless the layer is removed."""
+        read = self._given_record
+        if name not in LAYER_MODULES or arguments.get("state") == "absent" or not {"name", "generation"} <= read.keys():
+            return {}
+        machine = str(self._task.delegate_to or self.machine)
+        return {"derived_from": {"cluster": read["name"], "generation": read["generation"], "machine": machine}}
 
     def follow(
         self,

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DEFAULT_FOLDER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 
 #: How many hosts are queried for a record that the first one did not send.
 _OTHERS = 2

@@ -17,11 +17,15 @@ from ansible.template import Templar
 
 
 class Played(NamedTuple):
-    """The result of a task, the modules that it ran on the host, with their arguments, and its scripts."""
+    """The result of a task, the modules that it ran on the host, with their arguments, and its scripts.
+
+    ``derived_from``: that argument of each module, which is not among the others.
+    """
 
     result: dict[str, Any]
     ran: list[tuple[str, dict[str, Any]]]
     scripts: list[str]
+    derived_from: list[tuple[str, Any]]
 
 
 def unpacked(sent: Mapping[str, str]) -> dict[str, bytes]:
@@ -47,9 +51,11 @@ def play(
     made = action(task, connection, None, loader, Templar(loader, variables=given), None)
     waiting = {name: [dict(result) for result in each] for name, each in results.items()}
     ran: list[tuple[str, dict[str, Any]]] = []
+    derived_from: list[tuple[str, Any]] = []
 
     def execute(module_name: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         assert task_vars == given
+        derived_from.append((module_name, module_args.pop("derived_from", None)))
         ran.append((module_name, module_args))
         return waiting[module_name].pop(0)
 
@@ -61,4 +67,4 @@ def play(
 
     made._execute_module = execute
     made._low_level_execute_command = run_script
-    return Played(made.run(task_vars=given), ran, scripts)
+    return Played(made.run(task_vars=given), ran, scripts, derived_from)

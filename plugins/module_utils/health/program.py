@@ -26,8 +26,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import is_roots
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_of, node_needs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DEFAULT_FOLDER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER, Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node, parse_nodes_text
 
 #: The prefix of each reason of this program. It differs from that of slurm_node: only a passed check resumes an

@@ -13,12 +13,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.apply import Applied
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import (
-    DEFAULT_FOLDER,
-    DEFAULT_WAIT,
-    Store,
-    to_text,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DEFAULT_FOLDER
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_WAIT, Store, to_text
 
 #: Documented in the fragment ``gpumesh.cluster.record``.
 STORE_OPTIONS: Dict[str, Any] = {"path": {"type": "path", "default": DEFAULT_FOLDER}}

@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import random
-import re
 import stat
 import time
 from typing import Iterator, List, NamedTuple, Optional
@@ -27,7 +26,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-DEFAULT_FOLDER = "/var/lib/gpumesh/clusters"
 #: Seconds. A change takes milliseconds; a process that holds the lock longer is stopped or stuck.
 DEFAULT_WAIT = 30.0
 
@@ -36,9 +34,6 @@ _LARGEST = 64 * 1024 * 1024
 _SUFFIX = ".json"
 #: Attempts to create a folder while others remove it.
 _TRIES = 100
-#: As many characters contain the values at the top level of a record that precede its first list or object.
-BEGINNING = 512
-_GENERATION = re.compile(r'\{(?:\s*"\w+": (?:\d+|"[^"]*"),)*?\s*"generation": (\d+),')
 _GOOD = ".good"
 
 
@@ -68,12 +63,6 @@ class Damage(NamedTuple):
 def to_text(record: Record) -> str:
     """The text of a record on disk and in diffs: equal records have equal texts."""
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-
-
-def generation_in(beginning: str) -> Optional[int]:
-    """The generation of a record, from the first ``BEGINNING`` characters of its file; None if they do not contain it."""
-    found = _GENERATION.match(beginning)
-    return int(found.group(1)) if found else None
 
 
 class Store:

@@ -34,6 +34,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import account, acting_as, command_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DEFAULT_FOLDER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
     certificate,
     confine,
@@ -48,7 +49,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 _READY = 600.0
 _MIGRATION = 3600.0
 _LONGEST_NOTE = 200
-_RECORDS = store.DEFAULT_FOLDER
+_RECORDS = DEFAULT_FOLDER
 #: Owners of a folder on a volume that may become the account when it is used: root, and nobody, to which a volume may
 #: map an account that this host does not have yet.
 _UNCERTAIN = (0, 65534)

@@ -207,3 +207,18 @@ def test_nftables_is_installed_for_a_firewall_alone(
     played = play(firewall.ActionModule, arguments, results, here, check_mode)
     assert [module.rpartition(".")[2] for module, _given in played.ran] == runs
     assert played.result == (loaded if len(runs) > 1 else missing)
+
+
+@pytest.mark.parametrize("name", ["names", "firewall", "train"])
+def test_the_module_of_a_layer_learns_from_which_record_it_was_derived(name: str) -> None:
+    action = {"names": names, "firewall": firewall, "train": train}[name]
+    result = {"changed": False, "tools": True, "missing": [], "outdated": []}
+    wanted = {"cluster": "lab", "generation": 1, "machine": "n1"}
+    assert on_host(action, {"record": RECORD}, result).derived_from == [(f"gpumesh.cluster.{name}", wanted)]
+    assert on_host(action, {"record": "held"}, result, held=RECORD).derived_from[0][1] == wanted
+    assert on_host(action, {"record": RECORD, "state": "absent"}, result).derived_from[0][1] is None
+
+
+def test_a_module_that_applies_no_layer_does_not() -> None:
+    result = {"changed": False, "drift": {}, "munge_key": ""}
+    assert on_host(layer_info, {"record": RECORD}, result).derived_from == [("gpumesh.cluster.layer_info", None)]

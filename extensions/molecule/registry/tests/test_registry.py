@@ -21,26 +21,21 @@ def play(tasks_from: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
     The subnet was verified in converge.yml, and is verified again only where a test requires it.
     """
+    tasks = [
+        {**role("cluster", "register" if name == "join" else name), "vars": {"cluster_join_only": name == "join"}}
+        for name in tasks_from.split("+")
+    ]
+    return play_tasks(tasks, *arguments)
+
+
+def role(name: str, tasks_from: str = "main") -> dict[str, Any]:
+    included = {"name": f"gpumesh.cluster.{name}", "tasks_from": tasks_from}
+    return {"name": tasks_from, "ansible.builtin.include_role": included}
+
+
+def play_tasks(tasks: list[dict[str, Any]], *arguments: str) -> subprocess.CompletedProcess[str]:
     text = json.dumps(
-        [
-            {
-                "name": "Test",
-                "hosts": "cluster",
-                "become": True,
-                "gather_facts": False,
-                "tasks": [
-                    {
-                        "name": name,
-                        "ansible.builtin.include_role": {
-                            "name": "gpumesh.cluster.cluster",
-                            "tasks_from": "register" if name == "join" else name,
-                        },
-                        "vars": {"cluster_join_only": name == "join"},
-                    }
-                    for name in tasks_from.split("+")
-                ],
-            }
-        ]
+        [{"name": "Test", "hosts": "cluster", "become": True, "gather_facts": False, "tasks": tasks}],
     )
     folder = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
     path = folder / "step.yml"
@@ -146,6 +141,47 @@ def test_another_name_of_a_member_is_refused_in_a_run_that_is_limited_to_it() ->
     again = ("-i", str(path), "-e", "cluster_machines=again", "-l", "again")
     refused(play("join", *again), "again (10.79.60.12) has the address 10.79.60.12 of r2 in cluster 'lab'")
     assert members_of("r1") == members_of("r2") == ["r1", "r2", "r3"]
+
+
+def test_a_host_that_gets_a_newer_record_meanwhile_keeps_what_it_has_of_a_layer() -> None:
+    """As if another run had removed a machine after this one compared the record: here the layer writes /etc/hosts."""
+    newer = f'cp -p {RECORD} /root/sound && sed -i \'s/"generation": 2,/"generation": 3,/\' {RECORD}'
+    meanwhile = {"name": "Meanwhile", "ansible.builtin.shell": newer, "when": "inventory_hostname == 'r2'"}
+    members = ("-l", "r1,r2,r3")
+    before = on("r2", "cat /etc/hosts")
+    try:
+        done = play_tasks([role("cluster", "load"), meanwhile, role("names")], *members)
+        refused(done, "r2 has generation 3 of the record of cluster 'lab' by now, and this run applies generation 2")
+        refused(done, "Run it again.")
+        assert on("r2", "cat /etc/hosts") == before
+        assert "10.79.60.12 r2" in on("r1", "cat /etc/hosts")
+    finally:
+        on("r2", f"mv /root/sound {RECORD}")
+    ends_well(play_tasks([role("cluster", "load"), role("names")], *members), changed=True)
+    assert "10.79.60.11 r1" in on("r2", "cat /etc/hosts")
+    ends_well(play_tasks([role("cluster", "load"), role("names", "leave")], *members), changed=True)
+
+
+def test_an_older_version_changes_nothing_and_shows_the_cluster() -> None:
+    noted = record_of("r1")
+    assert noted is not None
+    version = noted["collection_version"]
+
+    def note(old: str, new: str) -> None:
+        for host in ("r1", "r2", "r3"):
+            on(host, f'sed -i \'s/"collection_version": "{old}"/"collection_version": "{new}"/\' {RECORD}')
+
+    note(version, "99.0.0")
+    try:
+        for entry in ("load", "register", "delete"):
+            refused(play(entry, "-l", "r1,r2,r3"), "Cluster 'lab' was last changed by gpumesh.cluster 99.0.0")
+        text = ends_well(run("ansible-playbook", str(ROOT / "playbooks" / "show.yml")), changed=False)
+        assert "by gpumesh.cluster 99.0.0" in text and "is newer than this version" in " ".join(text.split())
+        assert [(record or {}).get("collection_version") for record in map(record_of, ("r1", "r2", "r3"))] == [
+            "99.0.0"
+        ] * 3
+    finally:
+        note("99.0.0", version)
 
 
 def test_a_damaged_record_is_refused_and_left() -> None:
