@@ -70,6 +70,10 @@ options:
     description: Public keys by machine. Each peer must have a recent handshake.
     type: dict
     default: {}
+  tailnet:
+    description: Whether the host is in a tailnet, whose key must be valid for another 30 days.
+    type: bool
+    default: false
   pod:
     description: Whether the programs of the host see its tailnet through a library. See M(gpumesh.cluster.mesh_preload).
     type: bool
@@ -210,6 +214,7 @@ def main() -> None:
             "cluster_address": {"type": "str"},
             "mesh_interface": {"type": "str"},
             "mesh_peers": {"type": "dict", "default": {}},
+            "tailnet": {"type": "bool", "default": False},
             "pod": {"type": "bool", "default": False},
             "ssh_peers": {"type": "dict", "default": {}},
             "ssh_user": {"type": "str", "default": "root"},

@@ -69,6 +69,16 @@ wrote:
   description: Whether a run was written and read back.
   type: bool
   returned: always
+expires:
+  description: When the certificate of the server expires.
+  type: str
+  returned: with O(write), if the server has TLS and answers
+  sample: "2028-11-20T20:31:00Z"
+days_left:
+  description: For how many whole days that certificate is still valid.
+  type: int
+  returned: with O(write), if the server has TLS and answers
+  sample: 728
 seconds:
   description: The duration of the test in seconds.
   type: float
@@ -80,6 +90,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import probe
@@ -92,14 +103,19 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     password = checker_password() if params["write"] and not check_mode else None
     server = probe.Client(params["uri"], params["trust"], params["timeout"], password)
     problem = ""
+    certificate: Dict[str, Any] = {}
     try:
         server.ask()
+        end = server.certificate_end() if params["write"] else None
+        if end is not None:
+            certificate = {"expires": expiry.shown(end), "days_left": expiry.days_left(end, time.time())}
         if password is not None:
             server.write_and_read()
     except GpumeshError as failure:
         problem = str(failure)
     seconds = round(time.monotonic() - started, 2)
-    return Outcome(False, {"problem": problem, "wrote": password is not None and not problem, "seconds": seconds})
+    wrote = password is not None and not problem
+    return Outcome(False, {"problem": problem, "wrote": wrote, "seconds": seconds, **certificate})
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ def desired(record: Record, machine: str, silent: Collection[str], relays: Seque
     parameters: dict[str, Any] = {"machine": machine, **needs, "ssh_peers": {peer: peer for peer in peers}}
     if derive.is_pod(record, machine):
         parameters["pod"] = True
+    if record["mesh"]["backend"] == "tailscale":
+        parameters["tailnet"] = True
     if record["mesh"]["backend"] == "wireguard":
         plan = plan_for(read_mesh(record, relays), machine)
         keys = {peer["machine"]: peer["public_key"] for peer in plan["peers"] if peer["machine"] in peers}

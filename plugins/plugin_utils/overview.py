@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import keys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Found, find, likeliest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import volumes
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
@@ -33,8 +37,9 @@ def overview(
     machine with the record, by machine and layer. ``verdict``: that of the last check of one of the clusters.
 
     Each cluster: name, id, subnet, generation, manager, collection_version, manager_address, nodes, gpus, machines, mesh, volumes, changed_at,
-    folded (null, or what the history has instead of its older entries), members and problems. Each member: machine, rank, manager, address, own_address, interface, site, gpus, layers, copy,
-    last_seen and drift.
+    folded (null, or what the history has instead of its older entries), certificates (when those that the tracking server has
+    made for itself expire), members and problems. Each member: machine, rank, manager, address, own_address, interface, site, gpus, layers, copy,
+    last_seen, key_expiry (of its key in the tailnet; null for never, or if it is not known) and drift.
     """
     answers = read_answers(results, records)
     names = {record["name"] for answer in answers.values() for record in answer.records}
@@ -75,8 +80,15 @@ def _cluster(
         "volumes": [_volume(volume, record, states, verdict) for volume in record["storage"]["volumes"]],
         "changed_at": record["history"][-1]["at"],
         "folded": record.get("folded"),
+        "certificates": [expiry.shown(end) for end in _certificate_ends(record)],
         "members": members,
-        "problems": [*problems, *found.remarks, *_strangers(record, answers), *_known_keys(record)],
+        "problems": [
+            *problems,
+            *found.remarks,
+            *_strangers(record, answers),
+            *_known_keys(record),
+            *_expiring(record, members, at),
+        ],
     }
 
 
@@ -123,8 +135,48 @@ def _member(
         "layers": _layers(found.record, machine, states.get(machine, {}).get("host") or {}),
         "copy": _copy_state(machine, answer, found),
         "last_seen": at if answer is not None and answer.silence is None else None,
+        "key_expiry": _key_expiry(states.get(machine, {}).get("mesh") or {}),
         "drift": drift.drift(found.record, machine, states),
     }
+
+
+def _key_expiry(state: Mapping[str, Any]) -> str | None:
+    """``state``: the result of the module tailscale, from a host that may return anything."""
+    try:
+        end = expiry.moment(str(state.get("key_expiry") or ""))
+    except ValueError:
+        return None
+    return None if end is None else expiry.shown(end)
+
+
+def _certificate_ends(record: Record) -> list[float]:
+    tracking = record["tracking"]
+    ends = []
+    for certificate in tracking["certificates"] if tracking else []:
+        # The record has the form of a certificate, and a member may have written anything in it.
+        with contextlib.suppress(ValueError):
+            ends.append(end_of(certificate))
+    return ends
+
+
+def _expiring(record: Record, members: Sequence[Mapping[str, Any]], at: str) -> list[str]:
+    """Keys of the tailnet and the certificate of the tracking server that expire soon."""
+    now = expiry.moment(at) or 0.0
+    remarks = []
+    by_day: dict[str, list[str]] = {}
+    for member in members:
+        end = expiry.moment(member["key_expiry"] or "")
+        if end is not None and expiry.days_left(end, now) < expiry.NOTICE:
+            by_day.setdefault(member["key_expiry"][:10], []).append(member["machine"])
+    for day, machines in sorted(by_day.items()):
+        remarks.append(f"The keys of {', '.join(machines)} in the tailnet end on {day}. {keys.REMEDY}")
+    ends = _certificate_ends(record)
+    if len(ends) == 1 and expiry.days_left(ends[0], now) < expiry.NOTICE:
+        remarks.append(
+            f"The certificate of the tracking server expires at {expiry.shown(ends[0])}: run the playbook tracking, which "
+            "renews it."
+        )
+    return remarks
 
 
 def _layers(record: Record, machine: str, host: Mapping[str, Any]) -> list[str]:
@@ -235,6 +287,11 @@ def _section(cluster: Mapping[str, Any], width: int, name: str) -> str:
             f"History: {folded['count']} of {cluster['generation']} changes are folded, from {folded['first']} to "
             f"{folded['last']}"
         )
+    ends = sorted(member["key_expiry"] for member in members if member["key_expiry"])
+    if ends:
+        common.append(f"Keys in the tailnet: {len(ends)} of {len(members)} expire, the first at {ends[0]}")
+    if cluster["certificates"]:
+        common.append(f"Certificates of the tracking server: valid until {', '.join(cluster['certificates'])}")
     lines = [head, *common, render(rows, columns, width=width)]
     if cluster["volumes"]:
         unknown = {} if compared else {"mounted_on": None}

@@ -29,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health import (
     handshakes,
     host,
     kernel_log,
+    keys,
     logins,
     preload,
 )
@@ -39,6 +40,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     skipped,
     unknown,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailscale
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -234,6 +236,15 @@ def _handshakes(context: Context) -> Judgement:
     return handshakes.judge(handshakes.read(context.run, interface, peers.values(), age), peers, age, interface)
 
 
+def _key_expiry(context: Context) -> Judgement:
+    if not context.expected.tailnet:
+        return skipped("The cluster has no tailnet.")
+    if context.find("tailscale") is None:
+        return unknown("tailscale is not installed.", "Run the mesh playbook.")
+    status = tailscale.parse_status(context.run(["tailscale", "status", "--json"], timeout=5).stdout)
+    return keys.judge(status.state, status.key_expiry, time.time())
+
+
 def _preload(context: Context) -> Judgement:
     listed = context.tree.read("etc/ld.so.preload") or ""
     return preload.judge(listed, preload.programs(context.tree))
@@ -283,6 +294,7 @@ CHECKS = (
     Check("health.name", "The host's own name resolves to its cluster address", _name),
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),
     Check("mesh.handshake", "Recent handshake with every peer", _handshakes, 3 * handshakes.PATIENCE),
+    Check("mesh.key_expiry", "The key of the tailnet is valid for a month", _key_expiry),
     Check("mesh.preload", "The programs of a pod see the mesh", _preload),
     Check("ssh.login", "SSH login to every other member without a prompt", _ssh, _ssh_seconds),
 )

@@ -41,6 +41,19 @@ class Client(NamedTuple):
         if said.strip() != b"OK":
             raise HostStateError(f"{self.uri}/health does not say OK.", "See journalctl -u gpumesh-tracking there.")
 
+    def certificate_end(self) -> Optional[float]:
+        """When the certificate of the server expires, in seconds since 1970; None without TLS. Raises HostStateError."""
+        try:
+            with contextlib.closing(self._connection()) as connection:
+                connection.connect()
+                found = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
+        except OSError as failure:
+            raise HostStateError(
+                f"{self.uri} does not answer: {failure}.",
+                "See the firewall, and 'systemctl status gpumesh-tracking' there.",
+            ) from failure
+        return None if found is None else float(ssl.cert_time_to_seconds(str(found["notAfter"])))
+
     def write_and_read(self) -> None:
         """Write a run with a point, read it back and delete it. Raises HostStateError.
 

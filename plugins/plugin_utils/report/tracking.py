@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record, Tracking
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check
 
@@ -43,4 +44,24 @@ def tracking_checks(
             problem = f"{machine} does not have the account of the check."
         status, actual = ("fail", "no") if problem else ("pass", required)
         made.append(check(name, purpose, machine, status, actual, required, "", problem, _REMEDY.format(server=server)))
+        if serves and tracking["tls"]:
+            made.append(_certificate_check(tracking, result))
     return made
+
+
+def _certificate_check(tracking: Tracking, result: Mapping[str, Any]) -> Check:
+    """Whether the certificate that the server uses is valid for some time.
+
+    One that the server has made is replaced by the next run once it expires, if the members trust the next one already.
+    """
+    title = ("tracking.certificate", "The certificate of the tracking server is valid for a month", tracking["server"])
+    left = result.get("days_left")
+    if left is None:
+        return check(*title, "skipped", reason="The server did not show its certificate.")
+    own = tracking["certificates"]
+    least = 1 if own[1:] else expiry.NOTICE
+    status = "pass" if left >= least else "fail"
+    remedy = "" if own else "Set tracking_certificate_file and tracking_key_file to a new pair. "
+    remedy += "Run the playbook tracking" + (", which renews it." if own else ".")
+    reason = f"The certificate of the tracking server expires at {result.get('expires')}; then no metrics arrive."
+    return check(*title, status, left, f"≥ {least}", "days", reason, remedy)

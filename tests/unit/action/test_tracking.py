@@ -330,3 +330,28 @@ def test_the_verdict_on_it() -> None:
     results["n2"] = {"problem": "", "wrote": False}
     assert found(ON, "n1", "n2")["tracking.run@n2"] == "fail"
     assert {one["status"] for one in tracking_checks(ON, ["n1", "n2"], None)} == {"skipped"}
+
+
+@pytest.mark.parametrize(
+    ("certificates", "left", "status", "remedy"),
+    [
+        (0, 30, "pass", ""),
+        (0, 29, "fail", "Set tracking_certificate_file"),
+        (1, 400, "pass", ""),
+        (1, 29, "fail", "Run the playbook tracking, which renews it."),
+        # The members trust the next one, to which a later run changes over.
+        (2, 10, "pass", ""),
+        (2, 0, "fail", "Run the playbook tracking, which renews it."),
+        (1, None, "skipped", ""),
+    ],
+)
+def test_the_verdict_on_the_certificate(certificates: int, left: int | None, status: str, remedy: str) -> None:
+    assert SECURE["tracking"] is not None
+    record: Any = {**SECURE, "tracking": {**SECURE["tracking"], "certificates": ["pem"] * certificates}}
+    shown = {} if left is None else {"days_left": left, "expires": "2028-11-20T20:31:00Z"}
+    results = {"n1": {"problem": ""}, "n2": {"problem": "", "wrote": True, **shown}}
+    found = {one["id"]: one for one in tracking_checks(record, ["n1", "n2"], results)}
+    assert list(found) == ["tracking.answer", "tracking.run", "tracking.certificate"]
+    judged = found["tracking.certificate"]
+    assert (judged["status"], judged["host"]) == (status, "n2")
+    assert remedy in judged["remedy"] and bool(judged["remedy"]) == (status == "fail")

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, outside_holders, reach
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
-from ansible_collections.gpumesh.cluster.tests.support import decisions
+from ansible_collections.gpumesh.cluster.tests.support import certificates, decisions
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
 
 AT = "2026-11-20T20:31:00Z"
@@ -467,3 +470,36 @@ def test_show_tells_how_much_of_the_history_is_folded() -> None:
     assert said in page([cluster], {}, width=0)
     (cluster,) = overview({"n1": holding(OLD)}, AT)
     assert cluster["folded"] is None and "History" not in page([cluster], {}, width=0)
+
+
+def test_show_tells_which_keys_of_the_tailnet_expire_soon() -> None:
+    states = {
+        "n1": {"mesh": {"key_expiry": "2026-12-01T00:00:00Z"}},
+        "n2": {"mesh": {"key_expiry": "2027-05-01T08:00:00Z"}},
+        "n3": {"mesh": {"key_expiry": ""}},
+    }
+    (cluster,) = overview({"n1": holding(OLD)}, AT, states)
+    ends = [member["key_expiry"] for member in cluster["members"]]
+    assert ends == ["2026-12-01T00:00:00Z", "2027-05-01T08:00:00Z", None]
+    text = page([cluster], {}, width=0)
+    assert "Keys in the tailnet: 2 of 3 expire, the first at 2026-12-01T00:00:00Z" in text
+    assert "! The keys of n1 in the tailnet end on 2026-12-01. Disable the expiry" in text
+    (cluster,) = overview({"n1": holding(OLD)}, AT, {"n1": {"mesh": {"key_expiry": "soon"}}})
+    assert cluster["members"][0]["key_expiry"] is None and "tailnet" not in page([cluster], {}, width=0)
+
+
+@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+def test_show_tells_when_the_certificate_of_the_tracking_server_expires(tmp_path: Path) -> None:
+    pem = certificates.self_signed(tmp_path, "n1")[0].read_text()
+    end = expiry.shown(end_of(pem))
+    tracking = {"server": "n1", "port": 5000, "volume": "data", "tls": True, "certificates": [pem]}
+    volume = {"name": "data", "mount_point": "/data"}
+    record: Any = {**OLD, "storage": {"volumes": [volume]}, "tracking": tracking}
+    at = expiry.shown(end_of(pem) - 24 * 3600)
+    (cluster,) = overview({"n1": holding(record)}, at)
+    assert cluster["certificates"] == [end]
+    text = page([cluster], {}, width=0)
+    assert f"Certificates of the tracking server: valid until {end}" in text
+    assert f"! The certificate of the tracking server expires at {end}: run the playbook tracking" in text
+    record["tracking"] = {**tracking, "certificates": [pem, pem]}
+    assert "! The certificate" not in page(overview({"n1": holding(record)}, at), {})

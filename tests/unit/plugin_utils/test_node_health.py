@@ -60,6 +60,7 @@ def test_a_pod_has_a_library_and_no_volumes() -> None:
     wanted = desired(tailnet, "n2", (), ())
     assert (wanted["pod"], wanted["mounts"], wanted["external_mounts"]) == (True, [], [])
     assert "pod" not in desired(tailnet, "n1", (), ())
+    assert wanted["tailnet"] and "tailnet" not in desired(MESHED, "n1", (), ())
 
 
 def test_who_has_dropped_out_is_not_asked_for() -> None:

@@ -297,7 +297,11 @@ def test_every_check_gives_one_result_in_order_on_a_bare_host(tmp_path: Path) ->
 def test_only_chooses_by_id_or_part(tmp_path: Path) -> None:
     here = context(Expected(), tmp_path)
     assert [one["id"] for one in run.make_checks(here, "n1", ["disk"])] == ["health.disk"]
-    assert [one["id"] for one in run.make_checks(here, "n1", ["mesh", "ssh.login"])] == ["mesh.handshake", "ssh.login"]
+    assert [one["id"] for one in run.make_checks(here, "n1", ["mesh", "ssh.login"])] == [
+        "mesh.handshake",
+        "mesh.key_expiry",
+        "ssh.login",
+    ]
 
 
 def test_ssh_names_the_peer_and_the_reason(tmp_path: Path) -> None:

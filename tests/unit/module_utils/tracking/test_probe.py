@@ -9,14 +9,18 @@ import http.server
 import json
 import os
 import pwd
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import probe
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import end_of
+from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 
 class Server:
@@ -178,3 +182,20 @@ def test_a_connection_that_ends_is_not_opened_again_with_the_password(
     with pytest.raises(HostStateError, match="it has closed the connection, or is not on this host"):
         probe.Client(uri, "", 10, "a-password").ask()
     assert not logins
+
+
+@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+def test_the_end_of_the_certificate_that_the_server_uses(tmp_path: Path, listener: tuple[str, list[str]]) -> None:
+    made, key = certificates.self_signed(tmp_path, "localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made, key)
+    with http.server.HTTPServer(("127.0.0.1", 0), Listener) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"https://localhost:{server.server_port}"
+        end = probe.Client(uri, str(made), 30, None).certificate_end()
+        with pytest.raises(HostStateError, match="does not answer"):
+            probe.Client(uri, "", 30, None).certificate_end()
+        server.shutdown()
+    assert end == end_of(made.read_text())
+    assert probe.Client(listener[0], "", 30, None).certificate_end() is None
