@@ -25,6 +25,8 @@ description:
   - A shared volume whose server responds slowly does not drain nodes.
   - As C(Prolog), it drains an unhealthy node before a job starts there, and Slurm requeues the job.
   - Each time it runs, it reads the expected state of the node from the node's copy of the cluster record.
+  - As C(HealthCheckProgram), it also keeps the logs of Slurm and of NFS Ganesha within 10 MiB each, also on hosts without
+    logrotate. What they had before is in a second file of at most the same size, with the suffix C(.old).
   - With C(--show), the program only prints its results and does not change anything in Slurm.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes

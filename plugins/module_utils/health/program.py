@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.logs import LOGS, bound
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -317,10 +318,17 @@ def main(
     environment: Optional[Mapping[str, str]] = None,
     runner: Runner = run,
     tree: Optional[Tree] = None,
+    logs: Sequence[str] = LOGS,
 ) -> int:
-    """Returns 0 for a fit node. With ``--show``, only prints the results, and does not change the node in Slurm."""
+    """Returns 0 for a fit node. With ``--show``, only prints the results, and does not change the node in Slurm.
+
+    ``logs``: those that are kept within bounds, since this is the only program of ours that runs again and again.
+    """
     settings = Settings(**given)
     variables = os.environ if environment is None else environment
+    prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
+    if "--show" not in arguments and not prolog:
+        bound(logs)
     try:
         record = Store(settings.folder, settings.cluster).read()
         if record is None:
@@ -334,7 +342,6 @@ def main(
             if result["status"] in ("fail", "error") or "--show" in arguments:
                 say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
         unfit = any(result["status"] == "fail" for result in results)
-        prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
         # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
         if "--show" not in arguments and (unfit or not prolog):
             action = settle(runner, settings, results, tree)
