@@ -195,6 +195,8 @@ def table(settings: Settings) -> str:
             "through",
             "filter hook forward priority filter - 10",
             [
+                # What this host masquerades would have its address, which is a member's.
+                *guards,
                 # Nobody else has these addresses on the way through this host, or would leave with the host's own. The
                 # host itself may use a resolver, and be used by people, with an address that is only like theirs.
                 f'ip saddr {pools} iifname != "{PREFIX}*" drop',

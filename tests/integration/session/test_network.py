@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,6 +63,28 @@ print(said, len(peer.recv(1)))
 _DATAGRAM = """
 import socket, sys
 socket.socket(type=socket.SOCK_DGRAM).sendto(b"x" * 64, (sys.argv[1], int(sys.argv[2])))
+"""
+#: The identifier of a container, its hardware address and that of a peer, the address of its node, and both addresses in
+#: the session: sends the node what the peer would.
+_FORGE = """
+import socket, struct, sys
+vni, target, source, to, sender, receiver, port = sys.argv[1:]
+address = lambda text: bytes.fromhex(text.replace(":", ""))
+inner = struct.pack("!4H", 4242, int(port), 9, 0) + b"x"
+ends = socket.inet_aton(sender) + socket.inet_aton(receiver)
+header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(inner), 0, 0, 64, 17, 0) + ends
+total = sum(struct.unpack("!10H", header))
+total = (total & 0xffff) + (total >> 16)
+checksum = 0xffff - ((total & 0xffff) + (total >> 16))
+frame = address(target) + address(source) + b"\\x08\\0" + header[:10] + struct.pack("!H", checksum) + ends + inner
+packet = struct.pack("!II", 8 << 24, int(vni) << 8) + frame
+sending = socket.socket(type=socket.SOCK_DGRAM)
+sending.connect((to, 8474))
+for _attempt in range(3):
+    try:
+        sending.send(packet)
+    except OSError as failure:
+        print(failure)
 """
 #: Prints where each datagram comes from.
 _DATAGRAMS = """
@@ -146,13 +168,16 @@ def listening(space: str, port: int) -> Iterator[None]:
             process.kill()
 
 
-def first_datagram(space: str, port: int, senders: Sequence[str], address: str) -> str:
-    """Whose datagram comes first, of those that each of these namespaces sends."""
+def first_datagram(
+    space: str, port: int, senders: Sequence[str], address: str, before: Callable[[], object] = lambda: None
+) -> str:
+    """Whose datagram comes first: one of what is done before, or those that each of these namespaces sends."""
     argv = ["ip", "netns", "exec", space, sys.executable, "-c", _DATAGRAMS, str(port)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "listening\n"
+            before()
             for sender in senders:
                 inside(sender, sys.executable, "-c", _DATAGRAM, address, str(port))
             return process.stdout.readline().strip()
@@ -254,6 +279,67 @@ def test_a_job_with_the_slot_of_a_session_cannot_put_packets_into_it(two: Two) -
         assert first_datagram(space, 4242, senders, first.address) == last.address
     finally:
         node.forget(run_command, 900400)
+
+
+def forge(sender: str, node_address: str, victim: Container, peer: Container) -> None:
+    """Send a node of another session what a peer of its container would, from elsewhere."""
+    inside(
+        sender,
+        sys.executable,
+        "-c",
+        _FORGE,
+        *(str(victim.vni), network.mac(900100, victim), network.mac(900100, peer)),
+        *(node_address, peer.address, victim.address, "4242"),
+    )
+
+
+@pytest.mark.parametrize("address", [OUTSIDE, HOSTS["gmh-b"]])
+def test_a_container_cannot_put_packets_into_another_session(two: Two, address: str) -> None:
+    """Through any address of another node. They would leave with the address of a member, that of its own node."""
+    (victim_space, victim), peers = two[0][-1], two[0][:-1]
+    attacker = next(space for space, one in two[1] if one.node == "gmh-a")
+    assert victim.node == "gmh-b"
+    first = first_datagram(
+        victim_space,
+        4242,
+        [peers[1][0]],
+        victim.address,
+        before=lambda: forge(attacker, address, victim, peers[0][1]),
+    )
+    assert first == peers[1][1].address
+
+
+@pytest.fixture(name="neighbour")
+def _neighbour(hosts: None) -> Iterator[str]:
+    """A namespace behind a node that masquerades for it, as for a container of Docker or a virtual machine."""
+    name = "gmh-docker"
+    masquerade = "chain outwards { type nat hook postrouting priority srcnat; ip saddr 172.17.0.0/16 masquerade; }"
+    try:
+        call("ip", "netns", "add", name)
+        call("ip", "-n", "gmh-a", "link", "add", "docker0", "type", "veth", "peer", "name", "eth0", "netns", name)
+        for space, device, own in (("gmh-a", "docker0", "172.17.0.1"), (name, "eth0", "172.17.0.2")):
+            call("ip", "-n", space, "address", "add", f"{own}/24", "dev", device)
+            call("ip", "-n", space, "link", "set", device, "up")
+        call("ip", "-n", name, "route", "add", "default", "via", "172.17.0.1")
+        on("gmh-a")(["nft", "--file", "-"], stdin=f"table ip docker {{ {masquerade}; }}\n")
+        yield name
+    finally:
+        on("gmh-a")(["nft", "delete", "table", "ip", "docker"], check=False)
+        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def test_what_is_behind_a_node_cannot_put_packets_into_a_session(two: Two, neighbour: str) -> None:
+    (victim_space, victim), peers = two[0][-1], two[0][:-1]
+    with listening("gmh-b", 8080):
+        assert inside(neighbour, sys.executable, "-c", _SEND, HOSTS["gmh-b"], "8080").split() == [HOSTS["gmh-a"], "0"]
+    first = first_datagram(
+        victim_space,
+        4242,
+        [peers[1][0]],
+        victim.address,
+        before=lambda: forge(neighbour, HOSTS["gmh-b"], victim, peers[0][1]),
+    )
+    assert first == peers[1][1].address
 
 
 def test_a_subnet_on_its_own_node_has_no_broadcast(two: Two) -> None:
