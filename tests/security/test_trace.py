@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 import pwd
 import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import digest, load
 
 DESCRIBED = {"trace": "rank-0.trace.json.gz", "rank": 0, "ranks": 1}
 
@@ -28,6 +31,76 @@ def test_a_description_without_an_end_is_not_read(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 256 << 20
+
+
+#: It compresses to a hundredth at least.
+LONG = "x" * (2 << 20)
+EVENT = '{"ph":"X","cat":"kernel","ts":%d,"dur":1,"name":"ncclDevKernel_AllReduce","pid":%s,"tid":%s,"args":%s}'
+
+
+def many(count: int, text: Callable[[int], str]) -> Iterator[str]:
+    return (("," if number else "") + text(number) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("before", "part"),
+    [
+        ("{", lambda number: f'"k{number}":"{LONG}"'),
+        ('{"traceEvents":[', lambda number: EVENT % (number, 1, f'"{number}{LONG}"', "{}")),
+        ('{"traceEvents":[', lambda number: EVENT % (number, f'["{number}{LONG}"]', 1, "{}")),
+        ('{"traceEvents":[', lambda number: EVENT % (number, 1, 2, f'{{"Process Group Name":"{number}{LONG}"}}')),
+        ('{"traceEvents":[', lambda number: EVENT % (number, 1, 2, f'{{"Process Group Name":["{number}{LONG}"]}}')),
+    ],
+    ids=["other values", "threads", "processes", "groups", "lists"],
+)
+def test_a_small_file_takes_little_memory(tmp_path: Path, before: str, part: Callable[[int], str]) -> None:
+    with gzip.open(tmp_path / "trace.json.gz", "wt", encoding="ascii", compresslevel=1) as stream:
+        stream.write(before)
+        stream.writelines(many(120, part))
+        stream.write("}" if before == "{" else "]}")
+    assert (tmp_path / "trace.json.gz").stat().st_size < 2 << 20
+    tracemalloc.start()
+    with contextlib.suppress(GpumeshError):
+        load.load(load.sources(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 128 << 20
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda number: EVENT % (number, 1, 2, "{}"),
+        lambda number: EVENT % (number, 1, number, "{}"),
+        lambda number: EVENT % (number, 1, 2, f'{{"Collective name":"{number}"}}'),
+        lambda number: EVENT.replace("kernel", "cpu_op").replace("nccl", str(number)) % (number, 1, 2, "{}"),
+        lambda number: EVENT.replace("kernel", "cuda_runtime") % (number, 1, 2, f'{{"correlation":{number}}}'),
+    ],
+    ids=["events", "threads", "kernels", "names", "launches"],
+)
+def test_events_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Callable[[int], str]) -> None:
+    monkeypatch.setattr(digest, "MOST_KEPT", 1 << 20)
+    (tmp_path / "trace.json").write_text("".join(["[", *many(500, part), "]"]), encoding="ascii")
+    load.load(load.sources(tmp_path))
+    (tmp_path / "trace.json").write_text("".join(["[", *many(20_000, part), "]"]), encoding="ascii")
+    tracemalloc.start()
+    with pytest.raises(InputError, match="has more events than"):
+        load.load(load.sources(tmp_path))
+    # Besides what is kept, the text and what is made of it.
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_value_of_many_small_ones(tmp_path: Path) -> None:
+    """Each takes thirty times as much memory as its text."""
+    (tmp_path / "trace.json").write_text('{"a":[' + "[]," * (5 << 20) + '[]],"traceEvents":[]}', encoding="ascii")
+    tracemalloc.start()
+    with pytest.raises(GpumeshError):
+        load.load(load.sources(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 192 << 20
 
 
 def link(path: Path, target: Path, owner: pwd.struct_passwd) -> None:

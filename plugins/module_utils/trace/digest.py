@@ -11,9 +11,10 @@ reading data, starting kernels.
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from bisect import bisect_right
-from typing import Any, Dict, List, Mapping, Match, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Match, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
@@ -44,6 +45,13 @@ _WAITING = ("allreduce", "allgather", "reducescatter", "barrier", "alltoall")
 _OF_ALL = ("", "0")
 #: The maximum length of a name: names of kernels may have thousands of characters.
 _LONGEST = 160
+#: The most that is kept of a trace, in bytes; and of an event, without its texts, until all are evaluated. A small file
+#: can contain any number of events.
+MOST_KEPT = 1 << 30
+_EVENT = 256
+_DISTRIBUTED, _BASE_TIME = "distributedInfo", "baseTimeNanoseconds"
+#: In place of the ID that a kernel shares with the call that started it.
+_NONE = -1
 #: The number of the only step in a trace without steps.
 _WHOLE = 0
 #: The latest plausible times, in microseconds and nanoseconds.
@@ -56,6 +64,28 @@ def _kind(name: str) -> str:
     return _ANNOTATION if own else _OPERATOR if "::" in name or "Backward" in name else ""
 
 
+_Key = TypeVar("_Key")
+
+
+class _TooManyError(ValueError):
+    """There are more events than can be kept."""
+
+
+def _short(value: Any) -> str:
+    return str(value)[:_LONGEST]
+
+
+def _thread(value: Any) -> Union[int, str]:
+    """The number or name of a process or a thread."""
+    number = whole(value, -_LATEST, _LATEST)
+    return _short(value) if number is None else number
+
+
+def _correlation(values: Mapping[str, Any]) -> int:
+    number = whole(values.get("correlation"), 0, _LATEST)
+    return _NONE if number is None else number
+
+
 class _Columns:
     """Events, by column."""
 
@@ -65,20 +95,30 @@ class _Columns:
         self.name = array("l")
         self.thread = array("l")
         self.names: Dict[str, int] = {}
-        self.threads: Dict[Tuple[Any, Any], int] = {}
+        self.threads: Dict[Tuple[Union[int, str], Union[int, str]], int] = {}
+        self._kept = 0
+
+    def keep(self, *values: object) -> None:
+        """Count what is kept. Raises _TooManyError."""
+        self._kept += _EVENT + sum(map(sys.getsizeof, values))
+        if self._kept > MOST_KEPT:
+            raise _TooManyError
 
     def add(self, event: Mapping[str, Any], name: str, begin: float, length: float) -> int:
         """Returns its number."""
         self.begin.append(begin)
         self.length.append(length)
-        self.name.append(self.names.setdefault(name, len(self.names)))
-        thread: Tuple[Any, Any] = (event.get("pid"), event.get("tid"))
-        try:
-            self.thread.append(self.threads.setdefault(thread, len(self.threads)))
-        except TypeError:
-            # It is a list or an object.
-            self.thread.append(self.threads.setdefault((str(thread), None), len(self.threads)))
+        thread = (_thread(event.get("pid")), _thread(event.get("tid")))
+        self.name.append(self._number(self.names, name))
+        self.thread.append(self._number(self.threads, thread, *thread))
+        self.keep()
         return len(self.begin) - 1
+
+    def _number(self, numbers: Dict[_Key, int], key: _Key, *parts: object) -> int:
+        if key not in numbers:
+            self.keep(key, *parts)
+            numbers[key] = len(numbers)
+        return numbers[key]
 
 
 class _Kernel(NamedTuple):
@@ -112,11 +152,11 @@ class Digest:
         return bool(self._on_gpu or self._kernels)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Process an event. Damaged ones are ignored."""
+        """Process an event. Damaged ones are ignored. Raises _TooManyError."""
         if event.get("ph") != "X":
             return
         try:
-            begin, length, name = float(event["ts"]), float(event["dur"]), str(event["name"])[:_LONGEST]
+            begin, length, name = float(event["ts"]), float(event["dur"]), _short(event["name"])
         except (KeyError, TypeError, ValueError, OverflowError):
             return
         if not (abs(begin) < _LATEST and 0 <= length < _LATEST):
@@ -136,8 +176,8 @@ class Digest:
                 self._operators.append(number)
         elif kind == _ANNOTATION:
             self._annotate(name, begin, begin + length)
-        elif kind in _LAUNCHES and isinstance(values.get("correlation"), int):
-            self._launched[values["correlation"]] = begin
+        elif kind in _LAUNCHES and _correlation(values) != _NONE:
+            self._launched[_correlation(values)] = begin
 
     def _add_gpu(self, number: int, kind: str, name: str, values: Mapping[str, Any], begin: float, end: float) -> None:
         if name not in self._communicates:
@@ -146,16 +186,15 @@ class Digest:
         if not found:
             self._on_gpu.append(number)
             return
-        correlation = values.get("correlation")
-        self._kernels.append(
-            _Kernel(
-                printable(str(values.get("Collective name") or found[1]))[:_LONGEST],
-                str(values.get("Process Group Name", "")),
-                correlation if isinstance(correlation, int) else -1,
-                begin,
-                end,
-            )
+        kernel = _Kernel(
+            printable(_short(values.get("Collective name") or found[1]))[:_LONGEST],
+            _short(values.get("Process Group Name", "")),
+            _correlation(values),
+            begin,
+            end,
         )
+        self._columns.keep(*kernel)
+        self._kernels.append(kernel)
 
     def _annotate(self, name: str, begin: float, end: float) -> None:
         step = _STEP.fullmatch(name)
@@ -287,13 +326,13 @@ class Digest:
 
 def groups(about: Mapping[str, Any]) -> Dict[str, Tuple[int, ...]]:
     """The ranks of each process group, by its name."""
-    told = about.get("distributedInfo")
+    told = about.get(_DISTRIBUTED)
     configured = told.get("pg_config") if isinstance(told, dict) else None
     found = {}
     for one in configured if isinstance(configured, list) else []:
         ranks = one.get("ranks") if isinstance(one, dict) else None
         if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
-            found[str(one.get("pg_name", ""))] = tuple(ranks)
+            found[_short(one.get("pg_name", ""))] = tuple(ranks)
     return found
 
 
@@ -301,7 +340,7 @@ def _rank(about: Mapping[str, Any], described: Optional[Described], otherwise: i
     """The number of the rank, and the number of ranks."""
     if described:
         return described.rank, described.ranks
-    told = about.get("distributedInfo")
+    told = about.get(_DISTRIBUTED)
     told = told if isinstance(told, dict) else {}
     rank = whole(told.get("rank"), 0, MOST_RANKS - 1)
     return otherwise if rank is None else rank, whole(told.get("world_size"), 0, MOST_RANKS) or 0
@@ -313,14 +352,17 @@ def digest(path: str, described: Optional[Described], rank: int, most: int) -> R
     ``rank``: used if neither contains the number; ``most``: the number of events to keep for the timeline.
     """
     made = Digest()
-    about, skipped = read(path, made.event)
+    try:
+        about, skipped = read(path, made.event, (_DISTRIBUTED, _BASE_TIME))
+    except _TooManyError as failure:
+        raise InputError(f"{path} has more events than can be examined.", "Record fewer steps.") from failure
     made.finish_steps(described.first if described else None)
     if made.steps[0].begin == made.steps[-1].end:
         raise InputError(
             f"{path} has no event with a duration.",
             "Give a directory with the traces of a run, and no other JSON files.",
         )
-    base = whole(about.get("baseTimeNanoseconds"), 0, _LATEST) or 0
+    base = whole(about.get(_BASE_TIME), 0, _LATEST) or 0
     origin = made.anchor[0] - int(made.anchor[1] * 1000) if made.anchor else base
     number, ranks = _rank(about, described, rank)
     return RankTrace(

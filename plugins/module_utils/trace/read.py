@@ -15,14 +15,15 @@ import json
 import os
 import re
 import zlib
-from typing import Any, Callable, Dict, TextIO, Tuple
+from typing import Any, Callable, Collection, Dict, TextIO, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
 
 _PART = 1 << 21
-#: Text that is no value after as many characters is damaged: more must not be kept.
-_LARGEST = 1 << 24
+#: Text that is no value after as many characters is damaged: more must not be kept. A value may take thirty times as
+#: much memory as its text.
+_LARGEST = 1 << 22
 #: An error so close to the end of the text may be due to the end: it is within a literal, or an escaped character.
 _NEAR = 16
 _SPACE = re.compile(r"[\s,:]*")
@@ -120,7 +121,9 @@ class _Source:
                 return dict(found)
 
 
-def _read(stream: TextIO, event: Callable[[Dict[str, Any]], None]) -> Tuple[Dict[str, Any], int]:
+def _read(
+    stream: TextIO, event: Callable[[Dict[str, Any]], None], wanted: Collection[str]
+) -> Tuple[Dict[str, Any], int]:
     source = _Source(stream)
     about: Dict[str, Any] = {}
     skipped = 0
@@ -134,8 +137,10 @@ def _read(stream: TextIO, event: Callable[[Dict[str, Any]], None]) -> Tuple[Dict
         name = source.value()
         if name == _EVENTS and source.peek() == "[":
             skipped += _each(source, event)
-        else:
-            about[str(name)] = source.value()
+            continue
+        value = source.value()
+        if name in wanted:
+            about[name] = value
     return about, skipped
 
 
@@ -155,10 +160,13 @@ def _each(source: _Source, event: Callable[[Dict[str, Any]], None]) -> int:
     return skipped
 
 
-def read(path: str, event: Callable[[Dict[str, Any]], None]) -> Tuple[Dict[str, Any], int]:
+def read(
+    path: str, event: Callable[[Dict[str, Any]], None], wanted: Collection[str] = ()
+) -> Tuple[Dict[str, Any], int]:
     """Call ``event`` for each event.
 
-    Returns the other values of the trace, and in how many places damaged events were skipped. Raises HostStateError.
+    Returns the wanted ones of the other values, by name, and in how many places damaged events were skipped. Raises
+    HostStateError.
     """
     try:
         with os.fdopen(open_plain(path), "rb") as raw:
@@ -166,7 +174,7 @@ def read(path: str, event: Callable[[Dict[str, Any]], None]) -> Tuple[Dict[str, 
             raw.seek(0)
             unpacked: Any = gzip.GzipFile(fileobj=raw) if packed else raw
             with io.TextIOWrapper(io.BufferedReader(unpacked, _PART), encoding="utf-8", errors="replace") as stream:
-                return _read(stream, event)
+                return _read(stream, event, wanted)
     except (CutOffError, EOFError, zlib.error) as failure:
         raise HostStateError(f"{path} is damaged: {failure}.", "Record the profile again.") from failure
     except DamagedError as failure:

@@ -36,7 +36,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def read_damaged(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
     events: list[dict[str, Any]] = []
-    about, skipped = reading.read(str(path), events.append)
+    about, skipped = reading.read(str(path), events.append, ABOUT)
     return about, events, skipped
 
 
