@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node, shapes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node, shapes, trash
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
 
 SETTINGS = Settings("n1", "n1", "lo", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], False, [], [], [], "/x")
@@ -40,9 +42,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="file systems are root
 
 
 @pytest.fixture(name="folders")
-def _folders(attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+def _folders(attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Path]]:
     """Those of two jobs, of which the first is the attacker's."""
     monkeypatch.setattr(node, "guard", lambda _run: None)
+    for name in ("FOLDER", "STORAGE", "_NAMESPACES"):
+        monkeypatch.setattr(node, name, str(tmp_path / name))
     try:
         yield [begin(job, attacker.pw_uid) for job in JOBS]
     finally:
@@ -92,6 +96,98 @@ def test_a_host_that_may_not_mount_says_so(
     monkeypatch.setattr(node, "has_capability", lambda _status, _number: False)
     assert (begin(JOBS[0], attacker.pw_uid) / "plan.json").exists()
     assert "Nothing can be mounted in this container" in capfd.readouterr().err
+
+
+def as_attacker(attacker: pwd.struct_passwd, folder: Path, text: str) -> None:
+    argv = ["setpriv", f"--reuid={attacker.pw_uid}", "--clear-groups", sys.executable, "-I", "-c", text]
+    subprocess.run(argv, cwd=folder, check=True)
+
+
+def mounted_below(top: str) -> list[str]:
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in points if point.startswith(f"{top}/")]
+
+
+def trash_on_disk() -> list[str]:
+    return [str(path) for path in Path(node.STORAGE).glob(".trash-*")]
+
+
+@pytest.fixture(name="mounted")
+def _mounted(folders: list[Path], attacker: pwd.struct_passwd) -> Iterator[Path]:
+    """File systems that the attacker has mounted in the own directory, one in another, as with fusermount3."""
+    own = Path(node.storage(JOBS[0])) / "0"
+    outer = own / "a b\\" / "mount"
+    as_attacker(attacker, own, f"import os; os.makedirs({str(outer.relative_to(own))!r})")
+    for place in (outer, outer / "inner", outer):
+        place.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "gpumesh-test", place], check=True)
+    try:
+        yield outer
+    finally:
+        for point in reversed(mounted_below(node.STORAGE)):
+            subprocess.run(["umount", "--lazy", point.replace("\\040", " ").replace("\\134", "\\")], check=True)
+
+
+def clean(look: Callable[[list[str]], None]) -> None:
+    """As a run of the playbook does, and the watching process all the time."""
+
+    def run_it(argv: list[str], **options: Any) -> Completed:
+        look(argv)
+        return Completed(0, "", "") if argv[0] == "squeue" else run(argv, **options)
+
+    node.clean(run_it, "n1")
+
+
+def test_nobody_waits_for_the_files_of_a_job(folders: list[Path], attacker: pwd.struct_passwd) -> None:
+    """Neither the end of the job, nor the prolog of another: their removal takes minutes."""
+    own = Path(node.storage(JOBS[0])) / "0"
+    as_attacker(attacker, own, "for number in range(500): open(str(number), 'x').close()")
+    node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
+    assert not own.exists()
+    begin(JOBS[0], attacker.pw_uid)
+    (left,) = trash_on_disk()
+    assert len(os.listdir(f"{left}/0")) == 500
+    free: list[bool] = []
+
+    def look(argv: list[str]) -> None:
+        if left in argv:
+            with open(f"{node.FOLDER}/.lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free.append("ionice" in argv)
+
+    clean(look)
+    assert (trash_on_disk(), free) == ([], [True])
+
+
+def test_what_a_user_has_mounted_goes_with_the_job(mounted: Path) -> None:
+    node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
+    assert not Path(node.storage(JOBS[0])).exists()
+    clean(lambda _argv: None)
+    assert (trash_on_disk(), mounted_below(node.STORAGE)) == ([], [])
+
+
+def test_root_unmounts_nothing_elsewhere_for_a_user(
+    mounted: Path, attacker: pwd.struct_passwd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who replaces the directory above a mount point, which is known by its path, with a link."""
+    elsewhere = tmp_path / "mount"
+    elsewhere.mkdir()
+    node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
+    (left,) = trash_on_disk()
+    above = Path(left, "0", mounted.parent.name)
+    points = trash._mount_points(os.fsencode(left))
+    subprocess.run(["mount", "-t", "tmpfs", "gpumesh-test", elsewhere], check=True)
+    try:
+        above.rename(above.with_name("moved"))
+        above.symlink_to(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(trash, "_mount_points", lambda _top: points)
+            trash.empty(run, [node.STORAGE])
+        assert os.path.ismount(elsewhere)
+    finally:
+        subprocess.run(["umount", elsewhere], check=True)
+    trash.empty(run, [node.STORAGE])
+    assert trash_on_disk() == []
 
 
 def test_nobody_takes_the_directory_of_another_user(

@@ -5,7 +5,7 @@
 
 Everything has the job ID in its name, so that whatever a killed prolog or epilog leaves behind is found again: by a
 process that watches while anything is left on the node, by the next session's prolog, or by a run of the playbook. All
-steps can be repeated.
+steps can be repeated. No prolog or epilog waits for the removal of files, of which a user may leave any number.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import json
 import os
 import pwd
 import re
-import shutil
 import signal
 import sys
+import threading
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
 
@@ -34,7 +34,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import give
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing, trash
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     ENDED,
     NAME,
@@ -57,10 +57,10 @@ _OPTIONS = "mode=0755,nosuid,nodev,size=128m,nr_inodes=32768"
 VARIABLE = "SPANK_GPUMESH_SESSION"
 #: Seconds for the kernel to forget an identifier.
 _PATIENCE = 20.0
-#: Seconds to remove what a job leaves behind.
-_REMOVAL = 300.0
 #: Seconds between two checks of the watching process.
 _WATCH = 15.0
+#: The thread that removes what jobs leave behind.
+_REMOVAL = "removal"
 _SYSTEMD = "/run/systemd/system"
 _STEP = re.compile(rb"slurmstepd: \[([0-9]{1,10})[.\]]")
 _PLAN, _PRIVATE, _ERROR = "plan.json", "private", "error"
@@ -283,7 +283,8 @@ def epilog(run: Runner, variables: Mapping[str, str]) -> None:
 
 
 def forget(run: Runner, job: int) -> None:
-    """Remove what has the number of the job. Processes that still run in its namespaces are killed."""
+    """Remove what has the number of the job; its directories are discarded. Processes that still run in its namespaces
+    are killed."""
     for name in _namespaces(job):
         for pid in inside(name):
             with contextlib.suppress(ProcessLookupError):
@@ -293,20 +294,7 @@ def forget(run: Runner, job: int) -> None:
         run(["ip", "netns", "delete", name], check=False)
     _unmount(run, folder(job))
     for path in (storage(job), folder(job)):
-        _remove_tree(run, path)
-
-
-def _remove_tree(run: Runner, path: str) -> None:
-    """Its contents belong to a user: they are removed through file descriptors only."""
-    for _attempt in range(3):
-        with contextlib.suppress(RecursionError):
-            shutil.rmtree(path, ignore_errors=True)
-        if not os.path.lexists(path):
-            return
-        # Users can nest directories deeper than Python follows.
-        run(["rm", "--recursive", "--force", "--one-file-system", "--", path], timeout=_REMOVAL, check=False)
-        # A killed container may have left mounts, or just created its last file.
-        time.sleep(0.2)
+        trash.discard(path)
 
 
 def _namespaces(job: int) -> List[str]:
@@ -338,7 +326,11 @@ def jobs_here() -> List[int]:
 
 def anything_here() -> bool:
     """Whether anything of sessions is left on this node."""
-    return bool(jobs_here()) or os.path.exists(forwarded())
+    return bool(jobs_here() or trash.found(_tops())) or os.path.exists(forwarded())
+
+
+def _tops() -> List[str]:
+    return [FOLDER, STORAGE]
 
 
 def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
@@ -373,7 +365,8 @@ def clean(run: Runner, machine: str) -> List[int]:
     with _locked():
         gone = sweep(run, machine)
         _close(run)
-        return gone
+    trash.empty(run, _tops())
+    return gone
 
 
 def clear(run: Runner) -> None:
@@ -384,6 +377,7 @@ def clear(run: Runner) -> None:
         for job in jobs_here():
             forget(run, job)
         routing.close(run, forwarded())
+    trash.empty(run, _tops())
 
 
 # --- While anything is left
@@ -409,9 +403,11 @@ def watch(run: Runner, settings: Settings) -> None:
         except BlockingIOError:
             return
         due = time.monotonic() + _WATCH
+        removal = threading.Thread()
         while True:
             with _locked():
-                if time.monotonic() >= due:
+                is_due = time.monotonic() >= due
+                if is_due:
                     due = time.monotonic() + _WATCH
                     # A job with steps here is running. Slurm's controller is asked only about others.
                     if set(jobs_here()) - _stepping():
@@ -424,6 +420,10 @@ def watch(run: Runner, settings: Settings) -> None:
                 if not anything_here():
                     fcntl.flock(lock, fcntl.LOCK_UN)
                     return
+            # It may take long, and nobody waits for it.
+            if is_due and not removal.is_alive():
+                removal = threading.Thread(target=trash.empty, args=(run, _tops()), name=_REMOVAL, daemon=True)
+                removal.start()
             notices.wait(due - time.monotonic())
 
 

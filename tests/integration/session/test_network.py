@@ -22,7 +22,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program, trash
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import call, joined
 
@@ -31,6 +31,8 @@ OUTSIDE = "203.0.113.7"
 KILLS = 50
 #: Seconds until nothing is left.
 PATIENCE = 20.0
+#: Seconds until the watching process has removed the files.
+REMOVAL = 120.0
 NOBODY = 65534
 _CONNECT = """
 import socket, sys
@@ -432,3 +434,18 @@ def test_a_namespace_that_a_user_holds_open_keeps_nothing_of_the_network(install
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def test_what_a_job_leaves_is_removed_soon_after(installed: str) -> None:
+    """By the watching process, also where a user has mounted something."""
+    assert begin(installed, "prolog").wait() == 0
+    place = Path(node.storage(900300), "0", "mount")
+    place.mkdir()
+    call("mount", "-t", "tmpfs", "gpumesh-test", str(place))
+    assert begin(installed, "epilog").wait() == 0
+    await_nothing(900300, "mounted")
+    end = time.monotonic() + REMOVAL
+    while [path for path in trash.found([node.FOLDER, node.STORAGE]) if "-900300-" in path]:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert "gpumesh-test" not in Path("/proc/self/mountinfo").read_text()

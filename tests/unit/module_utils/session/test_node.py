@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,18 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def leftovers(top: Path) -> list[str]:
-    return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.parent != top)
+    found = sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.parent != top)
+    return [path for path in found if not TRASH.search(path)]
+
+
+#: What a directory of a job has in its name once it was discarded.
+TRASH = re.compile(r"\.trash-([0-9]+)-[0-9a-f]{16}")
+
+
+def discarded(top: Path) -> list[str]:
+    """The deepest paths, as they were."""
+    found = [str(path.relative_to(top)) for path in top.rglob("*") if path.is_dir() and not any(path.iterdir())]
+    return sorted(TRASH.sub(r"\1", path) for path in found if TRASH.search(path))
 
 
 def test_what_is_left_of_jobs_that_are_over_is_removed(top: Path) -> None:
@@ -44,6 +57,7 @@ def test_what_is_left_of_jobs_that_are_over_is_removed(top: Path) -> None:
         return Completed(0, "6|RUNNING\n5|DEADLINE\n7|PENDING\n", "")
 
     assert node.sweep(run, "n1", current=8) == [5, 7]
+    assert discarded(top) == ["lib/7/0/root", "run/5/0"]
     assert leftovers(top) == ["lib/6", "lib/6/0", "run/6", "run/6/0", "run/8"]
     assert "--nodelist=n1" in asked[0]
 
@@ -135,6 +149,9 @@ def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[floa
     def wait(_notices: object, seconds: float) -> None:
         waited.append(seconds)
         clock[0] += seconds
+        for thread in threading.enumerate():
+            if thread.name == node._REMOVAL:
+                thread.join()
         if len(waited) > 3:
             raise KeyboardInterrupt
 
@@ -142,8 +159,12 @@ def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[floa
     monkeypatch.setattr(node.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(node.routing.Notices, "wait", wait)
     settings = Settings("n1", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/x")
+
+    def run_it(argv: list[str], **options: Any) -> Completed:
+        return run(argv, **options) if "rm" in argv else Completed(0, queue, "")
+
     with contextlib.suppress(KeyboardInterrupt):
-        node.watch(lambda *_argv, **_options: Completed(0, queue, ""), settings)
+        node.watch(run_it, settings)
     return waited
 
 
@@ -153,7 +174,8 @@ def test_what_a_killed_epilog_leaves_is_removed_without_another_session(
     (top / "run" / "5" / "0").mkdir(parents=True)
     waited = watched(top, monkeypatch, "5|COMPLETED\n")
     assert leftovers(top) == ["run/.lock", "run/.watch"]
-    assert len(waited) == 1 and waited[0] < 60
+    assert discarded(top) == []
+    assert len(waited) == 2 and waited[0] < 60
 
 
 def test_a_job_that_goes_on_is_watched_and_left_alone(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,5 +267,5 @@ def test_directories_that_a_user_has_nested_deeply_hold_up_nothing(top: Path) ->
     def run_it(argv: list[str], **options: Any) -> Completed:
         return Completed(0, "", "") if argv[0] == "squeue" else run(argv, **options)
 
-    assert node.sweep(run_it, "n1") == [5]
-    assert leftovers(top) == []
+    assert node.clean(run_it, "n1") == [5]
+    assert sorted(path.name for path in top.rglob("*")) == [".lock", "lib", "netns", "run"]
