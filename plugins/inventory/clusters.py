@@ -87,13 +87,13 @@ keyed_groups:
     prefix: site
 cache: true
 cache_plugin: ansible.builtin.jsonfile
-cache_connection: /var/tmp/gpumesh-inventory
+# Not in /tmp or /var/tmp, where every user can create this directory first.
+cache_connection: ~/.cache/gpumesh-inventory
 """
 
 import json
 import os
 import shlex
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,11 @@ except ImportError:
         return value
 
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.silence import Question, why_silent, worded
 
 #: Prints every record of a folder as one JSON list. One call of Python, so that nothing has to be installed there.
@@ -208,18 +210,16 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         """What the reader prints. ``question``: how the manager is reached, in case that it is silent."""
         told = f"{source}: the records of {question.host if question else 'this machine'} cannot be read"
         try:
-            done = subprocess.run(
-                argv, capture_output=True, encoding="utf-8", timeout=self.get_option("timeout") + 10, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as failure:
-            raise AnsibleParserError(f"{told}: {failure}") from failure
-        said = done.stderr.strip()[-400:]
-        if question is not None and done.returncode == _SSH_FAILED:
+            done = run(argv, timeout=self.get_option("timeout") + 10, check=False)
+        except CommandError as failure:
+            raise AnsibleParserError(f"{told}: {printable(str(failure))}") from failure
+        said = printable(done.stderr.strip()[-400:])
+        if question is not None and done.rc == _SSH_FAILED:
             why = worded(why_silent(question))
             for variable, option in _OPTIONS.items():
                 why = why.replace(variable, option)
             raise AnsibleParserError(f"{told}: {why} ssh said: {said}")
-        if done.returncode != 0:
+        if done.rc != 0:
             raise AnsibleParserError(f"{told}: {said}. Check that the account can read the directory (become: true).")
         printed = done.stdout.partition(_MARK)[2].partition("\n")[0]
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import left_of_jobs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 XID = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."
@@ -105,6 +106,39 @@ def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None
             assert host.read_memlock(Tree()) == before
         finally:
             process.kill()
+
+
+#: Starts a program whose input never comes, and waits for it, which no signal interrupts but that which kills.
+_WAIT = """
+import os
+os.mkfifo("never")
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "never", os.O_RDONLY, 0)])
+"""
+
+
+def test_a_process_that_no_signal_interrupts(attacker: pwd.struct_passwd, tmp_path: Path) -> None:
+    """A node that Slurm has drained for such a process of a job is only out of service until all of these are gone."""
+    never = Path(attacker.pw_dir) / "never"
+    command = ["python3", "-c", _WAIT]
+    with subprocess.Popen(command, cwd=attacker.pw_dir, user=attacker.pw_uid, group=attacker.pw_gid) as process:
+        try:
+            end = time.monotonic() + 120
+            while Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "D":
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            folder = tmp_path / "proc" / str(process.pid)
+            folder.mkdir(parents=True)
+            for name in ("stat", "status"):
+                (folder / name).write_bytes(Path(f"/proc/{process.pid}/{name}").read_bytes())
+        finally:
+            # The program that it starts has its input then, and ends.
+            os.close(os.open(never, os.O_RDWR))
+            process.kill()
+    (tmp_path / "proc/self").mkdir()
+    # Of a login of theirs, and of this program, which slurmd starts.
+    (folder / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n", encoding="utf-8")
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
+    assert left_of_jobs(Tree(str(tmp_path))) == []
 
 
 @pytest.fixture

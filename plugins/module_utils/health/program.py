@@ -187,16 +187,17 @@ def shared_faults(
 def left_of_jobs(tree: Tree) -> List[str]:
     """What jobs have left on this node, each as "NAME (PID)".
 
-    These are processes in the control groups of jobs, those that Slurm starts for jobs, and processes that no signal
-    can end.
+    These are processes in the control groups of jobs, and those that Slurm starts for jobs. Where Slurm uses no control
+    groups, its jobs are in that of slurmd, to which this program also belongs: there, a process that no signal can end.
+    Elsewhere it may be that of any user, who only has to wait for an executable.
     """
-    found = []
+    found, own = [], tree.read("proc", "self", "cgroup")
     for pid in tree.names("proc"):
         # The name, in brackets, may contain any character.
         before, _bracket, after = (tree.read("proc", pid, "stat") or "").rpartition(")") if pid.isdigit() else ("",) * 3
         name = before.partition("(")[2]
-        uninterruptible = after.split()[:1] == ["D"]
         group = tree.read("proc", pid, "cgroup") or ""
+        uninterruptible = after.split()[:1] == ["D"] and group == own
         if name and (
             uninterruptible or _JOB_GROUP.search(group) or is_roots(tree.path("proc"), int(pid), _STEP_DAEMONS)
         ):

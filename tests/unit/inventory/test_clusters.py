@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.inventory.clusters import InventoryModule
+from ansible_collections.gpumesh.cluster.plugins.inventory.clusters import EXAMPLES, InventoryModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import to_text
 
@@ -151,6 +152,27 @@ def test_an_account_that_runs_something_else_is_told(tmp_path: Path, monkeypatch
     assert done.returncode != 0
     assert "This account is not available" in " ".join(done.stderr.split())
     assert "records of gpu1 cannot be read" in " ".join(done.stderr.split())
+
+
+def test_a_manager_that_never_stops_printing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "exec yes")
+    done = ask(tmp_path, host="gpu1", timeout=600)
+    assert done.returncode != 0
+    assert "wrote more than 64 MiB" in " ".join(done.stderr.split())
+
+
+def test_the_message_of_a_manager_does_not_act_on_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "printf 'no \\033[2J records' >&2; exit 1")
+    done = ask(tmp_path, host="gpu1")
+    assert done.returncode != 0
+    assert "[2J records" in " ".join(done.stderr.split())
+    assert "\033[2J" not in done.stderr
+
+
+def test_the_example_caches_where_nobody_else_can_create_anything() -> None:
+    """Others would give the run its hosts, and their addresses."""
+    (source,) = yaml.safe_load_all(EXAMPLES)
+    assert source["cache_connection"].startswith("~/")
 
 
 def test_a_damaged_record_of_another_cluster_does_not_matter(tmp_path: Path) -> None:

@@ -97,7 +97,10 @@ def test_a_node_with_processes_that_no_signal_ends_stays_drained() -> None:
         ("71 (python3) S 1 71", "0::/system.slice/n1_slurmstepd.scope/job_8/step_0/user/task_0", True),
         ("71 (python3) S 1 71", "4:memory:/slurm/uid_1000/job_8\n0::/", True),
         ("71 (slurmstepd) S 1 71", "0::/", False),
-        ("71 (a) S (b) D 1 71", "0::/", True),
+        ("71 (a) S (b) D 1 71", "0::/system.slice/slurmd.service", True),
+        ("71 (python3) D 1 71", "0::/user.slice/user-1000.slice/session-3.scope", False),
+        ("71 (python3) D 1 71", "0::/system.slice/docker-1.scope", False),
+        ("71 (python3) D 1 71", "0::/system.slice/n1_slurmstepd.scope/job_8/step_0/user/task_0", True),
         ("71 (python3) S 1 71", "0::/user.slice/user-1000.slice/job_x", False),
         # A user may make groups of any name there.
         ("71 (python3) S 1 71", "0::/user.slice/user-1000.slice/user@1000.service/job_8", False),
@@ -110,6 +113,7 @@ def test_what_is_left_of_jobs(tmp_path: Path, stat: str, group: str, counts: boo
     # Process 72 has just ended.
     (tmp_path / "proc/71/stat").write_text(f"{stat} 71 0\n", encoding="utf-8")
     (tmp_path / "proc/71/cgroup").write_text(f"{group}\n", encoding="utf-8")
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
     assert bool(program.left_of_jobs(Tree(str(tmp_path)))) == counts
 
 
