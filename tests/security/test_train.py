@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, snapshot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.runs import copy_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -93,3 +95,58 @@ def test_a_log_that_is_a_link_to_a_file_of_somebody_else(
     # A link to what is the attacker's own is not a secret of anybody.
     os.chown(secret, attacker.pw_uid, attacker.pw_gid)
     assert shown(capsys, runs, "logs", "nano", "--attempt", "1") == (0, "the secret")
+
+
+#: Prints the files below a directory that can be read, and what there is to see of the runs in it for others.
+_LOOK = """
+import os, sys
+from pathlib import Path
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import runs, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import load
+base = sys.argv[1]
+run = f"{base}/nano"
+print([path for at, _folders, files in os.walk(base) for path in files if os.access(f"{at}/{path}", os.R_OK)])
+print(store.names(base), store.is_run(run))
+request = Request(name="nano", command=["true"], folder=run)
+for look in (lambda: runs.find(base, "nano"), lambda: store.Folder(run).create(request), lambda: load.folder_of(run, 0)):
+    try:
+        look()
+    except GpumeshError as failure:
+        print(failure)
+"""
+
+
+def test_the_files_of_a_run_are_for_its_owner_alone(tmp_path: Path, attacker: pwd.struct_passwd) -> None:
+    """Its command, its logs and its code may contain secrets."""
+    for path in (tmp_path, *tmp_path.parents[:-1]):
+        path.chmod(path.stat().st_mode | 0o011)
+    base, source = tmp_path / "runs", tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print()", encoding="utf-8")
+    before = os.umask(0)
+    try:
+        folder = Folder(str(base / "nano"))
+        request = Request(name="nano", command=["train", "--token=secret"], folder=str(folder.path))
+        folder.create(request, lambda: snapshot.take(str(source), request.folder, 1))
+        folder.write(Run("nano", "running"))
+        folder.claim(1, 0, "n1")
+    finally:
+        os.umask(before)
+    base.chmod(0o1777)
+    command = ["setpriv", f"--reuid={attacker.pw_uid}", f"--regid={attacker.pw_gid}", "--clear-groups"]
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command += [sys.executable, "-c", _LOOK, str(base)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=variables)
+    found, listed, *failures = done.stdout.splitlines()
+    assert (found, listed) == ("[]", "[] None")
+    assert "request.json cannot be read" in failures[0]
+    assert failures[1] == f"{base}/nano belongs to another user. Choose another name."
+    assert failures[2].startswith(f"{base}/nano cannot be read. Ask its owner")
+    assert sorted(path.name for path in base.rglob("*") if path.is_file()) == [
+        "heir-0",
+        "request.json",
+        "run.json",
+        "train.py",
+    ]

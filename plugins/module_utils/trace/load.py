@@ -49,6 +49,8 @@ def folder_of(path: str, attempt: int) -> Path:
     given = Path(path)
     if not given.is_dir():
         raise InputError(f"There is neither a run nor a directory {path}.", "See 'gpumesh-train list'.")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise InputError(f"{path} cannot be read.", "Ask its owner to let you read it, or a copy of its profile.")
     profiles = given / "profile"
     if not profiles.is_dir():
         return given

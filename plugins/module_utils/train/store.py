@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The directory of a run on the shared volume.
+"""The directory of a run on the shared volume, which only its owner can read, unless they allow it to others.
 
 request.json        the request, written once
 job.json            the job that is in charge, written by whoever submits one
@@ -55,7 +55,8 @@ class Folder:
             # Whatever the umask is: a group that may write there could replace the run.
             for place in reversed([place for place in self.path.parents if not place.exists()]):
                 place.mkdir(0o755, exist_ok=True)
-            self.path.mkdir(0o755)
+            # Commands, logs and code may contain secrets. Nobody else gets at what is below, whatever its own mode is.
+            self.path.mkdir(0o700)
             (self.path / "checkpoints").mkdir()
             (self.path / "attempts").mkdir()
         except FileExistsError as failure:
@@ -168,7 +169,9 @@ class Folder:
 
 def in_use(name: str, path: str) -> InputError:
     """The message if a run already has this name."""
-    if not (Path(path) / _REQUEST).is_file():
+    if not os.access(path, os.X_OK):
+        return InputError(f"{path} belongs to another user.", "Choose another name.", run=name)
+    if not _has_request(path):
         return InputError(
             f"{path} exists but contains no run.",
             "Choose another name. If no run is starting there, an earlier start was interrupted: remove the directory.",
@@ -199,5 +202,9 @@ def names(base: str) -> List[str]:
 
 def is_run(path: str) -> Optional[Folder]:
     """The run in this folder, if there is one."""
-    folder = Folder(path)
-    return folder if (folder.path / _REQUEST).is_file() else None
+    return Folder(path) if _has_request(path) else None
+
+
+def _has_request(path: str) -> bool:
+    """Not if it is the run of another user, whose directory cannot be read."""
+    return os.path.isfile(f"{path}/{_REQUEST}")

@@ -242,8 +242,8 @@ def test_a_new_run_is_its_users_alone_whatever_the_umask_is(tmp_path: Path) -> N
         folder.create(Request(name="nano", command=["true"], folder=str(folder.path)))
     finally:
         os.umask(before)
-    modes = {place.stat().st_mode & 0o777 for place in (folder.path, folder.path.parent, folder.path.parent.parent)}
-    assert modes == {0o755}
+    modes = [place.stat().st_mode & 0o777 for place in (folder.path, folder.path.parent, folder.path.parent.parent)]
+    assert modes == [0o700, 0o755, 0o755]
 
 
 def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
