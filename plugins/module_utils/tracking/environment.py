@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -85,7 +85,7 @@ def build(run: Runner, requirements: str, python: str) -> str:
     return folder
 
 
-def last_json(said: str) -> Dict[str, str]:
+def last_json(said: str) -> Dict[str, Any]:
     """The last line of a program's output, since libraries print messages as well."""
     return dict(json.loads(said.strip().splitlines()[-1]))
 

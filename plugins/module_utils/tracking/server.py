@@ -654,7 +654,8 @@ def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Se
     argv = command_as(settings.ACCOUNT, [f"{folder}/bin/python", program])
     said = environment.last_json(run(argv, stdin=json.dumps(given), timeout=300, environment=_variables()).stdout)
     changed = [f"user {name} changed" for name in said["changed"] if name != settings.CHECKER]
-    return changed + [f"experiment of user {name} made" for name in said["experiments"]]
+    changed += [f"experiment of user {name} made" for name in said["experiments"]]
+    return changed + [f"experiment of user {name} not made: {reason}" for name, reason in said["failed"].items()]
 
 
 # --- Away from this host

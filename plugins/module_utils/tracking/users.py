@@ -6,18 +6,21 @@ on standard input.
 
 In: {"url": ..., "artifacts": their root, "users": [{"name", "password" (null: no such user), "administrator"}],
 "without": [users without an experiment]}.
-Out: {"changed": [names], "experiments": [names]}.
+Out: {"changed": [names], "experiments": [names], "failed": {name: why there is no experiment}}.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import secrets
 import sys
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple, Type
 
 #: The tag with the owner of an experiment, the permission of an owner, and the kind that MLflow shows first.
 OWNER, _MANAGE, _KIND = "gpumesh.owner", "MANAGE", "custom_model_development"
+#: Characters of a part of an experiment's new name, which MLflow's database limits to 256, and of an error.
+_LONGEST = 100
 
 
 def settle(store: Any, users: List[Dict[str, Any]]) -> List[str]:
@@ -42,35 +45,57 @@ def settle(store: Any, users: List[Dict[str, Any]]) -> List[str]:
     return changed
 
 
-def settle_experiments(store: Any, tracking: Any, tag: Callable[[str, str], Any], without: Sequence[str]) -> List[str]:
-    """Have the experiment of each user, whose owner may manage it. Returns the names of those that were changed.
+def settle_experiments(
+    store: Any, tracking: Any, tag: Callable[[str, str], Any], without: Sequence[str], error: Type[Exception]
+) -> Tuple[List[str], Dict[str, str]]:
+    """Have the experiment of each user, whose owner may manage it.
 
-    ``tag`` makes a tag of an experiment.
+    ``tag`` makes a tag of an experiment; ``error``: what MLflow raises. Returns the names of those that were changed, and
+    the errors of those that failed, which keep nobody else from an experiment.
     """
-    names = [user.username for user in store.list_users() if user.username not in without]
-    managers: Dict[str, List[str]] = {}
-    for name in names:
-        for grant in store.list_experiment_permissions(name):
-            if grant.permission == _MANAGE:
-                managers.setdefault(str(grant.experiment_id), []).append(name)
-    changed = []
-    for name in names:
-        found = tracking.get_experiment_by_name(name)
-        own = managers.get(found.experiment_id, []) if found else []
-        if found and name in own and found.tags.get(OWNER) == name:
+    users = [user.username for user in store.list_users()]
+    granted: Dict[str, Dict[str, str]] = {}
+    for user in users:
+        for grant in store.list_experiment_permissions(user):
+            granted.setdefault(str(grant.experiment_id), {})[user] = grant.permission
+    changed, failed = [], {}
+    for name in users:
+        if name in without:
             continue
-        changed.append(name)
-        if own not in ([], [name]):
-            # Somebody has taken the name, and keeps what is in there.
-            _rename(tracking, found, f"{name} (of {', '.join(own)}, {found.experiment_id})")
-            found = None
-        if found is None:
-            number = tracking.create_experiment(name, tags=[tag("mlflow.experimentKind", _KIND), tag(OWNER, name)])
-        else:
-            number = found.experiment_id
-            _tag(tracking, found, tag(OWNER, name))
-        store.grant_user_permission(name, "experiment", number, _MANAGE)
-    return changed
+        try:
+            if _settle_experiment(store, tracking, tag, name, granted):
+                changed.append(name)
+        except error as failure:
+            failed[name] = str(failure)[:_LONGEST]
+    return changed, failed
+
+
+def _settle_experiment(
+    store: Any, tracking: Any, tag: Callable[[str, str], Any], name: str, granted: Dict[str, Dict[str, str]]
+) -> bool:
+    """Have the experiment of a user. Returns whether anything was changed.
+
+    ``granted``: the permissions of users by the ID of the experiment.
+    """
+    found = tracking.get_experiment_by_name(name)
+    permissions = granted.get(str(found.experiment_id), {}) if found else {}
+    tagged, managed = bool(found and found.tags.get(OWNER) == name), permissions.get(name) == _MANAGE
+    if tagged and managed:
+        return False
+    others = sorted(user for user in permissions if user != name)
+    if found and (others or not (tagged or managed)):
+        # Somebody else has made it, or may still change what is in there. It is kept, under a name that nobody can guess
+        # and take as well.
+        listed = f"of {', '.join(others)}"[:_LONGEST] if others else "of another user"
+        _rename(tracking, found, f"{name[:_LONGEST]} ({listed}, {secrets.token_hex(4)})")
+        found = None
+    if found is None:
+        number = tracking.create_experiment(name, tags=[tag("mlflow.experimentKind", _KIND), tag(OWNER, name)])
+    else:
+        number = found.experiment_id
+        _tag(tracking, found, tag(OWNER, name))
+    store.grant_user_permission(name, "experiment", number, _MANAGE)
+    return True
 
 
 def _rename(tracking: Any, experiment: Any, name: str) -> None:
@@ -101,8 +126,9 @@ def main() -> None:
         given["url"], given["artifacts"]
     )
     tag = importlib.import_module("mlflow.entities").ExperimentTag
-    experiments = settle_experiments(store, tracking, tag, given["without"])
-    sys.stdout.write("\n" + json.dumps({"changed": changed, "experiments": experiments}) + "\n")
+    error = importlib.import_module("mlflow.exceptions").MlflowException
+    experiments, failed = settle_experiments(store, tracking, tag, given["without"], error)
+    sys.stdout.write("\n" + json.dumps({"changed": changed, "experiments": experiments, "failed": failed}) + "\n")
 
 
 if __name__ == "__main__":

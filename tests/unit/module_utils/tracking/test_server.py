@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import pwd
+import re
 import shlex
 import subprocess
 import sys
@@ -494,7 +496,9 @@ class Experiments:
         self.known[number]["lifecycle_stage"] = "deleted"
 
     def settle(self) -> list[str]:
-        return users.settle_experiments(self, self, lambda key, value: (key, value), ["gpumesh"])
+        changed, failed = users.settle_experiments(self, self, lambda key, value: (key, value), ["gpumesh"], ValueError)
+        assert failed == {}
+        return changed
 
 
 def test_each_user_has_an_experiment_and_manages_it() -> None:
@@ -510,20 +514,62 @@ def test_each_user_has_an_experiment_and_manages_it() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"lifecycle_stage": "deleted"}])
-@pytest.mark.parametrize("granted", ["EDIT", "MANAGE"])
+@pytest.mark.parametrize(
+    ("owner", "grants"),
+    [
+        *((owner, {"mallory": "MANAGE"}) for owner in ("mallory", "bob", None)),
+        *((owner, {"mallory": "EDIT"}) for owner in ("mallory", "bob", None)),
+        *((owner, {"mallory": "READ", "bob": "MANAGE"}) for owner in ("mallory", None)),
+    ],
+)
 def test_an_experiment_that_somebody_has_given_the_name_of_a_user_is_renamed(
-    granted: str, more: dict[str, Any]
+    owner: str | None, grants: dict[str, str], more: dict[str, Any]
 ) -> None:
-    store = Experiments(bob={**more, "tags": {users.OWNER: "mallory"}})
+    store = Experiments(bob={**more, "tags": {users.OWNER: owner} if owner else {}})
     store.users = ["bob", "mallory"]
-    store.grants = {("mallory", "0"): "MANAGE", ("bob", "0"): granted}
+    store.grants = {(user, "0"): permission for user, permission in grants.items()}
     assert store.settle() == ["bob", "mallory"]
     assert store.settle() == []
-    managers = "bob, mallory" if granted == "MANAGE" else "mallory"
-    assert store.known["0"]["name"] == f"bob (of {managers}, 0)"
+    assert re.fullmatch(r"bob \(of mallory, [0-9a-f]{8}\)", store.known["0"]["name"])
     assert store.known["0"].get("lifecycle_stage") == more.get("lifecycle_stage")
     assert store.known["1"]["name"] == "bob" and store.known["1"]["tags"][users.OWNER] == "bob"
     assert store.grants["bob", "1"] == "MANAGE" and ("mallory", "1") not in store.grants
+
+
+def test_an_experiment_whose_maker_is_unknown_is_renamed_and_one_of_a_user_who_was_removed_meanwhile_is_kept() -> None:
+    store = Experiments(bob={}, carol={"tags": {users.OWNER: "carol"}})
+    store.users = ["bob", "carol"]
+    assert store.settle() == ["bob", "carol"]
+    assert store.known["0"]["name"].startswith("bob (of another user, ")
+    assert store.grants == {("bob", "2"): "MANAGE", ("carol", "1"): "MANAGE"}
+
+
+def test_a_new_name_fits_into_the_database_however_many_have_permissions() -> None:
+    long = "b" * 255
+    store = Experiments(**{long: {}})
+    store.users = [long, *(f"{number}{'m' * 200}" for number in range(9))]
+    store.grants = {(user, "0"): "EDIT" for user in store.users[1:]}
+    store.settle()
+    assert len(store.known["0"]["name"]) <= 256
+
+
+def test_a_user_whose_experiment_cannot_be_made_keeps_nobody_else_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Experiments(alice={})
+    store.users = ["alice", "bob"]
+
+    def refuse(_number: str, _name: str) -> None:
+        raise ValueError("UNIQUE constraint failed")
+
+    monkeypatch.setattr(store, "rename_experiment", refuse)
+    changed, failed = users.settle_experiments(store, store, lambda key, value: (key, value), [], ValueError)
+    assert (changed, failed) == (["bob"], {"alice": "UNIQUE constraint failed"})
+    said = f'{{"changed": [], "experiments": {json.dumps(changed)}, "failed": {json.dumps(failed)}}}'
+    monkeypatch.setattr(server, "write_atomic", lambda *_given, **_more: None)
+    monkeypatch.setattr(server, "command_as", lambda _account, argv: argv)
+    words = server.settle_users(
+        lambda *_argv, **_more: Completed(0, said, ""), "/x", postgres.Cluster("17", "main", 5432, "/x"), []
+    )
+    assert words == ["experiment of user bob made", "experiment of user alice not made: UNIQUE constraint failed"]
 
 
 def test_a_user_may_let_others_manage_the_own_experiment() -> None:
