@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import socket
 import subprocess
 import sys
@@ -120,3 +121,19 @@ def test_a_directory_that_is_missing_is_named() -> None:
         pytest.skip("not checked: this kernel has no Landlock, or does not allow it here")
     done = launched("--write=/nowhere", "--", sys.executable, "-c", "print('served')")
     assert done.returncode == 1 and "/nowhere: not there" in done.stderr and not done.stdout
+
+
+def test_it_has_no_more_memory_than_it_may_and_ends_before_other_programs() -> None:
+    launcher = [sys.executable, "-I", confine.__file__, "--memory=512", "--unconfined", "--", sys.executable, "-c"]
+    argv = [*launcher, "print(1, flush=True); input(); bytearray(600 << 20)"]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stdout is not None and one.stdout.readline() == "1\n"
+        assert Path(f"/proc/{one.pid}/oom_score_adj").read_text() == "1000\n"
+        _said, failure = one.communicate("\n", timeout=120)
+    assert one.returncode == 1 and "MemoryError" in failure
+    # A host may allow less.
+    argv = [*launcher, "print(1)"]
+    line = f"ulimit -d {400 << 10} && exec {shlex.join(argv)}"
+    assert subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=120).stdout == "1\n"

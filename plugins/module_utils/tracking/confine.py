@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run a program that can use only the named files, with the kernel's Landlock.
 
-    confine.py [--read PATH]... [--write PATH]... [--port PORT] [--note FILE] [--unconfined] -- PYTHON ARGUMENT...
+    confine.py [--read PATH]... [--write PATH]... [--port PORT] [--note FILE] [--memory MIB] [--unconfined]
+        -- PYTHON ARGUMENT...
 
 It needs neither privileges nor mounts, so it also works in rented containers. The program, and everything that it
 starts, can read the libraries of this Python and the named files, write below the named directories, execute only
@@ -11,11 +12,14 @@ Python, and bind one port. A kernel that does not know a restriction, such as th
 
 The kernel allows the directories that are there at the start: one that is mounted again later is another one. Which ones
 they were is written to the note.
+
+Each process can have so much memory of its own, and is the first that the kernel ends when the host has none left.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import glob
 import os
@@ -54,6 +58,8 @@ _SYSTEM = [
     *(f"/dev/{name}" for name in ("null", "zero", "random", "urandom")),
 ]
 _WRITABLE_DEVICES = ["/dev/null"]
+#: For the kernel's choice of a process when the host has no memory left.
+_FIRST_TO_END = 1000
 
 
 def _call(number: int, *arguments: object) -> int:
@@ -127,6 +133,16 @@ def _is_own(path: str) -> bool:
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
 
 
+def _limit_memory(size: int) -> None:
+    """Limit the memory of each process, and have the kernel end this program first if the host has none left."""
+    allowed = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    size = size if allowed == resource.RLIM_INFINITY else min(size, allowed)
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    # A container may not be allowed to.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write(str(_FIRST_TO_END))
+
+
 def main() -> None:
     """The entry point of the program."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -134,11 +150,14 @@ def main() -> None:
         parser.add_argument(name, action="append", default=[])
     parser.add_argument("--port", type=int)
     parser.add_argument("--note")
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--unconfined", action="store_true")
     parser.add_argument("command", nargs="+")
     given = parser.parse_args()
     # Memory has passwords.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if given.memory:
+        _limit_memory(given.memory << 20)
     if version():
         missing = [path for path in (*given.read, *given.write) if not os.path.exists(path)]
         if missing:

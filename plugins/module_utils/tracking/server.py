@@ -506,7 +506,7 @@ def look(run: Runner, request: Request) -> List[str]:
         words.append(f"{request.server.dump} is to be loaded")
     words += host_files.differences(settings.files(request.server, folder, python, cluster.port, systemd)).words
     words += [host_files.in_words(one.path) for one in secret_files(request, cluster.port)]
-    database, mlflow = daemons(request.server, cluster, systemd, [settings.hook(folder, python)])
+    database, mlflow = daemons(request.server, cluster, systemd, list(settings.plugin(folder, python)))
     # systemd does not know a unit that has not been written yet, which is reported above.
     known = not systemd or os.path.lexists(settings.UNIT)
     for wanted, _ready in (database, mlflow) if known else (database,):
@@ -564,7 +564,7 @@ def _serve(run: Runner, request: Request, done: Done) -> None:
     hidden = secret_files(request, cluster.port)
     write_secrets(hidden)
     words += [f"{one.path} written" for one in hidden]
-    database, mlflow = daemons(server, cluster, systemd, [settings.hook(folder, python)])
+    database, mlflow = daemons(server, cluster, systemd, list(settings.plugin(folder, python)))
     _run_daemon(run, request, systemd, database, done)
     _prepare(run, request, systemd, cluster, folder, heads, words)
     # The account of the check as well, since the database may come from a member where it had another password. Before

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import re
 import shlex
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, locations
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, limits, locations
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
 ACCOUNT = "gpumesh_tracking"
@@ -39,9 +40,12 @@ MOVED = f"{FOLDER}/moved"
 SHARED_TRUST = "/etc/gpumesh/tracking-ca.crt"
 LIBRARY = "/usr/local/lib/gpumesh/mlflow"
 PROGRAM = f"{LIBRARY}/serve"
-#: The launcher that confines the server, and MLflow's authorization function, which is in its environment.
+#: The launcher that confines the server, and what MLflow imports from its environment: its authorization function, and the
+#: module of its app, which has this name for MLflow.
 CONFINE = f"{LIBRARY}/confine.py"
 AUTHORIZATION = "gpumesh_locations"
+LIMITS = "gpumesh_limits"
+APP = "gpumesh"
 HOME = "/var/lib/gpumesh/tracking"
 #: The only directory besides the artifacts that the server can write to.
 SCRATCH = f"{HOME}/scratch"
@@ -55,6 +59,9 @@ ARTIFACT_ROOT = "mlflow-artifacts:/"
 _WRITTEN = "# Written by the Ansible collection gpumesh.cluster; changes here are lost.\n"
 #: Each is a process of about 200 MiB.
 _WORKERS = 2
+#: MiB of each process, and of all of them together.
+_MEMORY = 2048
+_TOTAL_MEMORY = 4096
 #: Seconds.
 _HEALTHY = 300
 _CLUSTER = re.compile(r"--artifacts-destination=[^\n]*?/mlflow-([a-z][a-z0-9_-]{0,39})/artifacts'?(?=\s|$)")
@@ -174,8 +181,9 @@ def program(server: Server, environment: str, port: int) -> str:
         *(python, "-I", CONFINE, *(["--unconfined"] if server.unconfined else [])),
         *(f"--read={path}" for path in read),
         *(f"--write={path}" for path in writable(server)),
-        *(f"--note={ALLOWED}", f"--port={server.port}", "--", python, "-m", "mlflow", "server"),
-        "--app-name=basic-auth",
+        *(f"--note={ALLOWED}", f"--port={server.port}", f"--memory={_MEMORY}"),
+        *("--", python, "-m", "mlflow", "server"),
+        f"--app-name={APP}",
         f"--host={server.address}",
         f"--port={server.port}",
         f"--workers={_WORKERS}",
@@ -201,6 +209,8 @@ def program(server: Server, environment: str, port: int) -> str:
         # Otherwise, it starts six more processes, for evaluations of language models by other services.
         "export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false\n"
         "export MLFLOW_DISABLE_TELEMETRY=true\nexport GIT_PYTHON_REFRESH=quiet\n"
+        # Otherwise, a library that the server does not use takes memory for each processor.
+        "export OPENBLAS_NUM_THREADS=1\n"
         f"exec {' '.join(map(shlex.quote, argv))}\n"
     )
 
@@ -219,6 +229,7 @@ def unit(server: Server) -> str:
         # A mesh address may be assigned late.
         "StartLimitIntervalSec=0\n\n"
         f"[Service]\nUser={ACCOUNT}\nGroup={ACCOUNT}\nExecStart={PROGRAM}\nRestart=always\nRestartSec=3\n"
+        f"MemoryMax={_TOTAL_MEMORY}M\n"
         "NoNewPrivileges=yes\nCapabilityBoundingSet=\nLimitCORE=0\nProtectSystem=strict\n"
         f"ReadWritePaths={SCRATCH} {_quoted(server.artifacts)}\nPrivateTmp=yes\nPrivateDevices=yes\n"
         "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6\n\n"
@@ -232,18 +243,29 @@ def _quoted(path: str) -> str:
     return f'"{escaped}"'
 
 
-def hook(environment: str, python: str) -> str:
-    """The path of MLflow's authorization function, for a version of Python."""
-    return f"{environment}/lib/python{python}/site-packages/{AUTHORIZATION}.py"
+def plugin(environment: str, python: str) -> Dict[str, str]:
+    """The files that MLflow imports from its environment, for a version of Python, with their contents."""
+    packages = f"{environment}/lib/python{python}/site-packages"
+    return {
+        f"{packages}/{AUTHORIZATION}.py": inspect.getsource(locations),
+        f"{packages}/{LIMITS}.py": inspect.getsource(limits),
+        f"{packages}/{LIMITS}-1.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {LIMITS}\nVersion: 1\n",
+        f"{packages}/{LIMITS}-1.dist-info/entry_points.txt": f"[mlflow.app]\n{APP} = {LIMITS}:create_app\n",
+    }
 
 
 def files(server: Server, environment: str, python: str, port: int, systemd: bool) -> List[Dict[str, Any]]:
     """The files without secrets, in the form of the module file_set."""
+    added = plugin(environment, python)
     entries = [
         {"path": LIBRARY, "state": "directory", "mode": "0755"},
         {"path": FOLDER, "state": "directory", "mode": "0755"},
         {"path": CONFINE, "content": inspect.getsource(confine), "mode": "0644"},
-        {"path": hook(environment, python), "content": inspect.getsource(locations), "mode": "0644"},
+        *(
+            {"path": folder, "state": "directory", "mode": "0755"}
+            for folder in sorted(set(map(os.path.dirname, added)))
+        ),
+        *({"path": path, "content": text, "mode": "0644"} for path, text in added.items()),
         {"path": PROGRAM, "content": program(server, environment, port), "mode": "0755"},
     ]
     if systemd:

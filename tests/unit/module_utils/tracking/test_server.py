@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import json
 import os
 import pwd
@@ -41,7 +42,7 @@ REQUEST = server.Request(SERVER, True, "", None, None, None, None, daemon.Places
 def test_the_program_listens_on_the_clusters_address_and_says_no_secret() -> None:
     text = settings.program(SERVER, "/usr/local/lib/gpumesh/mlflow/x", 5433)
     words = shlex.split(text.splitlines()[-1])
-    assert {"--host=10.0.0.1", "--port=5000", "--app-name=basic-auth"} <= set(words)
+    assert {"--host=10.0.0.1", "--port=5000", "--app-name=gpumesh", "--memory=2048"} <= set(words)
     assert "--artifacts-destination=/mnt/shared/mlflow-lab/artifacts" in words
     assert any(word.endswith("?host=/run/postgresql&port=5433") for word in words)
     assert "--cors-allowed-origins=http://10.0.0.1:5000,http://n1:5000" in words
@@ -56,6 +57,22 @@ def test_the_program_listens_on_the_clusters_address_and_says_no_secret() -> Non
     ]
     assert "--unconfined" in settings.program(SERVER._replace(unconfined=True), "/x", 5432)
     assert "--ssl-keyfile /etc/gpumesh/tracking/tls.key" in settings.program(SERVER._replace(tls=True), "/x", 5432)
+
+
+def test_mlflow_finds_the_app_with_limits_and_the_unit_has_one_for_all_processes(tmp_path: Path) -> None:
+    for path, text in settings.plugin(str(tmp_path), "3.13").items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+    (packages,) = tmp_path.glob("lib/python3.13/site-packages")
+    (found,) = [
+        point
+        for distribution in importlib.metadata.distributions(path=[str(packages)])
+        for point in distribution.entry_points
+    ]
+    assert (found.group, found.name, found.value) == ("mlflow.app", settings.APP, "gpumesh_limits:create_app")
+    written = {one["path"] for one in settings.files(SERVER, str(tmp_path), "3.13", 5432, True)}
+    assert {*settings.plugin(str(tmp_path), "3.13"), *(str(path) for path in packages.glob("*.dist-info"))} < written
+    assert "\nMemoryMax=4096M\n" in settings.unit(SERVER)
 
 
 @pytest.mark.parametrize("mount_point", ["/mnt/shared", "/mnt/mlflow-x/artifacts", "/mnt/it's"])
