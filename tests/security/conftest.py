@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import Server
+
 
 @pytest.fixture(scope="session")
 def attacker() -> Iterator[pwd.struct_passwd]:
@@ -25,3 +27,15 @@ def attacker() -> Iterator[pwd.struct_passwd]:
         with contextlib.suppress(subprocess.CalledProcessError):
             subprocess.run(["pkill", "-KILL", "-u", name], check=True, capture_output=True)
         subprocess.run(["userdel", "--remove", "--force", name], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running MLflow, where one is installed."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        made = Server(tmp_path_factory.mktemp("server"), monkeypatch)
+        try:
+            made.wait()
+            yield made
+        finally:
+            made.stop()

@@ -1,19 +1,37 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An installed MLflow: the one that the variable GPUMESH_MLFLOW names, or that of a tracking server on this machine."""
+"""An installed MLflow: the one that the variable GPUMESH_MLFLOW names, or that of a tracking server on this machine. It runs
+as on a host, with another database and one process.
+"""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import glob
+import http.client
 import json
 import os
+import re
+import select
+import signal
+import socket
 import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
+
+PASSWORD = "password-of-the-checker"
+LOGIN = "Basic " + base64.b64encode(f"{settings.CHECKER}:{PASSWORD}".encode()).decode()
+#: MiB that a process of the server may have.
+MEMORY = 1024
+#: Seconds, generously: MLflow starts, and answers.
+_START, _PATIENCE = 600.0, 300.0
 
 
 def python() -> str:
@@ -39,3 +57,98 @@ def run(program: str, stdin: Any = None, **variables: str) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+class Server:
+    """A running MLflow."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        for name in ("LIBRARY", "FOLDER", "HOME", "SCRATCH"):
+            (folder / name.lower()).mkdir(mode=0o700)
+            monkeypatch.setattr(settings, name, str(folder / name.lower()))
+        for name in ("AUTHENTICATION", "SECRET", "PASSPHRASE"):
+            monkeypatch.setattr(settings, name, str(folder / "folder" / name.lower()))
+        monkeypatch.setattr(settings, "ALLOWED", str(folder / "scratch" / "allowed"))
+        monkeypatch.setattr(settings, "CONFINE", settings.confine.__file__)
+        own = settings.Server("lab", "localhost", "127.0.0.1", self.port, False, str(folder), 875)
+        Path(own.artifacts).mkdir(parents=True)
+        given, ours = settings.database_url(5432), f"sqlite:///{folder}/scratch/mlflow.db"
+        self.database = ours
+        for path, text in (
+            (settings.SECRET, "secret-of-the-forms"),
+            (settings.PASSPHRASE, "passphrase-of-the-gateway"),
+            (settings.AUTHENTICATION, settings.authentication(5432, PASSWORD).replace(given, ours)),
+        ):
+            Path(path).write_text(text, encoding="ascii")
+        environment = str(Path(python()).parent.parent)
+        # Where MLflow is installed on hosts, so that the environment stays as it is.
+        packages = folder / "packages"
+        for path, text in settings.plugin(environment, "3").items():
+            copy = packages / path.partition("/site-packages/")[2]
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(text, encoding="utf-8")
+        program = settings.program(own, environment, 5432).replace(given, ours)
+        program = re.sub(r"--workers=\d+", "--workers=1", re.sub(r"--memory=\d+", f"--memory={MEMORY}", program))
+        program = program.replace("exec ", f"export PYTHONPATH={packages}\nexec ").replace(
+            "--read=", f"--read={packages} --read=", 1
+        )
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            argv = ["sh", "-c", program]
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+
+    def wait(self) -> None:
+        end = time.monotonic() + _START
+        while not self.answers():
+            assert time.monotonic() < end and self._process.poll() is None, self._log.read_text()
+            time.sleep(0.5)
+
+    def answers(self) -> bool:
+        try:
+            return self.ask("GET", "/api/2.0/mlflow/users/current")[0] == 200
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
+        """The status and the content of the response to a user."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, {"Authorization": LOGIN, **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def call(self, path: str, body: dict[str, Any], version: str = "2.0") -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        status, said = self.ask("POST", f"/api/{version}/mlflow/{path}", json.dumps(body), **headers)
+        assert status == 200, said
+        return dict(json.loads(said))
+
+    def memory(self, field: str) -> int:
+        """The MiB of the largest process now (VmRSS), or at most until now (VmHWM)."""
+        found = [0]
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(status.parent.name)) == self._process.pid:
+                    found += [int(size) >> 10 for size in re.findall(rf"{field}:\s+(\d+) kB", status.read_text())]
+        return max(found)
+
+    def send(self, path: str, size: int, *headers: str, method: str = "POST", whole: bool = False) -> int:
+        """Send a body of so many MiB in chunks, until there is a response. Returns its status."""
+        head = [f"{method} {path} HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", *headers]
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE) as connection:
+            connection.sendall("".join(f"{line}\r\n" for line in [*head, ""]).encode())
+            part = b"%x\r\n%s\r\n" % (1 << 20, os.urandom(1 << 20))
+            for _part in range(size):
+                if not whole and select.select([connection], [], [], 0)[0]:
+                    break
+                connection.sendall(part)
+            else:
+                connection.sendall(b"0\r\n\r\n")
+            return int(connection.recv(4096).split()[1])

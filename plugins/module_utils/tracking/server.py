@@ -354,7 +354,10 @@ def secret_files(request: Request, port: int) -> List[Secret]:
     # In earlier versions, the server could read the password of the check there.
     unused = _authentication("admin_password") if checker else None
     account_files: Dict[str, Optional[str]] = {
-        settings.SECRET: None if os.path.lexists(settings.SECRET) else secrets.token_urlsafe(48),
+        **{
+            path: None if os.path.lexists(path) else secrets.token_urlsafe(48)
+            for path in (settings.SECRET, settings.PASSPHRASE)
+        },
         settings.AUTHENTICATION: settings.authentication(port, unused or secrets.token_urlsafe(24)),
     }
     if request.server.tls:
@@ -448,7 +451,8 @@ def daemons(
         [settings.SOCKETS],
         {},
     )
-    reads = [settings.PROGRAM, settings.CONFINE, settings.AUTHENTICATION, settings.SECRET, *programs]
+    hidden = [settings.AUTHENTICATION, settings.SECRET, settings.PASSPHRASE]
+    reads = [settings.PROGRAM, settings.CONFINE, *hidden, *programs]
     reads += [server.certificate, server.key] if server.tls else []
     mlflow = mlflow_daemon("restarted" if is_remounted(server) else "started")._replace(
         reads=[*reads, settings.UNIT] if systemd else reads
@@ -646,6 +650,7 @@ def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Se
         "artifacts": settings.ARTIFACT_ROOT,
         "users": list(wanted),
         "without": [settings.CHECKER],
+        "passphrase": read_text(settings.PASSPHRASE),
     }
     program = os.path.join(settings.LIBRARY, "users.py")
     source = inspect.getsource(users)
@@ -655,7 +660,8 @@ def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Se
     said = environment.last_json(run(argv, stdin=json.dumps(given), timeout=300, environment=_variables()).stdout)
     changed = [f"user {name} changed" for name in said["changed"] if name != settings.CHECKER]
     changed += [f"experiment of user {name} made" for name in said["experiments"]]
-    return changed + [f"experiment of user {name} not made: {reason}" for name, reason in said["failed"].items()]
+    changed += [f"experiment of user {name} not made: {reason}" for name, reason in said["failed"].items()]
+    return [*changed, *(["keys of the gateway encrypted"] if said["encrypted"] else [])]
 
 
 # --- Away from this host
@@ -722,7 +728,14 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         cluster = _cluster(run)
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         postgres.drop(run, cluster)
-    secret = (settings.SECRET, settings.CHECKER_PASSWORD, settings.KEY, *certificate.OWN, *certificate.NEXT)
+    secret = (
+        settings.SECRET,
+        settings.PASSPHRASE,
+        settings.CHECKER_PASSWORD,
+        settings.KEY,
+        *certificate.OWN,
+        *certificate.NEXT,
+    )
     for path in (settings.UNIT, settings.CERTIFICATE, *secret):
         remove_file(path)
     if systemd:

@@ -27,6 +27,8 @@ UNIT = f"/etc/systemd/system/{SERVICE}.service"
 FOLDER = "/etc/gpumesh/tracking"
 AUTHENTICATION = f"{FOLDER}/auth.ini"
 SECRET = f"{FOLDER}/secret"
+#: With which MLflow encrypts the keys of its gateway in the database. Its default is published.
+PASSPHRASE = f"{FOLDER}/passphrase"
 #: The password of CHECKER, which only root can read.
 CHECKER_PASSWORD = f"{FOLDER}/checker"
 CERTIFICATE = f"{FOLDER}/tls.crt"
@@ -204,7 +206,8 @@ def program(server: Server, environment: str, port: int) -> str:
         # Python imports nothing from the working directory, which the server could not write to anyway.
         f"#!/bin/sh\n{_WRITTEN}set -eu\numask 0027\ncd {LIBRARY}\nexport PYTHONSAFEPATH=1\n"
         f"MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat {SECRET})\n"
-        "export MLFLOW_FLASK_SERVER_SECRET_KEY\n"
+        f"MLFLOW_CRYPTO_KEK_PASSPHRASE=$(cat {PASSPHRASE})\n"
+        "export MLFLOW_FLASK_SERVER_SECRET_KEY MLFLOW_CRYPTO_KEK_PASSPHRASE\n"
         f"export HOME={HOME} TMPDIR={SCRATCH}\nexport MLFLOW_AUTH_CONFIG_PATH={AUTHENTICATION}\n"
         # Otherwise, it starts six more processes, for evaluations of language models by other services.
         "export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false\n"

@@ -1,12 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MLflow's users and their experiments. Run with the Python of the tracking server, as its account, with the passwords
+"""MLflow's users, their experiments, and the keys of its gateway. Run with the Python of the tracking server, as its account, with the passwords
 on standard input.
 
 In: {"url": ..., "artifacts": their root, "users": [{"name", "password" (null: no such user), "administrator"}],
-"without": [users without an experiment]}.
-Out: {"changed": [names], "experiments": [names], "failed": {name: why there is no experiment}}.
+"without": [users without an experiment], "passphrase": that of the gateway's keys}.
+Out: {"changed": [names], "experiments": [names], "failed": {name: why there is no experiment},
+"encrypted": whether keys were encrypted again}.
 """
 
 from __future__ import annotations
@@ -98,6 +99,29 @@ def _settle_experiment(
     return True
 
 
+def settle_keys(tracking: Any, passphrase: str) -> bool:
+    """Encrypt the keys of the gateway that an earlier version has left with MLflow's published passphrase.
+
+    Returns whether there were any. Those that another host has encrypted can be read only there.
+    """
+    crypto = importlib.import_module("mlflow.utils.crypto")
+    kind = importlib.import_module("mlflow.store.tracking.dbmodels.models").SqlGatewaySecret
+    error = importlib.import_module("mlflow.exceptions").MlflowException
+    changed = False
+    with tracking.ManagedSessionMaker(read_only=False) as session:
+        found = session.query(kind).all()
+        # It takes a while to make one.
+        managers = [crypto.KEKManager(word) for word in (crypto.DEFAULT_KEK_PASSPHRASE, passphrase) if found]
+        for one in found:
+            try:
+                rotated = crypto.rotate_secret_encryption(one.encrypted_value, one.wrapped_dek, *managers)
+            except error:
+                continue
+            one.wrapped_dek = rotated.wrapped_dek
+            changed = True
+    return changed
+
+
 def _rename(tracking: Any, experiment: Any, name: str) -> None:
     _while_active(tracking, experiment, lambda: tracking.rename_experiment(experiment.experiment_id, name))
 
@@ -128,7 +152,9 @@ def main() -> None:
     tag = importlib.import_module("mlflow.entities").ExperimentTag
     error = importlib.import_module("mlflow.exceptions").MlflowException
     experiments, failed = settle_experiments(store, tracking, tag, given["without"], error)
-    sys.stdout.write("\n" + json.dumps({"changed": changed, "experiments": experiments, "failed": failed}) + "\n")
+    encrypted = settle_keys(tracking, given["passphrase"])
+    said = {"changed": changed, "experiments": experiments, "failed": failed, "encrypted": encrypted}
+    sys.stdout.write("\n" + json.dumps(said) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import pytest
 from tracking_lab import MANAGER, PASSWORDS, SERVICE, TrackingLab, opener
 from trials import TRIES, denied
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, limits, settings
 
 MALLORY = "mallory"
 PASSWORD = PASSWORDS[MALLORY]
@@ -154,6 +154,15 @@ def test_no_experiment_has_the_name_of_another_user(lab: TrackingLab, mallory: C
     assert Client(lab.uri, "carol", "password-of-carol", lab.trust).call("experiments/create", {"name": "carol"})
 
 
+def test_who_is_no_user_has_no_large_body(lab: TrackingLab, mallory: Client) -> None:
+    body = bytes(limits.ANONYMOUS + 1)
+    stranger = mallory._replace(password="not-that-of-mallory")
+    assert stranger.ask("api/2.0/mlflow/runs/log-batch", body)[0] == 401
+    assert mallory.ask("api/2.0/mlflow/runs/log-batch", body)[0] == 400
+    score = "for one in $(pgrep -u gpumesh_tracking); do cat /proc/$one/oom_score_adj; done"
+    assert set(lab.run(MANAGER, "sh", "-c", score).split()) == {"1000"}
+
+
 def test_no_password_that_the_server_can_read_is_valid(lab: TrackingLab) -> None:
     read = dict(line.split(" = ", 1) for line in text(lab, settings.AUTHENTICATION).splitlines() if " = " in line)
     path = "api/2.0/mlflow/experiments/get?experiment_id=0"
@@ -209,6 +218,7 @@ class Plain:
         ):
             self.run("install", "-d", "-o", owner, "-m", mode, path)
         self.write(settings.SECRET, "secret-of-the-server")
+        self.write(settings.PASSPHRASE, "passphrase-of-the-gateway")
 
     def start(self, confined: bool) -> str:
         """Start a server. Returns its address for this machine."""

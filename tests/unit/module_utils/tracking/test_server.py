@@ -86,7 +86,17 @@ def test_the_program_says_whose_server_it_starts(mount_point: str) -> None:
 @pytest.fixture(name="host")
 def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host in the clusters lab and other, with the server of other."""
-    for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER", "MOVED", "SHARED_TRUST"):
+    for name in (
+        "UNIT",
+        "AUTHENTICATION",
+        "SECRET",
+        "PASSPHRASE",
+        "PROGRAM",
+        "LIBRARY",
+        "FOLDER",
+        "MOVED",
+        "SHARED_TRUST",
+    ):
         monkeypatch.setattr(settings, name, str(tmp_path / "etc" / name))
     monkeypatch.setattr(settings, "trust_of", lambda cluster: str(tmp_path / "etc" / f"trust-{cluster}"))
     monkeypatch.setattr(server, "_RECORDS", str(tmp_path / "clusters"))
@@ -183,7 +193,7 @@ def test_mlflow_can_read_its_file_of_the_authentication() -> None:
 def test_a_password_that_an_earlier_version_let_the_server_read_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("SECRET", "AUTHENTICATION", "CHECKER_PASSWORD"):
+    for name in ("SECRET", "PASSPHRASE", "AUTHENTICATION", "CHECKER_PASSWORD"):
         monkeypatch.setattr(settings, name, str(tmp_path / name))
     monkeypatch.setattr(settings, "ACCOUNT", "games")
     (tmp_path / "AUTHENTICATION").write_text(settings.authentication(5432, "a-valid-one"))
@@ -580,13 +590,17 @@ def test_a_user_whose_experiment_cannot_be_made_keeps_nobody_else_from_one(monke
     monkeypatch.setattr(store, "rename_experiment", refuse)
     changed, failed = users.settle_experiments(store, store, lambda key, value: (key, value), [], ValueError)
     assert (changed, failed) == (["bob"], {"alice": "UNIQUE constraint failed"})
-    said = f'{{"changed": [], "experiments": {json.dumps(changed)}, "failed": {json.dumps(failed)}}}'
+    said = f'{{"changed": [], "experiments": {json.dumps(changed)}, "failed": {json.dumps(failed)}, "encrypted": true}}'
     monkeypatch.setattr(server, "write_atomic", lambda *_given, **_more: None)
     monkeypatch.setattr(server, "command_as", lambda _account, argv: argv)
     words = server.settle_users(
         lambda *_argv, **_more: Completed(0, said, ""), "/x", postgres.Cluster("17", "main", 5432, "/x"), []
     )
-    assert words == ["experiment of user bob made", "experiment of user alice not made: UNIQUE constraint failed"]
+    assert words == [
+        "experiment of user bob made",
+        "experiment of user alice not made: UNIQUE constraint failed",
+        "keys of the gateway encrypted",
+    ]
 
 
 def test_a_user_may_let_others_manage_the_own_experiment() -> None:
@@ -614,7 +628,7 @@ def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
 
     monkeypatch.setattr(server, "missing", list)
     monkeypatch.setattr(server.daemon, "service_manager", lambda _tree: daemon.SYSTEMD)
-    for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER"):
+    for name in ("UNIT", "AUTHENTICATION", "SECRET", "PASSPHRASE", "PROGRAM", "LIBRARY", "FOLDER"):
         monkeypatch.setattr(settings, name, str(tmp_path / name))
     words = server.look(run, REQUEST)
     assert f"{tmp_path}/UNIT is missing" in words and f"{tmp_path}/AUTHENTICATION is missing" in words
@@ -628,7 +642,17 @@ class Database:
         self.there, self.dump = True, False
         self.moved = folder / "MOVED"
         cluster = postgres.Cluster("17", "main", 5432, "/x")
-        for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER", "MOVED", "SHARED_TRUST"):
+        for name in (
+            "UNIT",
+            "AUTHENTICATION",
+            "SECRET",
+            "PASSPHRASE",
+            "PROGRAM",
+            "LIBRARY",
+            "FOLDER",
+            "MOVED",
+            "SHARED_TRUST",
+        ):
             monkeypatch.setattr(settings, name, str(folder / name))
         (folder / "AUTHENTICATION").touch()
         monkeypatch.setattr(server, "_RECORDS", str(folder / "clusters"))
@@ -712,7 +736,10 @@ def test_files_that_the_account_cannot_read_or_everybody_can_are_written_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The account has got another number since, or a backup was put back."""
-    paths = {name: tmp_path / name for name in ("SECRET", "AUTHENTICATION", "CERTIFICATE", "KEY", "CHECKER_PASSWORD")}
+    paths = {
+        name: tmp_path / name
+        for name in ("SECRET", "PASSPHRASE", "AUTHENTICATION", "CERTIFICATE", "KEY", "CHECKER_PASSWORD")
+    }
     for name, path in paths.items():
         monkeypatch.setattr(settings, name, str(path))
     monkeypatch.setattr(settings, "ACCOUNT", "games")
