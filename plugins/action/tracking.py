@@ -14,6 +14,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import certificates_in
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import certificate
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
@@ -154,7 +155,7 @@ def _optional(value: Any) -> bool | None:
 
 def _certificates(file: _File) -> str:
     """The certificates in a file. Raises InputError if there are none."""
-    found = settings.certificates(file.text)
+    found = certificates_in(file.text)
     if not found:
         raise InputError(f"{file.shown} contains no certificate.", "Provide certificates in PEM format.")
     return found

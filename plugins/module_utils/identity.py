@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 from contextlib import contextmanager
-from typing import Iterator, List
+from typing import Iterator, List, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import become
 
@@ -22,6 +24,22 @@ def account(user: str) -> pwd.struct_passwd:
         raise HostStateError(
             f"There is no user {user}.", "Install the package that the account belongs to first."
         ) from failure
+
+
+def make_account(run: Runner, user: str, home: str = "/nonexistent", uid: Optional[int] = None) -> bool:
+    """Create a system account, with a group of its own, if it is missing. Returns whether it was created."""
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        numbers = [] if uid is None else [f"--uid={uid}"]
+        try:
+            grp.getgrnam(user)
+        except KeyError:
+            run(["groupadd", "--system", *(number.replace("uid", "gid") for number in numbers), user])
+        argv = ["useradd", "--system", *numbers, f"--gid={user}", f"--home-dir={home}", "--no-create-home"]
+        run([*argv, "--shell=/usr/sbin/nologin", user])
+        return True
+    return False
 
 
 @contextmanager

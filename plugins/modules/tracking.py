@@ -222,11 +222,11 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, own_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import certificate, environment, server, settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, server, settings
 
 _PLACES = daemon.Places()
 
@@ -236,7 +236,7 @@ def _certify(request: server.Request, check_mode: bool) -> Outcome:
         return Outcome(False, {"certificates": None, "missing": []})
     if not find("openssl"):
         return Outcome(True, {"certificates": None, "missing": ["openssl"]})
-    before = certificate.present(run, request.server)
+    before = own_certificate.present(run, request.server.identity)
     found = before if check_mode else server.certificates(run, request)
     return Outcome(found != before or (check_mode and not found), {"certificates": found or None, "missing": []})
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, own_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import certificate, server, settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import server, settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.probe import Client
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_track
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking
@@ -154,15 +154,12 @@ def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(tracking, "address", lambda _record, _tracking: "127.0.0.1")
     monkeypatch.setattr(settings, "FOLDER", str(tmp_path))
     monkeypatch.setattr(settings, "trust_of", lambda name: f"{tmp_path}/tracking-ca-{name}.crt")
-    for name in ("OWN", "NEXT"):
-        pair = certificate.Pair(*(f"{tmp_path}/{name.lower()}.{kind}" for kind in ("crt", "key")))
-        monkeypatch.setattr(certificate, name, pair)
     own = settings.Server.given(tracking.desired(found, "n1", own=True))
     # Somebody else makes one just like it.
-    certificate.settle(run, own)
-    for path in certificate.OWN:
+    own_certificate.settle(run, own.identity)
+    for path in own.identity.own:
         Path(path).rename(Path(path).with_stem("squatter"))
-    made = certificate.settle(run, own)
+    made = own_certificate.settle(run, own.identity)
     found = plan.set_tracking(found, {"certificates": made}).record
     for one in server.trust_files(server.requested({**tracking.desired(found, "n1"), **daemon.Places()._asdict()})):
         Path(one.path).write_text(one.text, encoding="ascii")
@@ -173,14 +170,15 @@ def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_who_listens_while_the_server_is_down_gets_no_password(jobs: dict[str, str], tmp_path: Path) -> None:
     """Without a certificate, with one of their own for the same names, and as the server itself."""
     port = int(jobs["MLFLOW_TRACKING_URI"].rpartition(":")[2])
+    own = own_certificate.own(str(tmp_path))
     squatted = str(tmp_path / "squatter.crt"), str(tmp_path / "squatter.key")
     environment = {**jobs, "MLFLOW_TRACKING_USERNAME": "alice", "MLFLOW_TRACKING_PASSWORD": "secret-of-alice"}
     (tmp_path / "points.jsonl").write_text('{"points": [["loss", 1.0, 1, 1]]}\n', encoding="ascii")
-    for files in (None, squatted, certificate.OWN):
+    for files in (None, squatted, own):
         with listening(files, port) as passwords:
-            with pytest.raises(gpumesh_track.UnreachableError if files != certificate.OWN else Exception):
+            with pytest.raises(gpumesh_track.UnreachableError if files != own else Exception):
                 gpumesh_track.Sender(str(tmp_path), environment).send()
             with pytest.raises(HostStateError):
                 Client(jobs["MLFLOW_TRACKING_URI"], jobs["MLFLOW_TRACKING_SERVER_CERT_PATH"], 30, "secret").ask()
             # That the server gets them shows that there was something to get.
-            assert bool(passwords) == (files == certificate.OWN), files
+            assert bool(passwords) == (files == own), files

@@ -21,7 +21,7 @@ import shutil
 import stat
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, own_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
@@ -31,12 +31,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
     write_atomic,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
-from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import account, acting_as, command_as
+from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import (
+    account,
+    acting_as,
+    command_as,
+    make_account,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DEFAULT_FOLDER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
-    certificate,
     confine,
     environment,
     postgres,
@@ -235,25 +239,6 @@ def refuse_member(request: Request) -> None:
 # --- The parts
 
 
-def make_account(run: Runner, uid: int) -> bool:
-    """Create the account if it is missing. Returns whether it was created."""
-    try:
-        pwd.getpwnam(settings.ACCOUNT)
-    except KeyError:
-        _add_account(run, uid)
-        return True
-    return False
-
-
-def _add_account(run: Runner, uid: int) -> None:
-    try:
-        grp.getgrnam(settings.ACCOUNT)
-    except KeyError:
-        run(["groupadd", "--system", f"--gid={uid}", settings.ACCOUNT])
-    argv = ["useradd", "--system", f"--uid={uid}", f"--gid={uid}", f"--home-dir={settings.HOME}", "--no-create-home"]
-    run([*argv, "--shell=/usr/sbin/nologin", settings.ACCOUNT])
-
-
 def certificates(run: Runner, request: Request) -> Optional[List[str]]:
     """Make or renew the certificate of this host's server. Returns those that clients have to trust; None for another host.
 
@@ -262,7 +247,7 @@ def certificates(run: Runner, request: Request) -> Optional[List[str]]:
     if not request.serves or not request.server.own_certificate:
         return None
     refuse_server(request)
-    return certificate.settle(run, request.server)
+    return own_certificate.settle(run, request.server.identity)
 
 
 def make_folders(server: Server) -> bool:
@@ -420,7 +405,7 @@ def trust_files(request: Request) -> List[Secret]:
     wanted = {settings.trust_of(request.server.cluster): _trust(request)}
     shared = read_text(settings.SHARED_TRUST)
     if shared is not None and "PRIVATE KEY" in shared:
-        wanted[settings.SHARED_TRUST] = settings.certificates(shared)
+        wanted[settings.SHARED_TRUST] = own_certificate.certificates_in(shared)
     return [Secret(path, text) for path, text in wanted.items() if text is not None and read_text(path) != text]
 
 
@@ -432,7 +417,7 @@ def _trust(request: Request) -> Optional[str]:
     if request.server.own_certificate:
         return request.trust
     texts = (request.trust, read_text(settings.trust_of(request.server.cluster)), read_text(settings.SHARED_TRUST))
-    return next((settings.certificates(text) for text in texts if text), None)
+    return next((own_certificate.certificates_in(text) for text in texts if text), None)
 
 
 def daemons(
@@ -557,7 +542,7 @@ def _serve(run: Runner, request: Request, done: Done) -> None:
         words.append("MLflow installed")
     folder = environment.build(run, request.requirements, python)
     heads = environment.facts(folder) or {}
-    if make_account(run, server.uid):
+    if make_account(run, settings.ACCOUNT, settings.HOME, server.uid):
         words.append(f"account {settings.ACCOUNT} made")
     if make_folders(server):
         words.append(f"{server.folder} made")
@@ -733,8 +718,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         settings.PASSPHRASE,
         settings.CHECKER_PASSWORD,
         settings.KEY,
-        *certificate.OWN,
-        *certificate.NEXT,
+        *own_certificate.files(settings.FOLDER),
     )
     for path in (settings.UNIT, settings.CERTIFICATE, *secret):
         remove_file(path)

@@ -12,6 +12,7 @@ import re
 import shlex
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import own_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, limits, locations
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
@@ -34,8 +35,7 @@ CHECKER_PASSWORD = f"{FOLDER}/checker"
 CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
 #: The certificate that the server has made for itself.
-OWN_CERTIFICATE = f"{FOLDER}/own.crt"
-OWN_KEY = f"{FOLDER}/own.key"
+OWN_CERTIFICATE, OWN_KEY = own_certificate.own(FOLDER)
 #: Exists if the database has been written to the volume, so that the local one is no longer needed.
 MOVED = f"{FOLDER}/moved"
 #: Where earlier versions wrote what is now in trust_of(). Jobs that were started then still read it.
@@ -67,7 +67,6 @@ _TOTAL_MEMORY = 4096
 #: Seconds.
 _HEALTHY = 300
 _CLUSTER = re.compile(r"--artifacts-destination=[^\n]*?/mlflow-([a-z][a-z0-9_-]{0,39})/artifacts'?(?=\s|$)")
-_CERTIFICATE = re.compile(r"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 
 
 class Server(NamedTuple):
@@ -103,6 +102,11 @@ class Server(NamedTuple):
         return OWN_KEY if self.own_certificate else KEY
 
     @property
+    def identity(self) -> own_certificate.Server:
+        """For whom the certificate is that it makes itself."""
+        return own_certificate.Server(FOLDER, self.cluster, "MLflow", self.machine, [self.address])
+
+    @property
     def folder(self) -> str:
         """The directory of the server on the volume."""
         return f"{self.mount_point}/mlflow-{self.cluster}"
@@ -124,11 +128,6 @@ def trust_of(cluster: str) -> str:
     A machine can be in several clusters.
     """
     return f"/etc/gpumesh/tracking-ca-{cluster}.crt"
-
-
-def certificates(text: str) -> str:
-    """The certificates in a PEM file, without what else is in it, such as a private key."""
-    return "".join(f"{found[0]}\n" for found in _CERTIFICATE.finditer(text))
 
 
 def environment_of(requirements: str, python: str) -> str:

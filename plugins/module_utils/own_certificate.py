@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The certificate that the tracking server makes for itself. Its private key never leaves the host.
+"""The certificate that a server makes for itself. Its private key never leaves the host.
 
 Clients trust the certificate itself, so there is no CA whose key would have to be kept. In the year before it expires, the
 next one is made. Clients trust both from then on, for some time, before the server changes over to it.
@@ -10,14 +10,13 @@ next one is made. Clients trust both from then on, for some time, before the ser
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import tempfile
-from typing import List, NamedTuple
+from typing import List, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import Server
 
 _DAY = 24 * 3600
 #: Days: how long a certificate is valid, how long before its end the next one is made, and how long clients trust that
@@ -25,6 +24,7 @@ _DAY = 24 * 3600
 _VALID = 730
 _RENEWED = 365
 _TRUSTED = 30
+_PEM = re.compile(r"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 
 
 class Pair(NamedTuple):
@@ -34,34 +34,75 @@ class Pair(NamedTuple):
     key: str
 
 
-OWN = Pair(settings.OWN_CERTIFICATE, settings.OWN_KEY)
-NEXT = Pair(f"{settings.FOLDER}/next.crt", f"{settings.FOLDER}/next.key")
+class Server(NamedTuple):
+    """For whom the certificate is: the folder that has it, the name of the service, and how clients reach it."""
+
+    folder: str
+    cluster: str
+    service: str
+    machine: str
+    addresses: Sequence[str]
+
+    @property
+    def own(self) -> Pair:
+        """The certificate that the server uses."""
+        return own(self.folder)
+
+    @property
+    def next(self) -> Pair:
+        """The certificate that clients trust before the server uses it."""
+        return _next(self.folder)
+
+
+def own(folder: str) -> Pair:
+    """The certificate that the server of this folder uses."""
+    return Pair(f"{folder}/own.crt", f"{folder}/own.key")
+
+
+def _next(folder: str) -> Pair:
+    return Pair(f"{folder}/next.crt", f"{folder}/next.key")
+
+
+def files(folder: str) -> List[str]:
+    """Every file that this module may write there."""
+    return [*own(folder), *_next(folder)]
+
+
+def certificates_in(text: str) -> str:
+    """The certificates in a PEM file, without what else is in it, such as a private key."""
+    return "".join(f"{found[0]}\n" for found in _PEM.finditer(text))
+
+
+def read(folder: str) -> List[str]:
+    """The certificates that clients of the server of this folder have to trust, as they were made last."""
+    texts = (certificates_in(read_text(pair.certificate) or "") for pair in (own(folder), _next(folder)))
+    return [text for text in texts if text]
 
 
 def settle(run: Runner, server: Server) -> List[str]:
     """Make or renew the certificate if necessary. Returns those that clients have to trust. Raises CommandError."""
-    following = _is_usable(run, server, NEXT)
-    if following and (not _is_usable(run, server, OWN) or not _lasts(run, NEXT, _VALID - _TRUSTED)):
+    following = _is_usable(run, server, server.next)
+    if following and (not _is_usable(run, server, server.own) or not _lasts(run, server.next, _VALID - _TRUSTED)):
         # If this is interrupted, the next one is still complete.
-        _put(NEXT, OWN)
+        _put(server.next, server.own)
         following = False
-    elif not _is_usable(run, server, OWN):
-        _make(run, server, OWN)
-    elif not following and not _lasts(run, OWN, _RENEWED):
-        _make(run, server, NEXT)
+    elif not _is_usable(run, server, server.own):
+        _make(run, server, server.own)
+    elif not following and not _lasts(run, server.own, _RENEWED):
+        _make(run, server, server.next)
         following = True
     if not following:
-        for path in NEXT:
+        for path in server.next:
             remove_file(path)
-    return [settings.certificates(read_text(pair.certificate) or "") for pair in (OWN, NEXT)[: 1 + following]]
+    return [certificates_in(read_text(pair.certificate) or "") for pair in (server.own, server.next)[: 1 + following]]
 
 
 def present(run: Runner, server: Server) -> List[str]:
     """The certificates that clients have to trust, without changing anything: none if one would have to be made."""
-    if not _is_usable(run, server, OWN):
+    if not _is_usable(run, server, server.own):
         return []
-    pairs = [OWN, NEXT] if _is_usable(run, server, NEXT) else [OWN]
-    return [settings.certificates(read_text(pair.certificate) or "") for pair in pairs]
+    pairs = [server.own, server.next] if _is_usable(run, server, server.next) else [server.own]
+    return [certificates_in(read_text(pair.certificate) or "") for pair in pairs]
 
 
 def _is_usable(run: Runner, server: Server, pair: Pair) -> bool:
@@ -72,7 +113,7 @@ def _is_usable(run: Runner, server: Server, pair: Pair) -> bool:
         # It does not exist, or an interrupted run has written one of them only.
         return False
     argv = ["openssl", "x509", "-noout", "-in", pair.certificate]
-    for option, wanted in (("-checkip", server.address), ("-checkhost", server.machine)):
+    for option, wanted in (*(("-checkip", address) for address in server.addresses), ("-checkhost", server.machine)):
         if "does match" not in run([*argv, option, wanted], check=False).stdout:
             return False
     return _lasts(run, pair, 1)
@@ -86,27 +127,28 @@ def _lasts(run: Runner, pair: Pair, days: int) -> bool:
 
 def request(server: Server) -> str:
     """The configuration of openssl for the certificate. Python 3.13 verifies strictly: all extensions are needed."""
+    names = ", ".join([*(f"IP:{address}" for address in server.addresses), f"DNS:{server.machine}"])
     return f"""[req]
 distinguished_name = name
 x509_extensions = extensions
 prompt = no
 [name]
 O = gpumesh cluster {server.cluster}
-CN = MLflow
+CN = {server.service}
 [extensions]
 basicConstraints = critical, CA:FALSE
 keyUsage = critical, digitalSignature
 extendedKeyUsage = serverAuth
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid:always
-subjectAltName = IP:{server.address}, DNS:{server.machine}
+subjectAltName = {names}
 """
 
 
 def _make(run: Runner, server: Server, pair: Pair) -> None:
-    os.makedirs(settings.FOLDER, mode=0o755, exist_ok=True)
+    os.makedirs(server.folder, mode=0o755, exist_ok=True)
     # Only root can look into it.
-    with tempfile.TemporaryDirectory(dir=settings.FOLDER) as folder:
+    with tempfile.TemporaryDirectory(dir=server.folder) as folder:
         config, made = f"{folder}/config", Pair(f"{folder}/crt", f"{folder}/key")
         write_atomic(config, request(server), mode=0o600)
         argv = ["openssl", "req", "-x509", "-config", config, "-days", str(_VALID), "-sha256", "-nodes"]
