@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm, slurm_settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
@@ -47,8 +49,9 @@ class ActionModule(HostAction):
         if state == "present":
             # The program of the checks is kept until the controller no longer tells the nodes to run it.
             keep = record["manager"] not in self.variables["ansible_play_batch"]
-            version = self._controller_version(record["manager"], given["registered"])
-            parameters = slurm.node(record, self.machine, options, given["forgotten"], keep, version)
+            of_manager = partial(self._of_manager, record["manager"], given["registered"])
+            version, certificates = str(of_manager("slurm_version") or ""), of_manager("rest_certificates")
+            parameters = slurm.node(record, self.machine, options, given["forgotten"], keep, version, certificates)
         elif state == "configured":
             parameters = slurm.configured(record, self.machine, options)
         else:
@@ -63,15 +66,15 @@ class ActionModule(HostAction):
             result["changed"] = result["changed"] or removed["changed"]
         return result
 
-    def _controller_version(self, manager: str, names: Sequence[str]) -> str:
-        """The version of Slurm on the manager, from what has been registered; empty if it is not known.
+    def _of_manager(self, manager: str, names: Sequence[str], key: str) -> Any:
+        """A value of the manager, from the first registered result that has it; None if it is not known.
 
         A task that runs once registers its result on the hosts of the play, without the manager if that is not among them.
         """
         hosts = self.variables.get("hostvars", {})
         known = [hosts[manager]] if manager in hosts else []
         results = [(host.get(name) or {}) for name in names for host in (*known, self.variables)]
-        return next((str(result["slurm_version"]) for result in results if result.get("slurm_version")), "")
+        return next((result[key] for result in results if result.get(key) is not None), None)
 
     def _gres(self, record: model.Record) -> dict[str, Any]:
         """The variable slurm_gres of the members, whether they are in the play or not.
@@ -109,8 +112,10 @@ class ActionModule(HostAction):
 
         The file that identifies a service is removed last, so that an interrupted run continues here.
         """
+        if rest.FOLDER in files:
+            self._stop(rest.PROXY, rest.FOLDER)
         if slurm.TOKEN_KEY in files:
-            self._stop("slurmrestd", slurm.TOKEN_KEY)
+            self._stop(rest.DAEMON, slurm.TOKEN_KEY, lambda: self._remove(rest.SOCKET_FOLDER))
         if slurm.DBD_FILE in files:
             # The database keeps the history of the jobs, in case accounting is enabled again.
             self._stop("slurmdbd", slurm.DBD_FILE, lambda: Accounting(self).stop())
@@ -118,4 +123,7 @@ class ActionModule(HostAction):
     def _stop(self, daemon: str, file: str, then: Callable[[], None] = lambda: None) -> None:
         self.stop_daemon(daemon)
         then()
-        self.module("ansible.builtin.file", {"path": file, "state": "absent"})
+        self._remove(file)
+
+    def _remove(self, path: str) -> None:
+        self.module("ansible.builtin.file", {"path": path, "state": "absent"})

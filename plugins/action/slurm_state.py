@@ -12,6 +12,7 @@ from ansible.errors import AnsibleConnectionFailure
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm, succession
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
@@ -54,7 +55,7 @@ class ActionModule(HostAction):
             state={"type": "str", "choices": ["retired"], "required": True}, keep={"type": "bool", "default": True}
         )
         changed = False
-        for name in ("slurmrestd", "slurmctld", "slurmdbd"):
+        for name in (rest.PROXY, rest.DAEMON, "slurmctld", "slurmdbd"):
             changed = self.stop_daemon(name) or changed
         # If an interrupted run deleted the database, its account and MariaDB may remain.
         database, configured = self.exists(slurm.DATABASE_FOLDER), self.exists(slurm.DBD_FILE)

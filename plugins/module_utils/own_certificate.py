@@ -34,7 +34,7 @@ class Pair(NamedTuple):
     key: str
 
 
-class Server(NamedTuple):
+class Identity(NamedTuple):
     """For whom the certificate is: the folder that has it, the name of the service, and how clients reach it."""
 
     folder: str
@@ -79,33 +79,35 @@ def read(folder: str) -> List[str]:
     return [text for text in texts if text]
 
 
-def settle(run: Runner, server: Server) -> List[str]:
+def settle(run: Runner, identity: Identity) -> List[str]:
     """Make or renew the certificate if necessary. Returns those that clients have to trust. Raises CommandError."""
-    following = _is_usable(run, server, server.next)
-    if following and (not _is_usable(run, server, server.own) or not _lasts(run, server.next, _VALID - _TRUSTED)):
+    following = _is_usable(run, identity, identity.next)
+    if following and (not _is_usable(run, identity, identity.own) or not _lasts(run, identity.next, _VALID - _TRUSTED)):
         # If this is interrupted, the next one is still complete.
-        _put(server.next, server.own)
+        _put(identity.next, identity.own)
         following = False
-    elif not _is_usable(run, server, server.own):
-        _make(run, server, server.own)
-    elif not following and not _lasts(run, server.own, _RENEWED):
-        _make(run, server, server.next)
+    elif not _is_usable(run, identity, identity.own):
+        _make(run, identity, identity.own)
+    elif not following and not _lasts(run, identity.own, _RENEWED):
+        _make(run, identity, identity.next)
         following = True
     if not following:
-        for path in server.next:
+        for path in identity.next:
             remove_file(path)
-    return [certificates_in(read_text(pair.certificate) or "") for pair in (server.own, server.next)[: 1 + following]]
+    return [
+        certificates_in(read_text(pair.certificate) or "") for pair in (identity.own, identity.next)[: 1 + following]
+    ]
 
 
-def present(run: Runner, server: Server) -> List[str]:
+def present(run: Runner, identity: Identity) -> List[str]:
     """The certificates that clients have to trust, without changing anything: none if one would have to be made."""
-    if not _is_usable(run, server, server.own):
+    if not _is_usable(run, identity, identity.own):
         return []
-    pairs = [server.own, server.next] if _is_usable(run, server, server.next) else [server.own]
+    pairs = [identity.own, identity.next] if _is_usable(run, identity, identity.next) else [identity.own]
     return [certificates_in(read_text(pair.certificate) or "") for pair in pairs]
 
 
-def _is_usable(run: Runner, server: Server, pair: Pair) -> bool:
+def _is_usable(run: Runner, identity: Identity, pair: Pair) -> bool:
     """Whether a server can use it now, and clients accept it for the address and the name."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*pair)
@@ -113,7 +115,10 @@ def _is_usable(run: Runner, server: Server, pair: Pair) -> bool:
         # It does not exist, or an interrupted run has written one of them only.
         return False
     argv = ["openssl", "x509", "-noout", "-in", pair.certificate]
-    for option, wanted in (*(("-checkip", address) for address in server.addresses), ("-checkhost", server.machine)):
+    for option, wanted in (
+        *(("-checkip", address) for address in identity.addresses),
+        ("-checkhost", identity.machine),
+    ):
         if "does match" not in run([*argv, option, wanted], check=False).stdout:
             return False
     return _lasts(run, pair, 1)
@@ -125,16 +130,16 @@ def _lasts(run: Runner, pair: Pair, days: int) -> bool:
     return run(argv, check=False).rc == 0
 
 
-def request(server: Server) -> str:
+def request(identity: Identity) -> str:
     """The configuration of openssl for the certificate. Python 3.13 verifies strictly: all extensions are needed."""
-    names = ", ".join([*(f"IP:{address}" for address in server.addresses), f"DNS:{server.machine}"])
+    names = ", ".join([*(f"IP:{address}" for address in identity.addresses), f"DNS:{identity.machine}"])
     return f"""[req]
 distinguished_name = name
 x509_extensions = extensions
 prompt = no
 [name]
-O = gpumesh cluster {server.cluster}
-CN = {server.service}
+O = gpumesh cluster {identity.cluster}
+CN = {identity.service}
 [extensions]
 basicConstraints = critical, CA:FALSE
 keyUsage = critical, digitalSignature
@@ -145,12 +150,12 @@ subjectAltName = {names}
 """
 
 
-def _make(run: Runner, server: Server, pair: Pair) -> None:
-    os.makedirs(server.folder, mode=0o755, exist_ok=True)
+def _make(run: Runner, identity: Identity, pair: Pair) -> None:
+    os.makedirs(identity.folder, mode=0o755, exist_ok=True)
     # Only root can look into it.
-    with tempfile.TemporaryDirectory(dir=server.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=identity.folder) as folder:
         config, made = f"{folder}/config", Pair(f"{folder}/crt", f"{folder}/key")
-        write_atomic(config, request(server), mode=0o600)
+        write_atomic(config, request(identity), mode=0o600)
         argv = ["openssl", "req", "-x509", "-config", config, "-days", str(_VALID), "-sha256", "-nodes"]
         argv += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
         run([*argv, "-keyout", made.key, "-out", made.certificate])

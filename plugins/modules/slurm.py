@@ -48,7 +48,7 @@ options:
     default: false
   registered:
     description: The names under which results with the version of Slurm on the manager have been registered. The first
-      one that has it counts.
+      one that has it counts. The same for RV(rest_certificates).
     type: list
     elements: str
     default: []
@@ -100,10 +100,45 @@ options:
     elements: dict
     default: []
   withdrawn:
-    description: Files of services that are no longer wanted.
+    description: Files and directories of services that are no longer wanted.
     type: list
     elements: str
     default: []
+  system_accounts:
+    description: The system accounts that O(daemons) need, which are created if missing.
+    type: list
+    elements: str
+    default: []
+  certificate:
+    description: The certificate that the proxy of slurmrestd makes for itself, and renews. Null for none.
+    type: dict
+    suboptions:
+      folder:
+        description: The directory of the certificate and its private key.
+        type: path
+        required: true
+      cluster:
+        description: The name of the cluster.
+        type: str
+        required: true
+      service:
+        description: The name of the service.
+        type: str
+        required: true
+      machine:
+        description: The name of the host.
+        type: str
+        required: true
+      addresses:
+        description: The addresses at which clients reach it.
+        type: list
+        elements: str
+        required: true
+  rest_certificates:
+    description: The certificates that clients of the REST API have to trust, which are written to
+      C(/etc/gpumesh/slurm-rest-ca.crt). An empty list removes that file, and null keeps it.
+    type: list
+    elements: str
   daemons:
     description: The daemons to run, in this order, with options of M(gpumesh.cluster.daemon).
     type: list
@@ -296,6 +331,12 @@ withdrawn:
   type: list
   elements: str
   returned: O(state=served)
+rest_certificates:
+  description: The certificates that clients of the REST API have to trust, the current one and possibly the next one. Null
+    if there is none yet.
+  type: list
+  elements: str
+  returned: O(state=served)
 restarted:
   description: The daemons that were restarted, or would have been.
   type: list
@@ -307,27 +348,29 @@ import os
 import pwd
 import secrets
 import shlex
+import shutil
 import string
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, package
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, own_certificate, package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_empty, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import make_account
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure, release
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure, release, rest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.tenure import ACCOUNTING, is_there
 
 _PLACES = daemon.Places()
-_PROGRAMS = "/usr/sbin"
+_PROGRAMS = ("/usr/sbin", "/usr/bin")
 _CHECKS = "/usr/local/sbin/gpumesh-node-health"
 _DATABASE = "/var/lib/mysql/slurm_acct_db"
 #: Seconds until the controller has to answer, and until a daemon can be used.
@@ -342,12 +385,17 @@ def work(module: AnsibleModule) -> Outcome:
     given = module.params
     if given["state"] == "absent":
         planned = configure.plan(configure.read_files(given["directory"]), None, False, given["directory"])
+        left = _present([rest.TRUST, rest.FOLDER, rest.SOCKET_FOLDER])
         if not module.check_mode:
             configure.apply(given["directory"], planned)
+            _remove(left)
+            remove_empty(os.path.dirname(rest.TRUST))
         values: Dict[str, Any] = {"changed_files": sorted(planned.write)}
-        return Outcome(bool(planned.write), values, planned.before, planned.after, given["directory"])
+        return Outcome(bool(planned.write or left), values, planned.before, planned.after, given["directory"])
     manager = daemon.service_manager(Tree())
-    missing = [name for name in given["programs"] if not os.path.lexists(os.path.join(_PROGRAMS, name))]
+    missing = [
+        name for name in given["programs"] if not any(os.path.lexists(f"{folder}/{name}") for folder in _PROGRAMS)
+    ]
     if given["state"] != "configured" and daemon.supervisord_missing(manager):
         missing.append("supervisor")
     if given["state"] == "present" and "slurmd" in missing:
@@ -440,10 +488,40 @@ def wanted_folders(given: Mapping[str, Any]) -> Dict[str, str]:
     return folders
 
 
-# --- The daemons
+# --- The REST API
 
 
 def _node(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
+    """What clients of the REST API trust, and the node itself."""
+    given = module.params
+    certificates = given["rest_certificates"]
+    steps = host_files.see_to([] if certificates is None else rest.trust_files(certificates), module.check_mode)
+    # A manager that is none any more keeps no key.
+    left = [] if given["serve"] else _present([rest.FOLDER, rest.SOCKET_FOLDER])
+    if not module.check_mode:
+        _remove(left)
+    before, after = host_files.as_diff(steps)
+    done = _run_node(module, manager, values)
+    changed = done.changed or bool(steps or left)
+    return done._replace(changed=changed, before=before + done.before, after=after + done.after)
+
+
+def _present(paths: Sequence[str]) -> List[str]:
+    return [path for path in paths if os.path.lexists(path)]
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            remove_file(path)
+
+
+# --- The daemons
+
+
+def _run_node(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
     """The configuration of the node, then slurmd."""
     given = module.params
     done = _configure(module, values)
@@ -498,7 +576,7 @@ def _stored(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outc
 def _served(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
     """The key of the tokens, the configuration of slurmdbd, and the daemons that read them."""
     given, check_mode = module.params, module.check_mode
-    values["withdrawn"] = [path for path in given["withdrawn"] if os.path.lexists(path)]
+    values.update(withdrawn=_present(given["withdrawn"]), rest_certificates=None)
     if values["missing"]:
         return Outcome(True, values)
     keyless = bool(given["token_key"]) and not os.path.lexists(given["token_key"])
@@ -506,12 +584,36 @@ def _served(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outc
         entry = pwd.getpwnam("slurm")
         key = "".join(secrets.choice(_LETTERS) for _number in range(_KEY_LENGTH))
         write_atomic(given["token_key"], key, mode=0o400, owner=(entry.pw_uid, entry.pw_gid))
+    renewed = _serve_certificate(given["certificate"], values, check_mode)
+    unknown = [name for name in given["system_accounts"] if not _is_account(name)]
+    for name in () if check_mode else unknown:
+        make_account(run, name)
     steps = host_files.see_to(given["files"], check_mode)
     before, after = host_files.as_diff(steps)
     plans = _run_daemons(module, manager, given["daemons"], values)
     shown = _shown(plans)
-    changed = keyless or bool(steps) or any(one.changed for one in plans)
+    changed = keyless or renewed or bool(unknown or steps) or any(one.changed for one in plans)
     return Outcome(changed, values, before + shown[0], after + shown[1])
+
+
+def _serve_certificate(about: Optional[Mapping[str, Any]], values: Dict[str, Any], check_mode: bool) -> bool:
+    """Make or renew the certificate of the REST API. Returns whether anything changed."""
+    if about is None:
+        values["rest_certificates"] = []
+        return False
+    identity = own_certificate.Identity(**about)
+    before = own_certificate.present(run, identity)
+    found = before if check_mode else own_certificate.settle(run, identity)
+    values["rest_certificates"] = found or None
+    return found != before or not found
+
+
+def _is_account(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _run_daemons(
@@ -564,6 +666,18 @@ def main() -> None:
             "token_key": {"type": "str", "default": "", "no_log": False},
             "files": {"type": "list", "elements": "dict", "default": []},
             "withdrawn": {"type": "list", "elements": "str", "default": []},
+            "system_accounts": {"type": "list", "elements": "str", "default": []},
+            "certificate": {
+                "type": "dict",
+                "options": {
+                    "folder": {"type": "path", "required": True},
+                    "cluster": {"type": "str", "required": True},
+                    "service": {"type": "str", "required": True},
+                    "machine": {"type": "str", "required": True},
+                    "addresses": {"type": "list", "elements": "str", "required": True},
+                },
+            },
+            "rest_certificates": {"type": "list", "elements": "str"},
             "daemons": {"type": "list", "elements": "dict", "default": []},
             "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
             "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},

@@ -181,6 +181,12 @@ slurm_version:
   type: str
   returned: O(state=inspected)
   sample: 24.11.5
+rest_certificates:
+  description: The certificates that clients of the REST API of this host have to trust. Empty if it does not serve it with
+    TLS.
+  type: list
+  elements: str
+  returned: O(state=inspected)
 succession:
   description:
     - The action of the manager, C(action), is V(go_on) to continue with its queue, V(mark) to mark it with the current
@@ -208,12 +214,12 @@ import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, own_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import release, state, tenure
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import release, rest, state, tenure
 
 _NODE = "/etc/slurm/node/slurmd.env"
 
@@ -271,6 +277,7 @@ def settle(module: AnsibleModule) -> Outcome:
             "accounting": found.accounting,
             "node": os.path.exists(_NODE),
             "slurm_version": release.text(version) if version else None,
+            "rest_certificates": own_certificate.read(rest.FOLDER),
         }
         return Outcome(False, values)
     marker = tenure.Marker(given["cluster_id"], given["machine"], tuple(given["tenures"]))

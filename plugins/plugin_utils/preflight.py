@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session, sl
 OPTIONS = {
     "ssh_trust": ("users",),
     "storage": ("backend",),
-    "slurm": ("accounting", "rest"),
+    "slurm": ("accounting", "rest", "rest_address"),
     "session": session.OPTIONS,
 }
 
@@ -68,7 +68,7 @@ def needs(
 
 
 def _programs(serve: bool, options: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    needed = {f"/usr/sbin/{one}": slurm.packages([one], "apt") for one in slurm.programs(options["slurm"], serve)}
+    needed = {one: slurm.packages([one], "apt") for one in slurm.programs(options["slurm"], serve)}
     if options["session"]["enabled"]:
         needed.update({program: session.packages([program]) for program in session.PACKAGES})
     return needed

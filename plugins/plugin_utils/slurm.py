@@ -11,8 +11,9 @@ from typing import Any
 from ansible.module_utils.common.validation import check_type_dict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import Identity, own
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config, rest
 
 #: The options of the role, without its prefix, that a host needs.
 OPTIONS = (
@@ -44,18 +45,21 @@ _PROGRAMS = {
     "controller": ["slurmctld"],
     "accounting": ["slurmdbd", "mariadbd"],
     "rest": ["slurmrestd"],
+    "rest_proxy": ["stunnel", "openssl"],
 }
 _DEBIAN = {
     "node": ["slurmd", "slurm-client"],
     "controller": ["slurmctld"],
     "accounting": ["slurmdbd", "mariadb-server", "python3-pymysql"],
     "rest": ["slurmrestd", "slurm-wlm-jwt-plugin"],
+    "rest_proxy": ["stunnel4", "openssl"],
 }
 _OTHERS = {
     "node": ["slurm-slurmd", "slurm"],
     "controller": ["slurm-slurmctld"],
     "accounting": ["slurm-slurmdbd", "mariadb-server", "python3-PyMySQL"],
     "rest": ["slurm-slurmrestd"],
+    "rest_proxy": ["stunnel", "openssl"],
 }
 DATABASE = "slurm_acct_db"
 DATABASE_FOLDER = f"/var/lib/mysql/{DATABASE}"
@@ -68,6 +72,8 @@ _NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS, *config.NODE)]
 _UNKNOWN = object()
 #: A unit that waits for the mesh, the controller or the database after a boot must keep trying.
 _RESTART = ["Restart=on-failure", "RestartSec=5"]
+#: What a daemon that strangers can talk to gets from systemd.
+_CONFINED = ["NoNewPrivileges=yes", "ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes"]
 #: Running programs have loaded the libraries listed there, and keep them.
 _PRELOAD = "/etc/ld.so.preload"
 
@@ -154,11 +160,12 @@ def node(
     forgotten: bool,
     keep_checks: bool,
     controller_version: str = "",
+    rest_certificates: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The parameters for a node.
 
     ``forgotten``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
-    program on nodes. ``controller_version``: empty if it is not known.
+    program on nodes. ``controller_version``: empty if it is not known. ``rest_certificates``: None if it is not known.
     """
     manager = record["manager"]
     parameters = configured(record, machine, options)
@@ -168,6 +175,7 @@ def node(
         "keep_checks": keep_checks,
         "controller_name": manager,
         "controller_version": controller_version,
+        "rest_certificates": rest_certificates,
         "controller_port": _port("slurm_conf", options["conf"], "SlurmctldPort", "6817"),
         "daemons": [
             {
@@ -219,33 +227,35 @@ def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> d
         }
     )
     if options["rest"]:
-        command = f"/usr/sbin/slurmrestd -a rest_auth/jwt {options['rest_address']}:{options['rest_port']}"
-        # It must not run as root or as Slurm's own account.
-        daemons.append(
-            {
-                "name": "slurmrestd",
-                "command": command,
-                "user": "nobody",
-                "environment": {"SLURM_JWT": "daemon"},
-                "reads": ["/etc/slurm/slurm.conf"],
-                "ready_address": options["rest_address"],
-                "ready_port": options["rest_port"],
-                "drop_in": _drop_in(
-                    ["StartLimitIntervalSec=0", *after],
-                    ["DynamicUser=yes", "Environment=SLURM_JWT=daemon", "ExecStart=", f"ExecStart={command}"],
-                ),
-            }
-        )
+        daemons.append(_rest_daemon(after))
+    proxied = _is_proxied(options)
+    if proxied:
+        daemons.append(_rest_proxy(after, options))
     dbd = conf.text_of(
         conf.render(conf.merge({**_dbd_settings(address), **_token_settings(options)}, options["dbd_conf"]))
     )
     return {
         "programs": programs(options, True),
         "token_key": TOKEN_KEY if options["rest"] else "",
-        "files": [{"path": DBD_FILE, "content": dbd, "owner": "slurm", "group": "slurm", "mode": "0600"}]
-        if options["accounting"]
-        else [],
+        "system_accounts": [
+            *([rest.ACCOUNT] if options["rest"] else []),
+            *([rest.PROXY_ACCOUNT] if proxied else []),
+        ],
+        "certificate": _rest_identity(record, options, address)._asdict() if proxied else None,
+        "files": [
+            *(
+                [{"path": DBD_FILE, "content": dbd, "owner": "slurm", "group": "slurm", "mode": "0600"}]
+                if options["accounting"]
+                else []
+            ),
+            *(
+                [{"path": rest.CONFIG, "content": rest.proxy_config(options["rest_address"], options["rest_port"])}]
+                if proxied
+                else []
+            ),
+        ],
         "withdrawn": [
+            *([] if proxied else [rest.FOLDER]),
             *([] if options["rest"] else [TOKEN_KEY]),
             *([] if options["accounting"] else [DBD_FILE]),
         ],
@@ -253,10 +263,73 @@ def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> d
     }
 
 
+def _is_proxied(options: Mapping[str, Any]) -> bool:
+    return bool(options["rest"] and options["rest_address"])
+
+
+def _rest_daemon(after: Sequence[str]) -> dict[str, Any]:
+    """slurmrestd, which must not run as root or as Slurm's own account."""
+    command = f"/usr/sbin/slurmrestd -a rest_auth/jwt unix:{rest.SOCKET}"
+    return {
+        "name": rest.DAEMON,
+        "command": command,
+        "user": rest.ACCOUNT,
+        "directories": [rest.SOCKET_FOLDER],
+        # It separates what its threads share from other processes, for which a container may lack the right.
+        "environment": {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_unshare_files,disable_unshare_sysv"},
+        "reads": ["/etc/slurm/slurm.conf"],
+        "ready_path": rest.SOCKET,
+        "drop_in": _drop_in(
+            ["StartLimitIntervalSec=0", *after],
+            [
+                f"User={rest.ACCOUNT}",
+                f"Group={rest.ACCOUNT}",
+                f"RuntimeDirectory={rest.SOCKET_FOLDER.rpartition('/')[2]}",
+                *_CONFINED,
+                "Environment=SLURM_JWT=daemon",
+                # It would add listeners, with plain HTTP.
+                "UnsetEnvironment=SLURMRESTD_LISTEN",
+                "ExecStart=",
+                f"ExecStart={command}",
+            ],
+        ),
+    }
+
+
+def _rest_proxy(after: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The proxy with TLS in front of slurmrestd. Its memory contains its private key."""
+    command = f"/usr/bin/stunnel {rest.CONFIG}"
+    return {
+        "name": rest.PROXY,
+        "command": f"prlimit --core=0 {command}",
+        "reads": [rest.CONFIG, *own(rest.FOLDER)],
+        "ready_address": options["rest_address"],
+        "ready_port": options["rest_port"],
+        "drop_in": _drop_in(
+            ["StartLimitIntervalSec=0", f"After={rest.DAEMON}.service", *after],
+            [
+                "CapabilityBoundingSet=CAP_SETUID CAP_SETGID CAP_NET_BIND_SERVICE",
+                *_CONFINED,
+                "LimitCORE=0",
+                "ExecStart=",
+                f"ExecStart={command}",
+            ],
+        ),
+    }
+
+
+def _rest_identity(record: model.Record, options: Mapping[str, Any], cluster_address: str) -> Identity:
+    """For whom the proxy's certificate is."""
+    addresses = rest.reached_at(options["rest_address"], cluster_address)
+    return Identity(rest.FOLDER, record["name"], "Slurm REST API", record["manager"], addresses)
+
+
 def programs(options: Mapping[str, Any], serve: bool) -> list[str]:
-    """The programs that a node needs, and with ``serve`` the manager. ``options``: accounting and rest."""
+    """The programs that a node needs, and with ``serve`` the manager. ``options``: accounting, rest and
+    rest_address."""
     parts = ["node", *(["controller"] if serve else [])]
     parts += [part for part in ("accounting", "rest") if serve and options[part]]
+    parts += ["rest_proxy"] if serve and _is_proxied(options) else []
     return [program for part in parts for program in _PROGRAMS[part]]
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts, conf
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts, conf, rest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm import DATABASE, STATE_FOLDER
 
 #: The options of the role, without its prefix, that are checked here.
-OPTIONS = ("accounting", "conf", "dbd_conf", "qos", "accounts")
+OPTIONS = ("accounting", "conf", "dbd_conf", "qos", "accounts", "rest_address")
 
 
 class _Fixed(NamedTuple):
@@ -55,6 +55,11 @@ def check(options: Mapping[str, Any]) -> None:
     """Raises InputError, which never contains a value: one of them is a password."""
     for name in ("conf", "dbd_conf"):
         _check_fixed(f"slurm_{name}", options[name])
+    if options["rest_address"] and not rest.is_address(options["rest_address"]):
+        raise InputError(
+            "slurm_rest_address is not an IP address.",
+            "Set an address of the manager, or 0.0.0.0 or :: for all of them.",
+        )
     if options["accounting"]:
         asked = accounts.wanted(options["qos"], options["accounts"])
         if enforces_qos(options["conf"]):

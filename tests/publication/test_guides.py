@@ -38,6 +38,7 @@ FOREIGN = {
         "cd",
         "chmod",
         "cp",
+        "curl",
         "docker",
         "export",
         "git",

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from lab_hosts import Lab
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
+
 #: s4 has supervisord instead of systemd.
 MACHINES = ("s1", "s2", "s3", "s4")
 TRAINERS = ("s1", "s2", "s3")
@@ -22,8 +24,25 @@ SLURM = "gpumesh.cluster.slurm"
 #: The newest version of the REST interface in each of Debian's versions of Slurm.
 REST = {"22.05": "v0.0.38", "24.11": "v0.0.41"}
 #: The daemons on the manager, and on the others.
-DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd")}
+DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd", rest.PROXY)}
 OTHERS = ("munge", "slurmd")
+#: Requests the nodes in one version of the REST interface, with a valid and an invalid token, from a server that it
+#: verifies against a file; and from one that it verifies against the certificates of the system.
+_ASK = """
+import json, ssl, sys, urllib.error, urllib.request
+url, trust, token = sys.argv[1:]
+for trusted, sent in ((trust, token), (trust, "no.such.token"), (None, token)):
+    headers = {"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": sent}
+    context = ssl.create_default_context(cafile=trusted)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60, context=context)
+        print(*sorted(node["name"] for node in json.load(answer)["nodes"]))
+    except urllib.error.HTTPError as refusal:
+        print("refused" if refusal.code >= 400 else refusal.code)
+    except urllib.error.URLError as failure:
+        print("not verified" if isinstance(failure.reason, ssl.SSLCertVerificationError) else failure)
+"""
 #: Seconds to allow on a busy machine for what usually takes one.
 PATIENCE = 300.0
 
@@ -52,6 +71,23 @@ def wait_until_idle(lab: Lab, machines: Sequence[str] = MACHINES) -> None:
         lambda: states(lab) == dict.fromkeys(machines, "idle"),
         PATIENCE,
     )
+
+
+def rest_path(lab: Lab) -> str:
+    """The path of the nodes in the REST interface."""
+    version = ".".join(lab.run("s3", "scontrol", "--version").split()[1].split(".")[:2])
+    return f"/slurm/{REST[version]}/nodes"
+
+
+def token(lab: Lab, manager: str) -> str:
+    """A token of root's."""
+    return lab.run(manager, "scontrol", "token", "lifespan=600").strip().partition("=")[2]
+
+
+def ask_rest(lab: Lab, client: str, manager: str) -> list[str]:
+    """What the REST interface answers a member with a token, with a wrong one, and without its certificate."""
+    url = f"https://{ADDRESSES[manager]}:6820{rest_path(lab)}"
+    return lab.run(client, "python3", "-c", _ASK, url, rest.TRUST, token(lab, manager)).splitlines()
 
 
 def submit(lab: Lab, script: str, *options: str) -> str:

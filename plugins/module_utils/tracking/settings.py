@@ -12,7 +12,7 @@ import re
 import shlex
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import own_certificate
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import Identity, own
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, limits, locations
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
@@ -35,7 +35,7 @@ CHECKER_PASSWORD = f"{FOLDER}/checker"
 CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
 #: The certificate that the server has made for itself.
-OWN_CERTIFICATE, OWN_KEY = own_certificate.own(FOLDER)
+OWN_CERTIFICATE, OWN_KEY = own(FOLDER)
 #: Exists if the database has been written to the volume, so that the local one is no longer needed.
 MOVED = f"{FOLDER}/moved"
 #: Where earlier versions wrote what is now in trust_of(). Jobs that were started then still read it.
@@ -102,9 +102,9 @@ class Server(NamedTuple):
         return OWN_KEY if self.own_certificate else KEY
 
     @property
-    def identity(self) -> own_certificate.Server:
+    def identity(self) -> Identity:
         """For whom the certificate is that it makes itself."""
-        return own_certificate.Server(FOLDER, self.cluster, "MLflow", self.machine, [self.address])
+        return Identity(FOLDER, self.cluster, "MLflow", self.machine, [self.address])
 
     @property
     def folder(self) -> str:

@@ -13,6 +13,7 @@ from ansible.errors import AnsibleUndefinedVariable
 
 from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm import DBD_FILE, TOKEN_KEY
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0", "gpus": 8} for n in (1, 2)]
@@ -149,27 +150,66 @@ def test_the_checks_stay_as_long_as_the_controller_may_tell_to_run_them() -> Non
 
 def test_the_manager_runs_what_is_chosen() -> None:
     assert list(daemons()) == ["slurmdbd", "slurmctld"]
-    rest = daemons(slurm_rest=True, slurm_accounting=False, slurm_rest_port=7000)
-    assert list(rest) == ["slurmctld", "slurmrestd"]
-    assert (rest["slurmrestd"]["user"], rest["slurmrestd"]["ready_port"]) == ("nobody", 7000)
-    assert "ExecStart=\nExecStart=/usr/sbin/slurmrestd" in rest["slurmrestd"]["drop_in"]
     served = sent({"state": "served"}, inventory_hostname="n1")
-    assert (served["token_key"], len(served["withdrawn"]), served["files"][0]["mode"]) == ("", 1, "0600")
-    assert "StorageType=accounting_storage/mysql" in served["files"][0]["content"]
+    assert (served["token_key"], served["withdrawn"]) == ("", [rest.FOLDER, TOKEN_KEY])
+    assert served["system_accounts"] == [] and served["certificate"] is None
+    (file,) = served["files"]
+    assert file["mode"] == "0600"
+    assert "StorageType=accounting_storage/mysql" in file["content"]
+
+
+def test_slurmrestd_listens_on_a_socket_only() -> None:
+    served = sent({"state": "served"}, inventory_hostname="n1", slurm_rest=True, slurm_accounting=False)
+    assert [one["name"] for one in served["daemons"]] == ["slurmctld", "slurmrestd"]
+    daemon = served["daemons"][1]
+    assert daemon["command"].split()[1:] == ["-a", "rest_auth/jwt", f"unix:{rest.SOCKET}"]
+    assert (daemon["user"], daemon["directories"]) == (rest.ACCOUNT, [rest.SOCKET_FOLDER])
+    assert f"ExecStart=\nExecStart={daemon['command']}\n" in daemon["drop_in"]
+    assert "User=gpumesh_rest\n" in daemon["drop_in"] and "UnsetEnvironment=SLURMRESTD_LISTEN\n" in daemon["drop_in"]
+    assert (served["system_accounts"], served["files"]) == ([rest.ACCOUNT], [])
+    # A proxy of an earlier run.
+    assert rest.FOLDER in served["withdrawn"]
+
+
+def test_with_an_address_a_proxy_serves_it_with_tls() -> None:
+    here = {"inventory_hostname": "n1", "slurm_rest": True, "slurm_accounting": False, "slurm_rest_port": 7000}
+    served = sent({"state": "served"}, **here, slurm_rest_address="10.0.0.1")
+    assert [one["name"] for one in served["daemons"]] == ["slurmctld", "slurmrestd", rest.PROXY]
+    proxy = served["daemons"][2]
+    assert (proxy["ready_address"], proxy["ready_port"]) == ("10.0.0.1", 7000)
+    assert set(proxy["reads"]) == {rest.CONFIG, f"{rest.FOLDER}/own.crt", f"{rest.FOLDER}/own.key"}
+    assert {"stunnel", "openssl"} <= set(served["programs"])
+    assert served["system_accounts"] == [rest.ACCOUNT, rest.PROXY_ACCOUNT]
+    assert [one["path"] for one in served["files"]] == [rest.CONFIG]
+    assert served["certificate"] == {
+        "folder": rest.FOLDER,
+        "cluster": "lab",
+        "service": "Slurm REST API",
+        "machine": "n1",
+        "addresses": ["10.0.0.1"],
+    }
+    assert rest.FOLDER not in served["withdrawn"]
+    everywhere = sent({"state": "served"}, **here, slurm_rest_address="0.0.0.0")
+    assert everywhere["certificate"]["addresses"] == ["10.0.0.1", "127.0.0.1"]
+    off = sent({"state": "served"}, **{**here, "slurm_rest": False}, slurm_rest_address="10.0.0.1")
+    assert [one["name"] for one in off["daemons"]] == ["slurmctld"] and rest.FOLDER in off["withdrawn"]
+    # slurmd needs neither of them.
+    assert sent({}, slurm_rest=True, slurm_rest_address="10.0.0.1")["programs"] == ["slurmd"]
 
 
 def test_services_that_are_no_longer_wanted_end() -> None:
     """The file by which an interrupted run knows them goes last."""
     results = {
-        "gpumesh.cluster.slurm": [{**DONE, "withdrawn": [TOKEN_KEY, DBD_FILE]}, STORED],
-        "gpumesh.cluster.daemon": [{"changed": True}] * 3,
+        "gpumesh.cluster.slurm": [{**DONE, "withdrawn": [rest.FOLDER, TOKEN_KEY, DBD_FILE]}, STORED],
+        "gpumesh.cluster.daemon": [{"changed": True}] * 4,
         "community.mysql.mysql_info": [{"databases": {"mysql": {}, "slurm_acct_db": {}}}],
-        "ansible.builtin.file": [{"changed": True}] * 2,
+        "ansible.builtin.file": [{"changed": True}] * 4,
     }
     here = {"inventory_hostname": "n1", "ansible_play_batch": ["n1", "n2"], "slurm_accounting": False}
     played = play(ActionModule, {"record": RECORD, "state": "served"}, results, here)
     steps = [given.get("path") or given.get("name") for module, given in played.ran if module in STOPPING]
-    assert steps == ["slurmrestd", TOKEN_KEY, "slurmdbd", "mariadb", DBD_FILE]
+    proxy, daemon = [rest.PROXY, rest.FOLDER], ["slurmrestd", rest.SOCKET_FOLDER, TOKEN_KEY]
+    assert steps == [*proxy, *daemon, "slurmdbd", "mariadb", DBD_FILE]
     assert all(given["state"] == "absent" for module, given in played.ran if module in STOPPING)
     assert played.result["changed"]
 
@@ -289,3 +329,18 @@ def test_a_node_is_told_of_the_controller_s_version() -> None:
     ):
         assert sent(asked, **variables)["controller_version"] == version
     assert sent({})["controller_version"] == ""
+
+
+def test_a_node_is_told_of_the_certificates_of_the_rest_api() -> None:
+    """Those that the manager has made in this run, or else those that it has."""
+    asked = {"registered": ["served", "queue"]}
+    for variables, certificates in (
+        ({"hostvars": {"n1": {"served": {"rest_certificates": ["new", "next"]}}}}, ["new", "next"]),
+        # It has just been switched off.
+        ({"hostvars": {"n1": {"served": {"rest_certificates": []}}}, "queue": {"rest_certificates": ["old"]}}, []),
+        ({"hostvars": {"n1": {}}, "served": {"skipped": True}, "queue": {"rest_certificates": ["old"]}}, ["old"]),
+        # One would be made, in check mode.
+        ({"hostvars": {"n1": {"served": {"rest_certificates": None}}}}, None),
+    ):
+        assert sent(asked, **variables)["rest_certificates"] == certificates
+    assert sent({})["rest_certificates"] is None

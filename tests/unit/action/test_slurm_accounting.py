@@ -38,7 +38,7 @@ def answers(database: bool = False, others: Sequence[str] = (), there: Sequence[
         "community.mysql.mysql_info": [{"changed": False, "databases": {name: {} for name in [*OURS, *others]}}],
         "gpumesh.cluster.slurm_database": [CHANGED],
         "gpumesh.cluster.slurm_state": [{"changed": True, "kept": "/var/lib/slurm/slurmctld.1"}],
-        "gpumesh.cluster.daemon": [CHANGED, SAME, SAME, CHANGED],
+        "gpumesh.cluster.daemon": [CHANGED, SAME, SAME, SAME, CHANGED],
         "ansible.builtin.file": [CHANGED],
         "ansible.builtin.stat": [{"changed": False, "stat": {"exists": one}} for one in there],
     }
@@ -112,15 +112,16 @@ def test_a_queue_goes_after_its_daemons_and_its_accounting(
     arguments = {"state": "retired", "keep": keep}
     played = play(slurm_state.ActionModule, arguments, answers(there=there), HERE)
     ran = [(name, state) for name, state in words(played) if name != "stat"]
-    assert ran[:3] == [("daemon", "absent")] * 3
-    assert [one["name"] for name, one in played.ran if name.endswith(".daemon")][:3] == [
+    assert ran[:4] == [("daemon", "absent")] * 4
+    assert [one["name"] for name, one in played.ran if name.endswith(".daemon")][:4] == [
+        "stunnel@gpumesh-rest",
         "slurmrestd",
         "slurmctld",
         "slurmdbd",
     ]
     stopped = [("daemon", "absent")] if accounting else []
-    assert [state for _name, state in ran[3 : 3 + len(accounting)]] == accounting
-    assert ran[3 + len(accounting) :] == [*stopped, ("file", "absent"), ("slurm_state", "retired")]
+    assert [state for _name, state in ran[4 : 4 + len(accounting)]] == accounting
+    assert ran[4 + len(accounting) :] == [*stopped, ("file", "absent"), ("slurm_state", "retired")]
     assert given(played, "slurm_state") == {"state": "retired", "keep": keep}
     assert played.result["kept"] == "/var/lib/slurm/slurmctld.1"
 

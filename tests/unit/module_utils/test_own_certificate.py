@@ -15,7 +15,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils import own_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import Server
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import Identity
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import shake_hands
 from ansible_collections.gpumesh.cluster.tests.support import certificates
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.skipif(certificates.MISSING, reason="not checked: there
 
 
 @pytest.fixture(name="server")
-def _server(tmp_path: Path) -> Server:
-    return Server(str(tmp_path), "lab", "MLflow", "n1", ["10.0.0.1"])
+def _server(tmp_path: Path) -> Identity:
+    return Identity(str(tmp_path), "lab", "MLflow", "n1", ["10.0.0.1"])
 
 
-def accepted(made: Server, trust: str, name: str) -> None:
+def accepted(made: Identity, trust: str, name: str) -> None:
     """Whether a client that verifies as strictly as Python 3.13 accepts what the server has. Raises ssl.SSLError."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(*made.own)
@@ -39,7 +39,7 @@ def accepted(made: Server, trust: str, name: str) -> None:
     shake_hands(server, client, name)
 
 
-def test_clients_accept_it_for_the_address_and_the_name_and_it_is_kept(server: Server, tmp_path: Path) -> None:
+def test_clients_accept_it_for_the_address_and_the_name_and_it_is_kept(server: Identity, tmp_path: Path) -> None:
     assert own_certificate.present(run, server) == []
     (made,) = own_certificate.settle(run, server)
     assert values.certificate(made) == made
@@ -52,7 +52,7 @@ def test_clients_accept_it_for_the_address_and_the_name_and_it_is_kept(server: S
     assert stat.S_IMODE((tmp_path / "own.key").stat().st_mode) == 0o600
 
 
-def test_it_is_for_every_address_also_of_ipv6(server: Server) -> None:
+def test_it_is_for_every_address_also_of_ipv6(server: Identity) -> None:
     also = server._replace(addresses=["10.0.0.1", "fd7a:115c:a1e0::1"])
     (first,) = own_certificate.settle(run, server)
     (made,) = own_certificate.settle(run, also)
@@ -62,7 +62,7 @@ def test_it_is_for_every_address_also_of_ipv6(server: Server) -> None:
 
 
 def test_clients_trust_the_next_one_for_some_time_before_it_is_used(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_certificate, "_VALID", 300)
     (first,) = own_certificate.settle(run, server)
@@ -83,7 +83,7 @@ def test_clients_trust_the_next_one_for_some_time_before_it_is_used(
         accepted(server, trust, "n1")
 
 
-def test_one_that_no_client_would_accept_is_replaced_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_no_client_would_accept_is_replaced_at_once(server: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_certificate, "_VALID", 1)
     (expired,) = own_certificate.settle(run, server)
     monkeypatch.setattr(own_certificate, "_VALID", 730)
@@ -96,7 +96,7 @@ def test_one_that_no_client_would_accept_is_replaced_at_once(server: Server, mon
     accepted(moved, second, "10.0.0.9")
 
 
-def test_an_interrupted_run_is_continued(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_continued(server: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has written the key of a new certificate, or of the next one, and not the certificate."""
     (first,) = own_certificate.settle(run, server)
     key = Path(server.own.key).read_text()
@@ -110,7 +110,7 @@ def test_an_interrupted_run_is_continued(server: Server, monkeypatch: pytest.Mon
     accepted(server, both[1], "n1")
 
 
-def test_a_failure_leaves_nothing_behind(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing_behind(server: Identity, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(own_certificate, "request", lambda _server: "nonsense")
     with pytest.raises(CommandError, match="openssl req"):
         own_certificate.settle(run, server)

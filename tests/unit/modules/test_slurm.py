@@ -16,7 +16,10 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from module_runs import result_of, start, write_programs
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
 from ansible_collections.gpumesh.cluster.plugins.modules import slurm
+from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 SLURMD = {"name": "slurmd", "command": "/usr/sbin/slurmd -D", "reads": [], "drop_in": "[Unit]\n"}
 
@@ -144,6 +147,77 @@ def test_who_leaves_has_no_configuration(programs: Path, given: dict[str, Any]) 
     assert left["changed"]
     assert not (Path(given["directory"]) / "slurm.conf").exists()
     assert not run(programs, given, state="absent")["changed"]
+
+
+@pytest.fixture(name="rest_paths")
+def _rest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The paths of the REST API on a host that is this folder."""
+    monkeypatch.setattr(rest, "TRUST", str(tmp_path / "gpumesh" / "ca.crt"))
+    monkeypatch.setattr(rest, "FOLDER", str(tmp_path / "gpumesh" / "slurm-rest"))
+    monkeypatch.setattr(rest, "SOCKET_FOLDER", str(tmp_path / "run"))
+    return tmp_path
+
+
+def module(given: dict[str, Any], capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
+    """The result of the module, run in this process."""
+    with patch_module_args({**given, **arguments}), pytest.raises(SystemExit):
+        slurm.main()
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+@pytest.mark.usefixtures("rest_paths")
+def test_members_trust_what_the_rest_api_has_and_no_former_manager_keeps_a_key(
+    programs: Path,
+    given: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    trust, key, link = Path(rest.TRUST), Path(rest.FOLDER) / "own.key", Path(rest.SOCKET_FOLDER) / "socket"
+    # slurmd would have to be registered first, so nothing of the node itself is done here.
+    node = {**given, "programs": [], "health_check": "", "daemons": []}
+    monkeypatch.setattr(slurm, "_run_node", lambda *_given: Outcome(False, {}))
+    for path in (key, link):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert module(node, capsys, rest_certificates=["one\n", "two\n"], _ansible_check_mode=True)["changed"]
+    assert not trust.exists() and key.exists()
+    assert module(node, capsys, rest_certificates=["one\n", "two\n"], serve=True)["changed"]
+    assert (trust.read_text(), trust.stat().st_mode & 0o777, key.exists()) == ("one\ntwo\n", 0o644, True)
+    assert not module(node, capsys, rest_certificates=["one\n", "two\n"], serve=True)["changed"]
+    assert module(node, capsys)["changed"]
+    assert trust.exists() and not key.parent.exists() and not link.parent.exists()
+    assert not module(node, capsys)["changed"]
+    assert module(node, capsys, rest_certificates=[])["changed"]
+    assert not trust.exists()
+
+
+@pytest.mark.usefixtures("rest_paths")
+def test_who_leaves_keeps_nothing_of_the_rest_api(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path(rest.FOLDER).mkdir(parents=True)
+    Path(rest.TRUST).touch()
+    assert module(given, capsys, state="absent")["changed"]
+    assert not Path(rest.TRUST).parent.exists()
+    assert not module(given, capsys, state="absent")["changed"]
+
+
+@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+@pytest.mark.usefixtures("rest_paths")
+def test_the_proxy_of_the_rest_api_gets_a_certificate_once(
+    programs: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    about = {"folder": rest.FOLDER, "cluster": "lab", "service": "REST", "machine": "n1", "addresses": ["10.0.0.1"]}
+    served = {**given, "state": "served", "daemons": [], "certificate": about}
+    would = module(served, capsys, _ansible_check_mode=True)
+    assert (would["changed"], would["rest_certificates"]) == (True, None)
+    made = module(served, capsys)
+    assert made["changed"] and len(made["rest_certificates"]) == 1
+    again = module(served, capsys)
+    assert (again["changed"], again["rest_certificates"]) == (False, made["rest_certificates"])
+    assert (Path(rest.FOLDER) / "own.key").stat().st_mode & 0o777 == 0o600
+    assert module({**served, "certificate": None}, capsys)["rest_certificates"] == []
 
 
 def test_a_node_that_the_controller_does_not_work_with_is_refused(programs: Path, given: dict[str, Any]) -> None:

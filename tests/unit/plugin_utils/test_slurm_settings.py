@@ -16,7 +16,8 @@ LOCKED_OUT = {"research": {"QOS": ["short", "long"]}}
 
 
 def check(**options: Any) -> None:
-    slurm_settings.check({"accounting": True, "conf": {}, "dbd_conf": {}, "qos": {}, "accounts": {}, **options})
+    none = {"accounting": True, "conf": {}, "dbd_conf": {}, "qos": {}, "accounts": {}, "rest_address": ""}
+    slurm_settings.check({**none, **options})
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,14 @@ def test_settings_on_which_other_steps_rely_are_refused(variable: str, setting: 
 def test_other_settings_and_the_role_s_own_values_are_accepted() -> None:
     check(conf={"SlurmUser": "slurm", "StateSaveLocation": "/var/lib/slurm/slurmctld", "SlurmdTimeout": 30})
     check(dbd_conf={"StorageLoc": "slurm_acct_db", "StorageUser": "slurm", "StorageHost": "localhost", "DbdPort": 7000})
+
+
+@pytest.mark.parametrize("address", ["manager", "10.0.0.1:6820", "10.0.0.1\nconnect = /x"])
+def test_the_rest_api_needs_an_address(address: str) -> None:
+    for accepted in ("10.0.0.1", "::", "fd00::1"):
+        check(rest_address=accepted)
+    with pytest.raises(InputError, match="slurm_rest_address is not an IP address"):
+        check(rest_address=address)
 
 
 @pytest.mark.parametrize("enforced", ["qos", "associations,limits,QOS", ["limits", "qos"], "all"])

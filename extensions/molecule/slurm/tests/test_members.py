@@ -22,12 +22,15 @@ from slurm_members import (
     MACHINES,
     PATIENCE,
     SLURM,
+    ask_rest,
     job,
     processes,
     submit,
     wait_for_job,
     wait_until_idle,
 )
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
 
 STAY = ("s1", "s2", "s4")
 #: Runs until it is told to end.
@@ -117,7 +120,7 @@ def boot(lab: Lab) -> None:
 
 
 def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab) -> None:
-    chosen = ("slurmrestd", "slurmdbd", "mariadb")
+    chosen = (rest.PROXY, rest.DAEMON, "slurmdbd", "mariadb")
     history = sacct(lab, "s1")
     off = {"slurm_rest": False, "slurm_accounting": False, "job_environment_dialects": []}
     run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(off))
@@ -125,8 +128,9 @@ def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab) -> None:
     for name in chosen:
         shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", name)
         assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"], name
-    left = lab.run("s1", "sh", "-c", "ls /etc/slurm/slurmdbd.conf /var/lib/slurm/slurmctld/jwt_hs256.key", check=False)
-    assert left == ""
+    files = ("/etc/slurm/slurmdbd.conf", "/var/lib/slurm/slurmctld/jwt_hs256.key")
+    files += (rest.FOLDER, rest.TRUST, rest.SOCKET_FOLDER)
+    assert lab.run("s1", "ls", "-d", *files, check=False) == ""
     environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)
     assert "MASTER_ADDR=" in environment
     assert not re.findall(r"^(?:BACKENDAI|DSTACK|SKYPILOT|PRIMARY)_.*", environment, re.MULTILINE)
@@ -146,7 +150,7 @@ def sacct(lab: Lab, machine: str) -> set[str]:
 
 # --- The manager is a rented container
 
-MANAGER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmrestd", "slurmd")
+MANAGER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmrestd", rest.PROXY, "slurmd")
 
 
 def supervised(lab: Lab) -> dict[str, str]:
@@ -180,6 +184,7 @@ def test_a_rented_container_takes_over_as_manager_with_queue_and_accounting(lab:
     assert run.code == 0, run.output[-4000:]
     assert "0" not in supervised(lab).values()
     lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
+    assert ask_rest(lab, "s2", "s4") == ["s2 s3 s4", "refused", "not verified"]
     assert lab.run("s2", "squeue", "--noheader", "--format=%i %T").split() == [waiting, "PENDING"]
     lab.run("s3", "scontrol", "release", waiting)
     lab.wait("it has run", lambda: not lab.run("s2", "squeue", "--noheader"), PATIENCE)
@@ -228,7 +233,9 @@ def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
 def remains(lab: Lab, machine: str) -> str:
     """What a machine still has of a controller."""
     files = "/var/lib/slurm/slurmctld/* /var/lib/mysql/slurm_acct_db /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf"
-    return lab.run(machine, "sh", "-c", f"pidof slurmctld slurmdbd mariadbd; ls -d {files}", check=False)
+    files += f" {rest.FOLDER} {rest.SOCKET_FOLDER}"
+    daemons = "slurmctld slurmdbd mariadbd slurmrestd stunnel"
+    return lab.run(machine, "sh", "-c", f"pidof {daemons}; ls -d {files}", check=False)
 
 
 def hold(lab: Lab) -> str:
