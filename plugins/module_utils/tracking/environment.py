@@ -23,20 +23,27 @@ _PATIENCE = 3600.0
 #: The versions of Python for which there are packages.
 PYTHONS = ("3.11", "3.12", "3.13")
 _COMPLETE = "gpumesh.json"
-#: The newest version of each schema in this MLflow.
-_HEADS = """
+#: The schemas of this MLflow, by the tables in which their versions are.
+_SCHEMAS = """
 import json, os, mlflow, mlflow.server.auth
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-def head(*path):
+def schema(*path):
     config = Config()
     config.set_main_option("script_location", os.path.join(*path))
-    return ScriptDirectory.from_config(config).get_current_head()
-print("\\n" + json.dumps({
-    "alembic_version": head(os.path.dirname(mlflow.__file__), "store", "db_migrations"),
-    "alembic_version_auth": head(os.path.dirname(mlflow.server.auth.__file__), "db", "migrations"),
-    "mlflow": mlflow.__version__,
-}))
+    return ScriptDirectory.from_config(config)
+schemas = {
+    "alembic_version": schema(os.path.dirname(mlflow.__file__), "store", "db_migrations"),
+    "alembic_version_auth": schema(os.path.dirname(mlflow.server.auth.__file__), "db", "migrations"),
+}
+"""
+#: The newest version of each, and all that it can migrate.
+_HEADS = f"""{_SCHEMAS}
+heads = {{table: one.get_current_head() for table, one in schemas.items()}}
+print("\\n" + json.dumps({{**heads, "mlflow": mlflow.__version__}}))
+"""
+_REVISIONS = f"""{_SCHEMAS}
+print("\\n" + json.dumps({{table: [part.revision for part in one.walk_revisions()] for table, one in schemas.items()}}))
 """
 
 
@@ -83,6 +90,12 @@ def build(run: Runner, requirements: str, python: str) -> str:
     said = run([f"{folder}/bin/python", "-c", _HEADS], timeout=300).stdout
     write_atomic(os.path.join(folder, _COMPLETE), json.dumps(last_json(said)), mode=0o644)
     return folder
+
+
+def revisions(run: Runner, folder: str) -> Dict[str, List[str]]:
+    """The versions of each schema that MLflow knows: the newest one, and those that it can migrate."""
+    found = last_json(run([f"{folder}/bin/python", "-c", _REVISIONS], timeout=300).stdout)
+    return {table: list(known) for table, known in found.items()}
 
 
 def last_json(said: str) -> Dict[str, Any]:

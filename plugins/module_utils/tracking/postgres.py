@@ -9,6 +9,7 @@ another machine: it is loaded with the rights of the server's account, which has
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -26,6 +27,9 @@ _OWNER = "postgres"
 #: The database into which a dump is loaded. It gets its name only when it is complete.
 _NEW = f"{ACCOUNT}_new"
 _DROP = 'DROP DATABASE IF EXISTS :"name" WITH (FORCE);'
+#: A database with sessions cannot be renamed.
+_END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname IN (:'account', :'name');"
+_CHUNK = 1 << 20
 #: The tables in which MLflow stores the versions of its schema and of that of its users.
 VERSIONS = ("alembic_version", "alembic_version_auth")
 
@@ -149,28 +153,49 @@ def create(run: Runner, cluster: Cluster, name: str = ACCOUNT) -> None:
     sql(run, cluster, 'REVOKE CONNECT ON DATABASE :"name" FROM PUBLIC;', name=name)
 
 
-def drop(run: Runner, cluster: Cluster) -> None:
-    """Delete the database, and the account unless it owns databases that were replaced, which are kept."""
-    for name in (_NEW, ACCOUNT):
-        sql(run, cluster, _DROP, name=name)
-    owned = "SELECT 1 FROM pg_database JOIN pg_roles ON pg_roles.oid = datdba WHERE rolname = :'account';"
-    if not sql(run, cluster, owned):
-        sql(run, cluster, 'DROP ROLE IF EXISTS :"account";')
+def put_aside(run: Runner, cluster: Cluster) -> str:
+    """Rename the database, which another server has taken over. Returns its new name; empty if there is none."""
+    sql(run, cluster, _DROP, name=_NEW)
+    if not exists(run, cluster):
+        return ""
+    kept = _dated("moved")
+    sql(run, cluster, f'{_END_SESSIONS}\nALTER DATABASE :"account" RENAME TO :"kept";', name=ACCOUNT, kept=kept)
+    return kept
 
 
-def versions(run: Runner, cluster: Cluster) -> Dict[str, str]:
+def _dated(word: str) -> str:
+    """The name of a database that is kept, with the time at which another one has replaced it."""
+    return f"{ACCOUNT}_{word}_{time.strftime('%Y%m%d_%H%M%S', time.gmtime())}"
+
+
+def versions(run: Runner, cluster: Cluster, name: str = ACCOUNT) -> Dict[str, str]:
     """The versions of the schemas, by table; none if MLflow has not used the database yet."""
     found = {}
     for table in VERSIONS:
-        known = sql(run, cluster, "SELECT to_regclass('public.' || :'table');", ACCOUNT, ACCOUNT, table=table)
+        known = sql(run, cluster, "SELECT to_regclass('public.' || :'table');", ACCOUNT, name, table=table)
         if known == [table]:
-            rows = sql(run, cluster, 'SELECT version_num FROM :"table";', ACCOUNT, ACCOUNT, table=table)
+            rows = sql(run, cluster, 'SELECT version_num FROM :"table";', ACCOUNT, name, table=table)
             found[table] = ",".join(rows)
     return found
 
 
-def save(run: Runner, cluster: Cluster, path: str) -> None:
-    """Write the database to a file that only its account can read. It gets its name only when it is complete."""
+def digest(path: str) -> str:
+    """The SHA-256 of a dump. Raises HostStateError."""
+    found = hashlib.sha256()
+    try:
+        with acting_as(ACCOUNT), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
+            for chunk in iter(lambda: stream.read(_CHUNK), b""):
+                found.update(chunk)
+    except OSError as failure:
+        raise HostStateError(f"{path} cannot be read: {failure.strerror}.", "See the volume.") from failure
+    return found.hexdigest()
+
+
+def save(run: Runner, cluster: Cluster, path: str, note: Callable[[str], None]) -> None:
+    """Write the database to a file that only its account can read. It gets its name only when it is complete.
+
+    ``note`` records the digest of the file before that.
+    """
     draft = f"{path}.{secrets.token_hex(4)}"
     argv = ["pg_dump", "--format=custom", f"--host={SOCKETS}", f"--port={cluster.port}", f"--file={draft}", ACCOUNT]
     try:
@@ -183,6 +208,8 @@ def save(run: Runner, cluster: Cluster, path: str) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+        note(digest(draft))
+        with acting_as(ACCOUNT):
             os.replace(draft, path)
     except OSError as failure:
         raise HostStateError(f"{path} cannot be written: {failure.strerror}.", "See the volume.") from failure
@@ -190,22 +217,31 @@ def save(run: Runner, cluster: Cluster, path: str) -> None:
         remove(draft)
 
 
-def load(run: Runner, cluster: Cluster, path: str, stop: Callable[[], None]) -> str:
-    """Replace the database by the content of the file, and delete the file. Raises HostStateError, and keeps the file.
+def load(run: Runner, cluster: Cluster, path: str, accept: Callable[[str], None], stop: Callable[[], None]) -> str:
+    """Replace the database by the content of the file, which discard() deletes. Raises HostStateError.
 
     The file may be incomplete, and the database that it replaces may be the only one with its runs. So it is loaded
-    into a new database first, ``stop`` stops the server only then, and the replaced database is renamed. Returns the
-    new name; empty if there was none.
+    into a new database first, whose name ``accept`` gets and may refuse, ``stop`` stops the server only then, and the
+    replaced database is renamed. Returns the new name; empty if there was none.
     """
-    mark, kept = _mark(path), ""
-    if _comment(run, cluster) != mark:
-        _load_new(run, cluster, path)
-        sql(run, cluster, "COMMENT ON DATABASE :\"name\" IS :'mark';", name=_NEW, mark=mark)
-        stop()
-        kept = _put_in_place(run, cluster)
+    mark = _mark(path)
+    if _comment(run, cluster) == mark:
+        return ""
+    _load_new(run, cluster, path)
+    try:
+        accept(_NEW)
+    except HostStateError:
+        sql(run, cluster, _DROP, name=_NEW)
+        raise
+    sql(run, cluster, "COMMENT ON DATABASE :\"name\" IS :'mark';", name=_NEW, mark=mark)
+    stop()
+    return _put_in_place(run, cluster)
+
+
+def discard(run: Runner, cluster: Cluster, path: str) -> None:
+    """Delete a file whose content the database has."""
     remove(path)
     sql(run, cluster, 'COMMENT ON DATABASE :"account" IS NULL;')
-    return kept
 
 
 def _mark(path: str) -> str:
@@ -241,10 +277,9 @@ def _load_new(run: Runner, cluster: Cluster, path: str) -> None:
 
 def _put_in_place(run: Runner, cluster: Cluster) -> str:
     """Rename the present database and the new one, in one transaction. Returns the present one's new name."""
-    kept = f"{ACCOUNT}_before_{time.strftime('%Y%m%d_%H%M%S', time.gmtime())}" if exists(run, cluster) else ""
+    kept = _dated("before") if exists(run, cluster) else ""
     statements = [
-        # A database with sessions cannot be renamed.
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname IN (:'account', :'name');",
+        _END_SESSIONS,
         "BEGIN;",
         *(['ALTER DATABASE :"account" RENAME TO :"kept";'] if kept else []),
         'ALTER DATABASE :"name" RENAME TO :"account";',

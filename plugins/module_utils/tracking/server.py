@@ -43,6 +43,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
     confine,
     environment,
+    move,
     postgres,
     settings,
     users,
@@ -546,6 +547,8 @@ def _serve(run: Runner, request: Request, done: Done) -> None:
         words.append(f"account {settings.ACCOUNT} made")
     if make_folders(server):
         words.append(f"{server.folder} made")
+    if cluster.online and postgres.exists(run, cluster):
+        _refuse_newer(run, folder, heads, _versions(run, cluster))
     words += [
         f"{step.path} written"
         for step in host_files.see_to(settings.files(server, folder, python, cluster.port, systemd), False)
@@ -595,29 +598,93 @@ def _prepare(
     words: List[str],
 ) -> None:
     """Prepare the database: the transferred one, a new one, or the current one, with the schema of this MLflow."""
-    dump = request.server.dump
-    # First, since it allows the database to be deleted, and from now on no other member has what is in it.
-    remove_file(settings.MOVED)
-    if postgres.is_there(dump):
-        kept = postgres.load(run, cluster, dump, lambda: _stop(run, request, systemd))
-        words.append(f"database loaded, the previous one is kept as {kept}" if kept else "database loaded")
-    elif not postgres.exists(run, cluster):
-        postgres.create(run, cluster)
-        words.append("database made")
-    try:
-        known = postgres.versions(run, cluster)
-    except CommandError as failure:
-        raise HostStateError(
-            f"PostgreSQL does not let {settings.ACCOUNT} in: {failure.message}", postgres.reason(failure) or ""
-        ) from failure
+    words += _settle_database(
+        run,
+        request.server,
+        cluster,
+        lambda name: _refuse_newer(run, folder, heads, _versions(run, cluster, name)),
+        lambda: _stop(run, request, systemd),
+    )
+    known = _versions(run, cluster)
     if not known or all(heads.get(table) == version for table, version in known.items()):
         return
+    _refuse_newer(run, folder, heads, known)
     _stop(run, request, systemd)
     url = settings.database_url(cluster.port)
     for argv in (["-m", "mlflow", "db", "upgrade", url], ["-m", "mlflow.server.auth", "db", "upgrade", f"--url={url}"]):
         command = command_as(settings.ACCOUNT, [f"{folder}/bin/python", *argv])
         run(command, timeout=_MIGRATION, environment=_variables())
     words.append("schema migrated")
+
+
+def _settle_database(
+    run: Runner,
+    server: Server,
+    cluster: postgres.Cluster,
+    accept: Callable[[str], None],
+    stop: Callable[[], None],
+) -> List[str]:
+    """Load the dump on the volume, or make a database if there is none. Returns descriptions of the changes."""
+    saved, moves = move.mark(), move.listed(server.moves)
+    # First, since it says that another server has the database, and from now on no other member has what is in it.
+    remove_file(settings.MOVED)
+    pending = move.pending(moves)
+    if postgres.is_there(server.dump):
+        digest = postgres.digest(server.dump)
+        if saved is not None and saved.digest == digest and postgres.exists(run, cluster):
+            # The move of this very database has failed. It has not been used since.
+            move.write_list(server.moves, [one for one in moves if one is not pending])
+            postgres.remove(server.dump)
+            return []
+        kept = postgres.load(run, cluster, server.dump, accept, stop)
+        if moves:
+            move.write_list(server.moves, move.completed(moves, digest, server.machine))
+        postgres.discard(run, cluster, server.dump)
+        return [f"database loaded, the previous one is kept as {kept}" if kept else "database loaded"]
+    if pending is not None:
+        if pending.former != server.machine:
+            raise _vanished(server, pending)
+        move.write_list(server.moves, moves[:-1])
+    if postgres.exists(run, cluster):
+        return []
+    postgres.create(run, cluster)
+    return ["database made"]
+
+
+def _vanished(server: Server, pending: move.Move) -> HostStateError:
+    return HostStateError(
+        f"The database of the experiments that {pending.former} has saved for this server is missing: {server.dump} was "
+        f"removed before it was loaded. {pending.former} still has all runs.",
+        f"Return to it with tracking_server={pending.former}, and move the server again. If {pending.former} is lost, "
+        f"remove {server.moves} to start with an empty database.",
+        former=pending.former,
+    )
+
+
+def _versions(run: Runner, cluster: postgres.Cluster, name: str = settings.ACCOUNT) -> Dict[str, str]:
+    """The versions of the schemas in a database. Raises HostStateError."""
+    try:
+        return postgres.versions(run, cluster, name)
+    except CommandError as failure:
+        raise HostStateError(
+            f"PostgreSQL does not let {settings.ACCOUNT} in: {failure.message}", postgres.reason(failure) or ""
+        ) from failure
+
+
+def _refuse_newer(run: Runner, folder: str, heads: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Refuse a database of a newer MLflow, to which this one cannot return. Raises HostStateError."""
+    differing = {table: version for table, version in found.items() if heads.get(table) != version}
+    known = environment.revisions(run, folder) if differing else {}
+    for table, version in differing.items():
+        unknown = [one for one in version.split(",") if one not in known.get(table, [])]
+        if unknown:
+            raise HostStateError(
+                f"The database of the experiments has the schema {unknown[0]} ({table}), of a newer MLflow than "
+                f"{heads.get('mlflow')}, which cannot read it. Nothing was changed.",
+                "Use the version of this collection with which the schema was migrated, or a newer one; or restore a "
+                "backup from before that.",
+                schema=unknown[0],
+            )
 
 
 def _variables() -> Dict[str, str]:
@@ -678,23 +745,28 @@ def save(run: Runner, request: Request) -> bool:
         return False
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     _stop(run, request, systemd)
-    there = postgres.is_there(request.server.dump)
-    if not there:
-        cluster = _cluster(run)
-        _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
-        if not postgres.exists(run, cluster):
-            return False
-        postgres.save(run, cluster, request.server.dump)
-        # Only here: a file that was there may be a backup to restore, and then no file has what is in this database.
-        write_atomic(settings.MOVED, "", mode=0o600)
-    return not there
+    if postgres.is_there(request.server.dump):
+        # Without a mark: it may be a backup to restore, and then no file has what is in this database.
+        return False
+    cluster = _cluster(run)
+    _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
+    if not postgres.exists(run, cluster):
+        return False
+
+    def note(digest: str) -> None:
+        saved, moves = move.Move(digest, request.server.machine), move.listed(request.server.moves)
+        move.write_list(request.server.moves, [*(one for one in moves if one.loaded), saved])
+        move.write_mark(saved)
+
+    postgres.save(run, cluster, request.server.dump, note)
+    return True
 
 
 def retire(run: Runner, request: Request, keep_data: bool) -> bool:
     """Remove the server from this host, unless it is that of another cluster. Returns whether anything was removed.
 
-    Its database is deleted if another member has taken it over, unless ``keep_data``. The program is deleted last: as
-    long as it exists, the next run continues the removal.
+    Its database is renamed if another member has taken it over, unless ``keep_data``. The program is deleted last: as
+    long as it exists, the next run continues the removal. Raises GpumeshError.
     """
     trusted = _trusted(request) if keep_data or not request.server.tls else []
     for path in trusted:
@@ -708,11 +780,12 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
             f"The database of the experiments has not been taken over yet: {request.server.dump} is still there.",
             "Run the playbook tracking with all members.",
         )
+    taken_over = not keep_data and _taken_over(request.server)
     _stop(run, request, systemd)
-    if not keep_data and os.path.lexists(settings.MOVED) and find("pg_lsclusters") is not None:
+    if taken_over and find("pg_lsclusters") is not None:
         cluster = _cluster(run)
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
-        postgres.drop(run, cluster)
+        postgres.put_aside(run, cluster)
     secret = (
         settings.SECRET,
         settings.PASSPHRASE,
@@ -730,6 +803,31 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         daemon.bring_about(run, daemon.SUPERVISORD, database, request.places, nothing, _READY, False)
     _remove_folders()
     return True
+
+
+def _taken_over(server: Server) -> bool:
+    """Whether the new server has loaded the database that this host has saved. Raises HostStateError if it has not.
+
+    False if this host has not saved it: a backup was loaded instead, or the former server took no part in the move.
+    """
+    saved = move.mark()
+    if saved is None:
+        return False
+    moves = move.listed(server.moves)
+    if any(one.digest == saved.digest and one.loaded for one in moves):
+        return True
+    pending = move.pending(moves)
+    here = (
+        f"{server.machine} has not loaded the database of the experiments, and {server.dump} is missing. The database "
+        "is still on this host, and its server is stopped."
+    )
+    if pending is not None and pending.digest == saved.digest:
+        raise HostStateError(here, f"Return to it with tracking_server={saved.former}, and move the server again.")
+    raise HostStateError(
+        here,
+        f"To continue with what {server.machine} has now, remove {settings.MOVED} on this host, where the database then "
+        "stays. To have its runs instead, restore it there as the guide says for a lost move.",
+    )
 
 
 def _remove_folders() -> None:

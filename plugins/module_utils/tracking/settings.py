@@ -36,7 +36,7 @@ CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
 #: The certificate that the server has made for itself.
 OWN_CERTIFICATE, OWN_KEY = own(FOLDER)
-#: Exists if the database has been written to the volume, so that the local one is no longer needed.
+#: Says which file on the volume has the database, if it has been written there for another member; see move.py.
 MOVED = f"{FOLDER}/moved"
 #: Where earlier versions wrote what is now in trust_of(). Jobs that were started then still read it.
 SHARED_TRUST = "/etc/gpumesh/tracking-ca.crt"
@@ -120,6 +120,11 @@ class Server(NamedTuple):
     def dump(self) -> str:
         """The database on its way to another member. While it exists, it is the current one."""
         return f"{self.folder}/database.dump"
+
+    @property
+    def moves(self) -> str:
+        """Which databases were on their way, and which server has loaded each; see move.py."""
+        return f"{self.folder}/moves.json"
 
 
 def trust_of(cluster: str) -> str:

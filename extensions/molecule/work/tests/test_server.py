@@ -349,7 +349,12 @@ def test_it_moves_to_a_machine_without_systemd_and_the_former_server_leaves_noth
     assert "NoNewPrivs:\t1" in lab.read(BARE, f"/proc/{number}/status").decode().splitlines()
     for folder in ("/etc/gpumesh/tracking", settings.LIBRARY):
         assert not lab.run(MANAGER, "find", folder, check=False), folder
-    assert lab.in_database(MANAGER, "SELECT 1 FROM pg_roles WHERE rolname ~ 'gpumesh'") == ""
+    # The new server has confirmed that it has loaded the database, and the former one has kept it by another name.
+    (receipt,) = json.loads((SHARED / "mlflow-lan" / "moves.json").read_text(encoding="utf-8"))
+    assert (receipt["former"], receipt["loaded"]) == (MANAGER, BARE)
+    (kept,) = lab.in_database(MANAGER, "SELECT datname FROM pg_database WHERE datname ~ 'gpumesh'").split()
+    assert kept.startswith("gpumesh_tracking_moved_")
+    assert int(lab.in_database(MANAGER, "SELECT count(*) FROM runs", kept)) >= len(runs)
     again = lab.track()
     assert again.code == 0 and set(again.changed.values()) == {0}, again.output
 
@@ -364,7 +369,7 @@ def test_delete_removes_it_and_leaves_the_data(lab: TrackingLab) -> None:
     done = lab.play("gpumesh.cluster.delete", "-e", "cluster_force=true")
     assert done.code == 0, done.output
     assert not lab.answers()
-    assert lab.run(BARE, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts"]
+    assert lab.run(BARE, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts", "moves.json"]
     # On a host without systemd, nothing keeps the database running.
     lab.run(BARE, "sh", "-c", "pg_ctlcluster $(pg_lsclusters --no-header | cut -d ' ' -f 1) main start")
     assert lab.versions(BARE)

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import pwd
 import re
 from pathlib import Path
 from typing import Any
@@ -116,7 +119,11 @@ def _dump(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def load(server: Postgres, dump: Path) -> str:
     """What the role does, which loads a dump only if there is one."""
-    return postgres.load(server, CLUSTER, str(dump), lambda: None) if dump.exists() else ""
+    if not dump.exists():
+        return ""
+    kept = postgres.load(server, CLUSTER, str(dump), lambda _name: None, lambda: None)
+    postgres.discard(server, CLUSTER, str(dump))
+    return kept
 
 
 def test_the_database_that_a_dump_replaces_is_kept(dump: Path) -> None:
@@ -146,7 +153,7 @@ def test_a_dump_that_cannot_be_loaded_neither_changes_the_database_nor_stops_the
     stopped: list[bool] = []
     before = dict(server.databases)
     with pytest.raises(HostStateError, match="cannot be loaded into PostgreSQL 17") as refused:
-        postgres.load(server, CLUSTER, str(dump), lambda: stopped.append(True))
+        postgres.load(server, CLUSTER, str(dump), lambda _name: None, lambda: stopped.append(True))
     assert stderr in refused.value.message and refused.value.remedy.startswith(remedy)
     assert server.databases == before and dump.exists() and not stopped
 
@@ -169,11 +176,45 @@ def test_a_load_can_be_interrupted_anywhere(dump: Path, present: dict[str, str],
         assert list(kept.values()) == list(present.values()), f"interrupted at command {cut}"
 
 
-def test_the_account_stays_as_long_as_it_owns_a_database_that_was_replaced(dump: Path) -> None:
+def test_a_dump_that_is_not_accepted_neither_changes_the_database_nor_stops_the_server(dump: Path) -> None:
     server = Postgres(gpumesh_tracking="years of runs")
-    kept = load(server, dump)
-    postgres.drop(server, CLUSTER)
-    assert server.databases == {kept: "years of runs"} and server.roles == {NAME}
+    offered: list[str] = []
+
+    def refuse(name: str) -> None:
+        offered.append(server.databases[name])
+        raise HostStateError("The schema is newer.")
+
+    with pytest.raises(HostStateError, match="The schema is newer"):
+        postgres.load(server, CLUSTER, str(dump), refuse, lambda: pytest.fail("the server was stopped"))
+    assert offered == ["the runs of the dump"]
+    assert server.databases == {NAME: "years of runs"} and dump.exists()
+
+
+def test_a_database_that_was_handed_over_is_renamed(dump: Path) -> None:
     server = Postgres(gpumesh_tracking="years of runs", gpumesh_tracking_new="half a dump")
-    postgres.drop(server, CLUSTER)
-    assert not server.databases and not server.roles
+    kept = postgres.put_aside(server, CLUSTER)
+    assert re.fullmatch(r"gpumesh_tracking_moved_\d{8}_\d{6}", kept)
+    assert server.databases == {kept: "years of runs"} and server.roles == {NAME}
+    assert postgres.put_aside(server, CLUSTER) == "" and server.databases == {kept: "years of runs"}
+
+
+def test_the_digest_of_a_dump_is_noted_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch, dump: Path) -> None:
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(postgres, "ACCOUNT", account)
+    dump.unlink()
+    noted: list[str] = []
+
+    def run(argv: list[str], **_more: Any) -> Completed:
+        (draft,) = (word.partition("=")[2] for word in argv if word.startswith("--file="))
+        Path(draft).write_bytes(b"the runs")
+        return Completed(0, "", "")
+
+    def note(digest: str) -> None:
+        assert not dump.exists()
+        noted.append(digest)
+
+    postgres.save(run, CLUSTER, str(dump), note)
+    assert noted == [hashlib.sha256(b"the runs").hexdigest()] == [postgres.digest(str(dump))]
+    assert [path.name for path in dump.parent.iterdir()] == [dump.name]
+    with pytest.raises(HostStateError, match="nowhere cannot be read: No such file"):
+        postgres.digest(str(dump.parent / "nowhere"))

@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -635,13 +636,65 @@ def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
     assert not any("gpumesh-tracking.service" in word for argv in asked for word in argv)
 
 
-class Database:
-    """Stands in for PostgreSQL and for the volume, on a host whose server can be moved."""
+class Move:
+    """Stands in for PostgreSQL on the servers n1 and n2, whose volume with the dump has real files.
+
+    ``databases``: the content of each server's database. ``kept``: those that have another name now.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.there, self.dump = True, False
-        self.moved = folder / "MOVED"
+        self.databases: dict[str, str] = {"n1": "years of runs"}
+        self.kept: list[str] = []
+        self.stops: list[str] = []
+        self.schemas: dict[str, str] = {}
+        self.machine = ""
+        self.folder, self.patch = folder, monkeypatch
+        self.volume = folder / "volume" / "mlflow-lab"
+        self.dump, self.moves = self.volume / "database.dump", self.volume / "moves.json"
+        self.volume.mkdir(parents=True)
         cluster = postgres.Cluster("17", "main", 5432, "/x")
+        account = pwd.getpwuid(os.geteuid()).pw_name
+        for module in (settings, postgres):
+            monkeypatch.setattr(module, "ACCOUNT", account)
+        monkeypatch.setattr(server, "_RECORDS", str(folder / "clusters"))
+        monkeypatch.setattr(server, "find", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(server, "_cluster", lambda _run: cluster)
+        monkeypatch.setattr(server, "_run_daemon", lambda *_given: None)
+        monkeypatch.setattr(server, "_stop", lambda *_given: self.stops.append(self.machine))
+        monkeypatch.setattr(server.daemon, "service_manager", lambda _tree: daemon.SYSTEMD)
+        monkeypatch.setattr(postgres, "exists", lambda _run, _cluster: self.machine in self.databases)
+        monkeypatch.setattr(postgres, "create", lambda _run, _cluster: self.databases.update({self.machine: ""}))
+        monkeypatch.setattr(postgres, "versions", lambda *_given: self.schemas)
+        monkeypatch.setattr(postgres, "load", self._load)
+        monkeypatch.setattr(postgres, "discard", lambda _run, _cluster, path: Path(path).unlink())
+        monkeypatch.setattr(postgres, "put_aside", lambda *_given: self.kept.append(self.databases.pop(self.machine)))
+        monkeypatch.setattr(
+            environment,
+            "revisions",
+            lambda _run, _folder: {"alembic_version": ["head", "older"], "alembic_version_auth": ["auth"]},
+        )
+
+    def _load(self, _run: Any, _cluster: Any, path: str, accept: Any, stop: Any) -> str:
+        accept("gpumesh_tracking_new")
+        stop()
+        if self.machine in self.databases:
+            self.kept.append(self.databases[self.machine])
+        self.databases[self.machine] = Path(path).read_text()
+        return ""
+
+    def _pg_dump(self, argv: list[str], **_more: Any) -> Completed:
+        for word in argv:
+            if word.startswith("--file="):
+                Path(word.partition("=")[2]).write_text(self.databases[self.machine])
+        return Completed(0, "", "")
+
+    def on(self, machine: str) -> None:
+        """Continue on this machine."""
+        self.machine = machine
+        own = self.folder / machine
+        if not own.exists():
+            own.mkdir()
+            (own / "AUTHENTICATION").touch()
         for name in (
             "UNIT",
             "AUTHENTICATION",
@@ -653,65 +706,183 @@ class Database:
             "MOVED",
             "SHARED_TRUST",
         ):
-            monkeypatch.setattr(settings, name, str(folder / name))
-        (folder / "AUTHENTICATION").touch()
-        monkeypatch.setattr(server, "_RECORDS", str(folder / "clusters"))
-        monkeypatch.setattr(server, "find", lambda name: f"/usr/bin/{name}")
-        monkeypatch.setattr(server, "_cluster", lambda _run: cluster)
-        for name in ("_stop", "_run_daemon"):
-            monkeypatch.setattr(server, name, lambda *_given: None)
-        monkeypatch.setattr(server, "_remove_folders", lambda: None)
-        monkeypatch.setattr(server.daemon, "service_manager", lambda _tree: daemon.SYSTEMD)
-        monkeypatch.setattr(postgres, "exists", lambda _run, _cluster: self.there)
-        monkeypatch.setattr(postgres, "is_there", lambda _path: self.dump)
-        monkeypatch.setattr(postgres, "versions", lambda _run, _cluster: {})
-        monkeypatch.setattr(postgres, "save", lambda *_given: setattr(self, "dump", True))
-        monkeypatch.setattr(postgres, "load", lambda *_given: setattr(self, "dump", False))
-        monkeypatch.setattr(postgres, "drop", lambda *_given: setattr(self, "there", False))
-        self.cluster = cluster
+            self.patch.setattr(settings, name, str(own / name))
+        self.patch.setattr(server, "_remove_folders", lambda: shutil.rmtree(own))
 
-    def serve(self) -> None:
-        server._prepare(done, REQUEST, True, self.cluster, "/x", {}, [])
+    def request(self, machine: str) -> server.Request:
+        """Of a record with this server."""
+        there = SERVER._replace(mount_point=str(self.volume.parent), machine=machine)
+        return REQUEST._replace(server=there, serves=machine == self.machine)
 
-    def leave(self) -> None:
-        server.retire(done, REQUEST._replace(serves=False), False)
+    def save(self, machine: str) -> bool:
+        self.on(machine)
+        return server.save(self._pg_dump, self.request(machine))
+
+    def serve(self, machine: str) -> None:
+        self.on(machine)
+        heads = {"alembic_version": "head", "alembic_version_auth": "auth", "mlflow": "3.17.2"}
+        server._prepare(done, self.request(machine), True, server._cluster(done), "/x", heads, [])
+
+    def retire(self, machine: str, new: str) -> None:
+        self.on(machine)
+        server.retire(done, self.request(new), False)
+
+    def listed(self) -> list[Any]:
+        return list(json.loads(self.moves.read_text()))
 
 
 def done(*_argv: Any, **_more: Any) -> Completed:
     return Completed(0, "", "")
 
 
-@pytest.fixture(name="database")
-def _database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Database:
-    return Database(monkeypatch, tmp_path)
+@pytest.fixture(name="moving")
+def _moving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Move:
+    return Move(monkeypatch, tmp_path)
 
 
-def test_a_database_that_another_member_has_taken_over_is_deleted(database: Database) -> None:
-    assert server.save(done, REQUEST)
-    assert not server.save(done, REQUEST), "an interrupted move goes on"
+def test_a_database_that_another_member_has_taken_over_is_renamed(moving: Move) -> None:
+    assert moving.save("n1")
+    assert not moving.save("n1"), "an interrupted move goes on"
     with pytest.raises(HostStateError, match="has not been taken over yet"):
-        database.leave()
-    database.dump = False
-    database.leave()
-    assert not database.there
+        moving.retire("n1", "n2")
+    moving.serve("n2")
+    moving.retire("n1", "n2")
+    assert moving.databases == {"n2": "years of runs"} and moving.kept == ["years of runs"]
+    assert not moving.dump.exists() and not (moving.folder / "n1").exists()
 
 
-def test_a_server_that_runs_again_where_it_was_before_keeps_its_database_when_it_leaves(database: Database) -> None:
+def test_a_dump_that_vanishes_before_it_is_loaded_costs_nothing(moving: Move) -> None:
+    moving.save("n1")
+    moving.dump.unlink()
+    with pytest.raises(HostStateError, match="that n1 has saved for this server is missing") as refused:
+        moving.serve("n2")
+    assert "tracking_server=n1" in refused.value.remedy
+    with pytest.raises(HostStateError, match="still on this host") as refused:
+        moving.retire("n1", "n2")
+    assert "tracking_server=n1" in refused.value.remedy
+    assert moving.databases == {"n1": "years of runs"}
+    # What that says: back, and once more.
+    assert not moving.save("n2")
+    moving.serve("n1")
+    assert moving.databases == {"n1": "years of runs"} and moving.save("n1")
+    moving.serve("n2")
+    moving.retire("n1", "n2")
+    assert moving.databases == {"n2": "years of runs"}
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[1]", '[{"digest": 1}]'])
+def test_without_a_receipt_the_former_server_keeps_its_database(moving: Move, damaged: str) -> None:
+    """The whole folder was restored from a snapshot, so that the new server began with an empty database."""
+    moving.save("n1")
+    moving.dump.unlink()
+    moving.moves.unlink()
+    moving.serve("n2")
+    assert moving.databases["n2"] == ""
+    if damaged:
+        moving.moves.write_text(damaged)
+    stops = len(moving.stops)
+    with pytest.raises(HostStateError, match="n2 has not loaded the database") as refused:
+        moving.retire("n1", "n2")
+    assert f"remove {moving.folder}/n1/MOVED" in refused.value.remedy
+    assert moving.databases["n1"] == "years of runs" and len(moving.stops) == stops
+    # To go on with that.
+    (moving.folder / "n1" / "MOVED").unlink()
+    moving.retire("n1", "n2")
+    assert moving.databases["n1"] == "years of runs" and not (moving.folder / "n1").exists()
+
+
+def test_a_former_server_that_was_away_during_two_moves_is_told_apart(moving: Move) -> None:
+    moving.save("n1")
+    moving.serve("n2")
+    moving.databases["n2"] = "more runs"
+    moving.save("n2")
+    moving.serve("n3")
+    moving.retire("n1", "n3")
+    moving.retire("n2", "n3")
+    assert moving.databases == {"n3": "more runs"} and moving.kept == ["years of runs", "more runs"]
+    assert [(one["former"], one["loaded"]) for one in moving.listed()] == [("n1", "n2"), ("n2", "n3")]
+
+
+def test_a_server_whose_move_has_failed_goes_on_with_its_own_database(moving: Move) -> None:
+    """The new one could not be started, so that the record still names the former one."""
+    moving.save("n1")
+    moving.serve("n1")
+    assert moving.databases == {"n1": "years of runs"} and moving.kept == [] == moving.listed()
+    assert not moving.dump.exists() and not (moving.folder / "n1" / "MOVED").exists()
+    moving.databases["n1"] = "more runs"
+    # It is lost: another one starts, and nothing is expected from here.
+    moving.serve("n2")
+    assert moving.databases["n2"] == ""
+
+
+def test_a_server_that_runs_again_where_it_was_before_keeps_its_database_when_it_leaves(moving: Move) -> None:
     """It was saved for another member, which was lost before this one took part again."""
-    assert server.save(done, REQUEST)
-    database.dump = False
-    database.serve()
+    moving.save("n1")
+    moving.serve("n2")
+    moving.serve("n1")
     # Now this member is away, and another one starts with an empty database. Here is the only one with its runs.
-    database.leave()
-    assert database.there
+    moving.retire("n1", "n3")
+    assert moving.databases["n1"] == "years of runs"
 
 
-def test_a_backup_that_is_restored_with_a_move_does_not_cost_the_present_database(database: Database) -> None:
-    database.dump = True
-    assert not server.save(done, REQUEST)
-    database.dump = False
-    database.leave()
-    assert database.there
+def test_a_backup_that_is_restored_with_a_move_does_not_cost_the_present_database(moving: Move) -> None:
+    moving.dump.write_text("the runs of a backup")
+    assert not moving.save("n1")
+    moving.serve("n2")
+    moving.retire("n1", "n2")
+    assert moving.databases == {"n1": "years of runs", "n2": "the runs of a backup"}
+
+
+def test_a_backup_instead_of_the_dump_of_a_move_is_no_receipt(moving: Move) -> None:
+    moving.save("n1")
+    moving.dump.write_text("the runs of a backup")
+    moving.serve("n2")
+    with pytest.raises(HostStateError, match="n2 has not loaded the database"):
+        moving.retire("n1", "n2")
+    # The move never completes, which does not stop the new server.
+    moving.serve("n2")
+    assert moving.databases == {"n1": "years of runs", "n2": "the runs of a backup"}
+
+
+@pytest.mark.parametrize(
+    ("schemas", "said"),
+    [
+        ({}, None),
+        ({"alembic_version": "head", "alembic_version_auth": "auth"}, None),
+        ({"alembic_version": "newer", "alembic_version_auth": "auth"}, "has the schema newer .alembic_version., of a"),
+        ({"alembic_version": "head", "alembic_version_auth": "auth,later"}, "has the schema later"),
+        # A table that this MLflow does not have.
+        ({"alembic_version": "head", "another": "x"}, "has the schema x .another."),
+    ],
+)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_schema_of_a_newer_mlflow_is_refused_before_the_server_is_stopped(
+    moving: Move, loaded: bool, schemas: dict[str, str], said: str | None
+) -> None:
+    moving.schemas = schemas
+    if loaded:
+        moving.dump.write_text("the runs of a backup")
+    if said is None:
+        moving.serve("n1")
+        return
+    with pytest.raises(HostStateError, match=said) as refused:
+        moving.serve("n1")
+    assert "than 3.17.2" in refused.value.message and "version of this collection" in refused.value.remedy
+    assert not moving.stops and moving.databases == {"n1": "years of runs"}
+
+
+def test_an_older_mlflow_writes_no_file_over_a_newer_one(moving: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of the newer one has to start again after a reboot."""
+    moving.schemas = {"alembic_version": "newer"}
+    moving.on("n1")
+    for name, result in (("python_version", "3.13"), ("facts", {"mlflow": "3.17.2"}), ("build", "/x")):
+        monkeypatch.setattr(environment, name, lambda *_given, result=result: result)
+    for name in ("make_account", "make_folders"):
+        monkeypatch.setattr(server, name, lambda _given, _more=None: False)
+    before = sorted((moving.folder / "n1").iterdir())
+    with pytest.raises(HostStateError, match="has the schema newer"):
+        server.apply(done, moving.request("n1"))
+    assert sorted((moving.folder / "n1").iterdir()) == before and not moving.stops
 
 
 def test_a_member_with_another_number_for_the_account_is_refused_before_the_server_moves(
