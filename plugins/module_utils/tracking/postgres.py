@@ -143,6 +143,12 @@ def exists(run: Runner, cluster: Cluster, name: str = ACCOUNT) -> bool:
     return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'name';", name=name) == ["1"]
 
 
+def identity(run: Runner, cluster: Cluster) -> str:
+    """What no other database has, such as one that is made from a dump of this one."""
+    query = "SELECT system_identifier || '-' || oid FROM pg_control_system(), pg_database WHERE datname = :'account';"
+    return "".join(sql(run, cluster, query))
+
+
 def create(run: Runner, cluster: Cluster, name: str = ACCOUNT) -> None:
     """Create the account and the database if they are missing."""
     if not sql(run, cluster, "SELECT 1 FROM pg_roles WHERE rolname = :'account';"):

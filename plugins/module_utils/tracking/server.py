@@ -693,7 +693,7 @@ def _variables() -> Dict[str, str]:
 
 
 def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Apply MLflow's users and their experiments. Returns descriptions of the changes.
+    """Apply MLflow's users and their experiments, and the identity of the database. Returns descriptions of the changes.
 
     The passwords are passed on standard input.
     """
@@ -703,6 +703,7 @@ def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Se
         "users": list(wanted),
         "without": [settings.CHECKER],
         "passphrase": read_text(settings.PASSPHRASE),
+        "database": postgres.identity(run, cluster),
     }
     program = os.path.join(settings.LIBRARY, "users.py")
     source = inspect.getsource(users)
@@ -713,7 +714,8 @@ def settle_users(run: Runner, folder: str, cluster: postgres.Cluster, wanted: Se
     changed = [f"user {name} changed" for name in said["changed"] if name != settings.CHECKER]
     changed += [f"experiment of user {name} made" for name in said["experiments"]]
     changed += [f"experiment of user {name} not made: {reason}" for name, reason in said["failed"].items()]
-    return [*changed, *(["keys of the gateway encrypted"] if said["encrypted"] else [])]
+    changed += ["keys of the gateway encrypted"] if said["encrypted"] else []
+    return [*changed, *(["runs send again what the database lacks"] if said["database"] else [])]
 
 
 # --- Away from this host

@@ -5,9 +5,9 @@
 on standard input.
 
 In: {"url": ..., "artifacts": their root, "users": [{"name", "password" (null: no such user), "administrator"}],
-"without": [users without an experiment], "passphrase": that of the gateway's keys}.
+"without": [users without an experiment], "passphrase": that of the gateway's keys, "database": its identity}.
 Out: {"changed": [names], "experiments": [names], "failed": {name: why there is no experiment},
-"encrypted": whether keys were encrypted again}.
+"encrypted": whether keys were encrypted again, "database": whether it has another identity than before}.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple, Type
 OWNER, _MANAGE, _KIND = "gpumesh.owner", "MANAGE", "custom_model_development"
 #: Characters of a part of an experiment's new name, which MLflow's database limits to 256, and of an error.
 _LONGEST = 100
+#: The experiment that MLflow makes in each database, which all users can read, and its tag with the identity of the
+#: database. A restored one has another identity, so that gpumesh_track sends what it lacks.
+DEFAULT, IDENTITY = "Default", "gpumesh.database"
 
 
 def settle(store: Any, users: List[Dict[str, Any]]) -> List[str]:
@@ -122,6 +125,18 @@ def settle_keys(tracking: Any, passphrase: str) -> bool:
     return changed
 
 
+def settle_identity(tracking: Any, tag: Callable[[str, str], Any], identity: str) -> bool:
+    """Show the identity of the database to all users. Returns whether it was another one."""
+    found = tracking.get_experiment_by_name(DEFAULT)
+    if found is None:
+        tracking.create_experiment(DEFAULT, tags=[tag(IDENTITY, identity)])
+    elif found.tags.get(IDENTITY) != identity:
+        _tag(tracking, found, tag(IDENTITY, identity))
+    else:
+        return False
+    return True
+
+
 def _rename(tracking: Any, experiment: Any, name: str) -> None:
     _while_active(tracking, experiment, lambda: tracking.rename_experiment(experiment.experiment_id, name))
 
@@ -152,8 +167,13 @@ def main() -> None:
     tag = importlib.import_module("mlflow.entities").ExperimentTag
     error = importlib.import_module("mlflow.exceptions").MlflowException
     experiments, failed = settle_experiments(store, tracking, tag, given["without"], error)
-    encrypted = settle_keys(tracking, given["passphrase"])
-    said = {"changed": changed, "experiments": experiments, "failed": failed, "encrypted": encrypted}
+    said = {
+        "changed": changed,
+        "experiments": experiments,
+        "failed": failed,
+        "encrypted": settle_keys(tracking, given["passphrase"]),
+        "database": settle_identity(tracking, tag, given["database"]),
+    }
     sys.stdout.write("\n" + json.dumps(said) + "\n")
 
 

@@ -10,11 +10,11 @@
 An outage of the server neither stops nor slows the program, and loses no metrics. It needs only Python. Each call
 appends a line to a file in the directory of the run; a thread in the background sends the lines, and continues when the
 server is back, also in the next attempt. What is left when a run has ended is sent by ``srun python3
-/usr/local/lib/gpumesh/python/gpumesh_track.py DIRECTORY``: jobs know where the server is.
+/usr/local/lib/gpumesh/python/gpumesh_track.py DIRECTORY...``: jobs know where the server is.
 
 Nothing is stored twice: MLflow keeps only one of several identical points with the same time, so a batch whose reply
 was lost is simply sent again, and a file replaces itself. A run is searched for by a tag of its own before it is
-created.
+created. So all lines are sent again if the server's database was replaced, such as by a backup, or lacks the run.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ _PERIOD = 2.0
 _LONGEST_PAUSE = 30.0
 _TIMEOUT = 20.0
 _LAST = 10.0
+#: Seconds between two questions whether the server's database has been replaced.
+_QUESTIONS = 60.0
 #: MLflow's limits for one request.
 _MOST = 1000
 _MOST_PARAMS = 100
@@ -58,9 +60,12 @@ _INVALID = "INVALID_PARAMETER_VALUE"
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 _LATER = (408, 425, 429)
 #: Responses of the server: the user is unknown, or has no permission.
-_NOT_ALLOWED = (401, 403)
+_DENIED = 403
+_NOT_ALLOWED = (401, _DENIED)
 #: MLflow's permissions to change an experiment, and to do anything with it, and the tag with its owner.
 _EDIT, _MANAGE, _OWNER = "EDIT", "MANAGE", "gpumesh.owner"
+#: The experiment of each database that all users can read, and its tag with the identity of the database.
+_DEFAULT, _DATABASE = "Default", "gpumesh.database"
 #: The paths of the artifacts if the server stores them itself.
 _KEPT = "mlflow-artifacts"
 
@@ -171,6 +176,7 @@ class _Writer:
     def close(self) -> None:
         """Record how the program has ended, and send the rest, for a few seconds at most."""
         self.write(_status("FAILED" if hasattr(sys, "last_value") else "FINISHED"))
+        self._sender.known = False
         self._over = True
         self._wake.set()
         self._thread.join(_LAST)
@@ -269,6 +275,8 @@ class Sender:
         self._state: Dict[str, Any] = {}
         #: The names of metrics that were reported.
         self._refused: Set[str] = set()
+        #: Whether the database is known to be the one of before, and since when.
+        self.known, self._asked = False, 0.0
 
     def left(self) -> bool:
         """Whether there are lines that the server has not received yet."""
@@ -285,9 +293,42 @@ class Sender:
             except BlockingIOError:
                 raise UnreachableError("another process is sending them") from None
             self._state = self._read_state()
-            for end, batch in self._batches(int(self._state.get("sent", 0))):
-                self._hand_in(batch)
-                self._note(sent=end)
+            try:
+                self._send_all()
+            except ServerError as failure:
+                # The database may lack the run. Only administrators learn that; others may do nothing with such a run.
+                lacks = failure.code == _MISSING or failure.status == _DENIED
+                if not lacks or not self._state.get("run_id"):
+                    raise
+                self._forget()
+                self._send_all()
+            except UnreachableError:
+                self.known = False
+                raise
+
+    def _send_all(self) -> None:
+        """Send the lines that this database of the server may lack."""
+        if not self.known or time.monotonic() > self._asked + _QUESTIONS:
+            database = self._database()
+            if database != self._state.get("database", ""):
+                self._forget(database=database)
+            self.known, self._asked = True, time.monotonic()
+        for end, batch in self._batches(int(self._state.get("sent", 0))):
+            self._hand_in(batch)
+            self._note(sent=end)
+
+    def _forget(self, **more: Any) -> None:
+        """Begin again, with the run of this folder if there is one, since nothing is stored twice."""
+        self._note(sent=0, run_id="", artifacts="", **more)
+
+    def _database(self) -> str:
+        """The identity of the server's database; the one of before if the server does not show it."""
+        try:
+            found = self._call(f"experiments/get-by-name?experiment_name={_DEFAULT}")["experiment"]
+        except ServerError:
+            found = {}
+        tags = {tag.get("key"): tag.get("value") for tag in found.get("tags", [])}
+        return str(tags.get(_DATABASE) or self._state.get("database", ""))
 
     def _batches(self, start: int) -> Iterator[Tuple[int, _Batch]]:
         """Yield batches of complete lines from an offset on, with the offset of their end."""
@@ -382,21 +423,27 @@ class Sender:
             return str(self._state["run_id"])
         # Recorded before any request, so that a run is found again if the reply to its creation is lost.
         token = str(self._state.get("token") or secrets.token_hex(16))
-        self._note(token=token)
-        experiment = self._experiment()
+        # Whoever sends the lines later may be another job.
+        origin = self._state.get("origin") or self._origin()
+        self._note(token=token, origin=origin)
+        experiment = self._experiment(origin["experiment"])
         wanted = {"experiment_ids": [experiment], "filter": f"tags.`gpumesh.token` = '{token}'", "max_results": 1}
         found = self._call("runs/search", wanted).get("runs", [])
-        run = found[0] if found else self._make_run(experiment, token)
+        run = found[0] if found else self._make_run(experiment, {**origin["tags"], "gpumesh.token": token})
         self._note(run_id=run["info"]["run_id"])
         return str(self._state["run_id"])
 
-    def _make_run(self, experiment: str, token: str) -> Dict[str, Any]:
+    def _origin(self) -> Dict[str, Any]:
+        """The name of the experiment, and the tags of the run."""
         try:
             tags = dict(json.loads(self._environment.get("MLFLOW_RUN_CONTEXT") or "{}"))
         except ValueError:
             tags = {}
+        name = self._environment.get("MLFLOW_EXPERIMENT_NAME") or self._environment.get("USER") or "gpumesh"
+        return {"experiment": name, "tags": {"mlflow.user": self._environment.get("USER", ""), **tags}}
+
+    def _make_run(self, experiment: str, tags: Mapping[str, Any]) -> Dict[str, Any]:
         name = tags.get("mlflow.runName") or os.path.basename(os.path.dirname(os.path.abspath(self.folder)))
-        tags = {"mlflow.user": self._environment.get("USER", ""), **tags, "gpumesh.token": token}
         listed = [{"key": str(key), "value": str(value)} for key, value in tags.items() if value]
         begun = {"experiment_id": experiment, "run_name": name, "start_time": self._begun(), "tags": listed}
         return dict(self._call("runs/create", begun)["run"])
@@ -406,8 +453,7 @@ class Sender:
         with open(os.path.join(self.folder, _POINTS), "rb") as stream:
             return int(_parsed(stream.readline(_LARGEST)).get("at", time.time() * 1000))
 
-    def _experiment(self) -> str:
-        name = self._environment.get("MLFLOW_EXPERIMENT_NAME") or self._environment.get("USER") or "gpumesh"
+    def _experiment(self, name: str) -> str:
         asked = f"experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
         try:
             return self._active(name, self._permitted(name, self._call(asked)["experiment"]))
@@ -573,20 +619,21 @@ def credentials(environment: Mapping[str, str]) -> str:
 
 
 def main(arguments: List[str]) -> int:
-    """Send what a run has left: ``gpumesh_track.py DIRECTORY``."""
-    if len(arguments) != 1:
-        _say(f"usage: {os.path.basename(__file__)} DIRECTORY")
+    """Send what runs have left, or what a restored server lacks of them: ``gpumesh_track.py DIRECTORY...``."""
+    if not arguments:
+        _say(f"usage: {os.path.basename(__file__)} DIRECTORY...")
         return 2
-    sender = Sender(arguments[0], os.environ)
-    if not sender.uri:
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
         _say("MLFLOW_TRACKING_URI is not set")
         return 2
-    try:
-        sender.send()
-    except (UnreachableError, ServerError, OSError) as failure:
-        _say(str(failure))
-        return 1
-    return 0
+    status = 0
+    for folder in arguments:
+        try:
+            Sender(folder, os.environ).send()
+        except (UnreachableError, ServerError, ValueError, OSError) as failure:
+            _say(f"{folder}: {failure}")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -76,6 +76,13 @@ trust = os.environ.get('MLFLOW_TRACKING_SERVER_CERT_PATH')
 print(u.urlopen(os.environ['MLFLOW_TRACKING_URI'] + '/health',
                 context=ssl.create_default_context(cafile=trust) if trust else None).url)" """
 
+#: A run that begins after the backup.
+LATE = (
+    "export GPUMESH_RUN_DIR=/mnt/shared/alice/runs/late PYTHONPATH=/usr/local/lib/gpumesh/python; "
+    "srun --job-name=late python3 -c 'import gpumesh_track; "
+    f"[gpumesh_track.log(step, loss=1 / step) for step in range(1, {STEPS + 1})]'"
+)
+
 
 def experiments(lab: TrackingLab) -> dict[str, dict[str, Any]]:
     """The experiments by name."""
@@ -243,7 +250,10 @@ def _backup(desk: Desk, lab: TrackingLab) -> dict[str, Any]:
         desk, "(umask 077; runuser -u gpumesh_tracking -- pg_dump --format=custom gpumesh_tracking > tracking.dump)"
     )
     assert lab.run(MANAGER, "stat", "--format=%a", "/root/tracking.dump").strip() == "600"
-    return lab.known("alice")
+    runs = lab.known("alice")
+    lab.run(MANAGER, "su", "-", "alice", "-c", LATE, timeout=300)
+    assert lab.history(lab.runs("alice")["late"], "loss") == list(range(1, STEPS + 1))
+    return runs
 
 
 def test_an_older_schema_is_migrated_and_the_server_gets_a_certificate(
@@ -279,6 +289,10 @@ def test_a_backup_is_restored_and_each_user_in_it_gets_an_experiment(
     )
     desk.play(GUIDE, AGAIN)
     assert lab.known("alice") == backup
+    line = "srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/*/track"
+    desk.log_in(MANAGER, "alice", "/mnt/shared/alice", GUIDE, line)
+    assert lab.history(lab.runs("alice")["late"], "loss") == list(range(1, STEPS + 1))
+    assert {name: run for name, run in lab.known("alice").items() if name != "late"} == backup
     found = experiments(lab)
     assert "alice" in found and "older" not in found
     kept_database = lab.in_database(MANAGER, "SELECT datname FROM pg_database WHERE datname ~ '_before_'")

@@ -529,6 +529,19 @@ class Experiments:
         return changed
 
 
+@pytest.mark.parametrize("default", [{}, {"lifecycle_stage": "deleted"}, None])
+def test_all_users_can_see_whether_the_database_is_another_one(default: dict[str, Any] | None) -> None:
+    store = Experiments(**({} if default is None else {"Default": default}))
+
+    def settle(identity: str) -> bool:
+        return users.settle_identity(store, lambda key, value: (key, value), identity)
+
+    assert settle("17-1") and not settle("17-1") and settle("17-2")
+    (found,) = store.known.values()
+    assert found["name"] == "Default" and found["tags"] == {"gpumesh.database": "17-2"}
+    assert found.get("lifecycle_stage") == (default or {}).get("lifecycle_stage")
+
+
 def test_each_user_has_an_experiment_and_manages_it() -> None:
     store = Experiments(old={}, deleted={"lifecycle_stage": "deleted"})
     store.users = ["gpumesh", "alice", "old", "deleted"]

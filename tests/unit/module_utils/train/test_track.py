@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
 import posixpath
@@ -43,6 +44,9 @@ class Handler(BaseHTTPRequestHandler):
     #: What the user may do with each experiment, if not everything, and the owners of experiments.
     permissions: ClassVar[dict[str, str]]
     owners: ClassVar[dict[str, str]]
+    #: The identity of the database, which the server of another cluster, or of an earlier version, does not show.
+    database: ClassVar[str]
+    administrator: ClassVar[bool]
 
     def log_message(self, *_arguments: Any) -> None:
         """Log nothing."""
@@ -64,7 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         if "content" in given:
             given, name = {**given, "name": name.removeprefix("mlflow-artifacts/artifacts/")}, "put"
         self.logins.add(base64.b64decode(self.headers["Authorization"].split()[1]).decode())
-        status, said = (503, {}) if what == "refuse" else getattr(self, name.replace("/", "_").replace("-", "_"))(given)
+        answer = getattr(self, name.replace("/", "_").replace("-", "_"))
+        status, said = (503, {}) if what == "refuse" else self.missing(given) or answer(given)
         if what == "lose":
             self.close_connection = True
             return
@@ -73,6 +78,15 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
+
+    def missing(self, given: dict[str, Any]) -> Any:
+        """As MLflow answers for a run that its database does not have, which other users may not even know."""
+        run = given.get("run_id", "")
+        if not run or run in self.runs:
+            return None
+        if not self.administrator:
+            return 403, {}
+        return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": f"Run with id={run} not found"}
 
     def put(self, given: dict[str, Any]) -> tuple[int, Any]:
         if "refused" in given["name"]:
@@ -86,6 +100,9 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {"run": {"info": {"artifact_uri": uri, "lifecycle_stage": stage}}}
 
     def experiments_get_by_name(self, given: dict[str, Any]) -> tuple[int, Any]:
+        if given["experiment_name"] == "Default":
+            tags = [{"key": "gpumesh.database", "value": self.database}] if self.database else []
+            return 200, {"experiment": {"experiment_id": "0", "tags": tags}}
         number = self.experiments.get(given["experiment_name"])
         if number is None:
             return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST"}
@@ -123,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         if given["experiment_id"] in self.deleted:
             message = f"The experiment {given['experiment_id']} must be in the 'active' state."
             return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": message}
-        number = f"run{len(self.runs)}"
+        number = f"run{len(self.runs)}{self.database}"
         tags = {tag["key"]: tag["value"] for tag in given["tags"]}
         begun = given["start_time"]
         self.runs[number] = {"id": number, "name": given["run_name"], "tags": tags}
@@ -160,7 +177,7 @@ class Track:
     def __init__(self, folder: Path, port: int = 0, **known: Any) -> None:
         """``known``: what the server has from the beginning, such as the runs of one before."""
         state = {"trouble": [], "experiments": {}, "deleted": set(), "runs": {}, "logins": set(), "asked": []}
-        state.update({"files": {}, "permissions": {}, "owners": {}, **known})
+        state.update({"files": {}, "permissions": {}, "owners": {}, "database": "", "administrator": False, **known})
         self.handler = type("Own", (Handler,), state)
         self.folder = folder
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
@@ -220,7 +237,7 @@ def test_a_run_has_its_name_tags_points_and_parameters(track: Track) -> None:
     assert track.handler.logins == {"alice:secret"}
 
 
-@pytest.mark.parametrize("place", range(10))
+@pytest.mark.parametrize("place", range(11))
 @pytest.mark.parametrize("what", ["refuse", "lose"])
 def test_nothing_is_lost_and_nothing_arrives_twice_whichever_request_fails(track: Track, what: str, place: int) -> None:
     track.write({"status": "RUNNING", "at": 1}, {"params": [["lr", "0.1"]]}, points(1, 1500))
@@ -239,7 +256,7 @@ def test_nothing_is_lost_and_nothing_arrives_twice_whichever_request_fails(track
     assert not (track.folder / "artifact-1").exists()
     asked = len(track.handler.asked)
     track.send()
-    assert len(track.handler.asked) == asked, "what has arrived is not sent again"
+    assert track.handler.asked[asked:] == ["experiments/get-by-name"], "what has arrived is not sent again"
 
 
 def test_a_line_that_is_not_complete_waits_and_one_that_never_was_spoils_only_itself(track: Track) -> None:
@@ -291,6 +308,110 @@ def test_points_that_the_server_refuses_do_not_hold_up_the_others(
     assert len(track.handler.asked) < 60
 
 
+def restored(track: Track, backup: dict[str, Any]) -> None:
+    """The server has the runs of a backup, and another database with them."""
+    track.handler.runs = copy.deepcopy(backup)
+    track.handler.database = f"{track.handler.database}-restored"
+
+
+@pytest.mark.parametrize("administrator", [False, True])
+def test_a_run_that_the_server_lacks_reports_again_to_one_that_does_not_show_its_database(
+    track: Track, administrator: bool
+) -> None:
+    track.handler.administrator = administrator
+    track.write(points(1, 100))
+    track.send()
+    track.handler.runs.clear()
+    track.write(points(100, 200))
+    track.send()
+    assert steps(track.run) == list(range(1, 200))
+
+
+def test_a_user_who_may_not_change_a_run_any_more_makes_no_other_one(track: Track) -> None:
+    track.write(points(1, 100))
+    track.send()
+    track.handler.runs_log_batch = lambda *_given: (403, {})
+    track.write(points(100, 200))
+    with pytest.raises(gpumesh_track.ServerError, match="403"):
+        track.send()
+    assert steps(track.run) == list(range(1, 100))
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_run_that_a_restored_server_lacks_reports_again_with_all_of_its_points(track: Track, idle: bool) -> None:
+    """Also one that has nothing new to report; and in this attempt, as in each later one."""
+    track.handler.database = "first"
+    track.write({"status": "RUNNING", "at": 1}, {"params": [["lr", "0.1"]]}, points(1, 1500))
+    sender = gpumesh_track.Sender(str(track.folder), track.environment)
+    sender.send()
+    restored(track, {})
+    track.write(*([] if idle else [points(1500, 1600)]))
+    if idle:
+        # Its user sends what is missing with a job that has another name and experiment.
+        other = {"MLFLOW_EXPERIMENT_NAME": "team", "MLFLOW_RUN_CONTEXT": json.dumps({"mlflow.runName": "python3"})}
+        gpumesh_track.Sender(str(track.folder), {**track.environment, **other}).send()
+        assert list(track.handler.experiments) == ["alice"]
+    else:
+        sender.send()
+    run = track.run
+    assert steps(run) == list(range(1, 1500 if idle else 1600))
+    assert (run["status"], run["params"], run["name"]) == ("RUNNING", {"lr": "0.1"}, "nano")
+    track.write({"artifact": "report.html", "copy": "artifact-1"})
+    (track.folder / "artifact-1").write_bytes(b"a report")
+    track.send()
+    assert list(track.handler.files) == [f"1/{run['id']}/artifacts/report.html"], "in the new run"
+
+
+@pytest.mark.parametrize("noticed", ["start", "outage", "time", "end"])
+def test_points_between_the_backup_and_the_restore_are_sent_again(
+    track: Track, monkeypatch: pytest.MonkeyPatch, noticed: str
+) -> None:
+    track.handler.database = "first"
+    sender = gpumesh_track.Sender(str(track.folder), track.environment)
+    track.write(points(1, 100))
+    sender.send()
+    backup = copy.deepcopy(track.handler.runs)
+    track.write(points(100, 200))
+    sender.send()
+    restored(track, backup)
+    track.write(points(200, 300))
+    if noticed == "outage":
+        track.handler.trouble[:] = ["refuse"]
+        with pytest.raises(gpumesh_track.UnreachableError):
+            sender.send()
+    elif noticed == "start":
+        sender = gpumesh_track.Sender(str(track.folder), track.environment)
+    else:
+        sender.send()
+        assert steps(track.run) == [*range(1, 100), *range(200, 300)], "it was not asked again yet"
+        if noticed == "end":
+            sender.known = False
+        else:
+            monkeypatch.setattr(gpumesh_track, "_QUESTIONS", 0.0)
+    sender.send()
+    assert sorted(steps(track.run)) == list(range(1, 300))
+    asked = len(track.handler.asked)
+    track.send()
+    assert track.handler.asked[asked:] == ["experiments/get-by-name"]
+
+
+@pytest.mark.parametrize("what", ["unknown", "denied", "no tag"])
+def test_a_server_that_does_not_show_its_database_has_the_one_of_before(track: Track, what: str) -> None:
+    track.handler.database = "first"
+    track.write(points(1, 3))
+    track.send()
+    if what == "no tag":
+        track.handler.database = ""
+    else:
+        status = 404 if what == "unknown" else 403
+        track.handler.experiments_get_by_name = lambda *_given: (status, {"error_code": "RESOURCE_DOES_NOT_EXIST"})
+    track.write(points(3, 5))
+    asked = len(track.handler.asked)
+    track.send()
+    assert track.handler.asked[asked:] == ["experiments/get-by-name", "runs/log-batch"]
+    assert steps(track.run) == [1, 2, 3, 4]
+
+
 def test_points_of_a_run_that_was_deleted_wait(track: Track) -> None:
     """MLflow can restore it."""
     track.write(points(1, 3))
@@ -313,7 +434,7 @@ def test_an_experiment_that_was_deleted_is_restored_for_the_next_run(track: Trac
     track.write(points(1, 3))
     if trouble == "lose":
         # The answer to the request to restore it.
-        track.handler.trouble[:] = ["", "lose"]
+        track.handler.trouble[:] = ["", "", "lose"]
         with pytest.raises(gpumesh_track.UnreachableError):
             track.send()
     if trouble == "meanwhile":
@@ -437,7 +558,8 @@ def test_a_line_that_a_full_volume_takes_half_of_costs_no_other(
 
 def test_what_the_server_refuses_for_good_is_said_and_stays(track: Track) -> None:
     track.write(points(1, 2))
-    track.handler.experiments_get_by_name = lambda *_given: (403, {"message": "Permission denied"})
+    denied = 403, {"message": "Permission denied"}
+    track.handler.experiments_get_by_name = lambda *_given: denied
     sender = gpumesh_track.Sender(str(track.folder), track.environment)
     with pytest.raises(gpumesh_track.ServerError, match="403 .*Permission denied .see ~/.mlflow/credentials"):
         sender.send()
@@ -544,6 +666,11 @@ def test_what_is_left_is_said_and_handed_in_by_a_command(track: Track, capsys: p
     environment = {**os.environ, **kept}
     argv = [sys.executable, str(SOURCE / "gpumesh_track.py"), str(track.folder)]
     assert subprocess.run(argv, env=environment, check=False, timeout=60).returncode == 0
+    # Of several, each is tried.
+    several = [*argv[:2], str(track.folder.parent / "none"), str(track.folder)]
+    restored(track, {})
+    again = subprocess.run(several, env=environment, check=False, timeout=60, capture_output=True, text=True)
+    assert again.returncode == 1 and f"{track.folder.parent}/none: [Errno 2]" in again.stderr
     assert len(steps(track.run)) == 400 and track.run["status"] == "FINISHED"
     assert gpumesh_track.main([]) == 2 and "usage" in capsys.readouterr().err
 
