@@ -29,7 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
 )
 
 _MODULE = "gpumesh.cluster.tracking"
-_STATES = ["asked", "movable", "certified", "trusted", "present", "saved", "retired", "absent"]
+_STATES = ["asked", "movable", "certified", "trusted", "agreed", "installed", "present", "saved", "retired", "absent"]
 _FILES = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
 
 
@@ -73,6 +73,10 @@ class ActionModule(HostAction):
             former = tracking["server"] if tracking else ""
             own = makes_own(record, chosen)
             return {"changed": False, "settings": wanted, "own": own, "former": former, "was_on": was_on(record)}
+        if given["state"] in ("agreed", "trusted", "movable"):
+            self._refuse_failed(given["registered"])
+        if given["state"] == "agreed":
+            return {"changed": False}
         if given["state"] == "trusted":
             found = self.registered(given["registered"], self.present).values()
             made = next((one["certificates"] for one in found if one.get("certificates")), None)
@@ -87,7 +91,7 @@ class ActionModule(HostAction):
             **self.supervisor(),
             "state": given["state"],
         }
-        if given["state"] == "certified":
+        if given["state"] in ("certified", "installed"):
             return self.equipped_module(_MODULE, parameters, self._lacking)
         if given["state"] != "present":
             return self.module(_MODULE, parameters)
@@ -95,6 +99,15 @@ class ActionModule(HostAction):
             # It reports whether there is a server to remove.
             return self.module(_MODULE, parameters)
         return self.equipped_module(_MODULE, {**parameters, **self._files(given, parameters)}, self._lacking)
+
+    def _refuse_failed(self, name: str) -> None:
+        """Refuse to go on, on every host, if a task has failed on one of them. Raises InputError."""
+        for machine, result in self.registered(name, self.present).items():
+            if result.get("failed"):
+                raise InputError(
+                    f"{machine}: {result.get('msg', 'It failed.')}",
+                    "The cluster record was not changed. Correct this, and run the playbook tracking again.",
+                )
 
     def _files(self, given: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The files for this host. If no CA certificate is given, the members trust the certificate itself.

@@ -34,15 +34,18 @@ options:
     description:
       - V(asked) only returns what M(gpumesh.cluster.cluster) has to write to the record, on the controller.
       - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record), or
-        cannot be removed if that has none. Set C(run_once).
+        cannot be removed if that has none.
       - V(certified) makes the certificate of the server on its host, or the next one in the year before it expires.
       - V(trusted) only returns what M(gpumesh.cluster.cluster) has to write to the record, with these certificates, on
         the controller.
+      - V(agreed) only fails, on the controller, if the task that O(registered) names has failed on a host of the play.
+        Other than with C(any_errors_fatal), each host fails by itself, and can be rescued.
+      - V(installed) only installs what the server needs, so that a host that cannot get it changes nothing else.
       - V(saved) stops the server and writes its database to the volume, for another member.
       - V(retired) removes a server that has moved to another member.
       - V(absent) removes the server; its database and the artifacts are kept.
     type: str
-    choices: [asked, movable, certified, trusted, present, saved, retired, absent]
+    choices: [asked, movable, certified, trusted, agreed, installed, present, saved, retired, absent]
     default: present
   tracked:
     description: With O(state=asked), whether experiments should be tracked.
@@ -74,7 +77,8 @@ options:
     default: ""
   registered:
     description: The name of the variable in which this module is registered on the members. With O(state=movable), with
-      the changed record, in check mode; with O(state=trusted), with O(state=certified).
+      the changed record, in check mode; with O(state=trusted), with O(state=certified). These two fail as O(state=agreed)
+      does.
     type: str
   force:
     description: With O(state=movable), whether the server moves without the database of a former member that does not
@@ -174,7 +178,7 @@ missing:
   description: The Debian packages that have to be installed first, such as in check mode.
   type: list
   elements: str
-  returned: O(state=present) and O(state=certified)
+  returned: O(state=present), O(state=certified) and O(state=installed)
 leftover:
   description: Whether this host has a server, which is not that of another cluster, although the record names another
     member, or none.
@@ -218,7 +222,7 @@ leaves:
 """
 
 import json
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -241,11 +245,24 @@ def _certify(request: server.Request, check_mode: bool) -> Outcome:
     return Outcome(found != before or (check_mode and not found), {"certificates": found or None, "missing": []})
 
 
+def _install(request: server.Request, check_mode: bool) -> Outcome:
+    lacking = _missing()
+    if lacking or check_mode:
+        return Outcome(bool(lacking), {"missing": lacking})
+    return Outcome(server.install(run, request), {"missing": []})
+
+
+def _missing() -> List[str]:
+    return [*server.missing(), *([] if environment.can_make(run) else ["python3-venv"])]
+
+
 def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Do what the parameters say."""
     request = server.requested(params)
     if params["state"] == "certified":
         return _certify(request, check_mode)
+    if params["state"] == "installed":
+        return _install(request, check_mode)
     if params["state"] == "saved":
         server.refuse_to_save(request)
         return Outcome(server.is_ours(request) if check_mode else server.save(run, request), {})
@@ -256,7 +273,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     server.refuse_member(request)
     if request.serves:
         server.refuse_server(request)
-        values["missing"] = [*server.missing(), *([] if environment.can_make(run) else ["python3-venv"])]
+        values["missing"] = _missing()
     if check_mode:
         values["postgresql"] = server.postgresql(run, request)
     if values["missing"] or check_mode:
@@ -276,7 +293,10 @@ def main() -> None:
             **DERIVED_OPTION,
             "state": {
                 "type": "str",
-                "choices": ["asked", "movable", "certified", "trusted", "present", "saved", "retired", "absent"],
+                "choices": [
+                    *("asked", "movable", "certified", "trusted", "agreed"),
+                    *("installed", "present", "saved", "retired", "absent"),
+                ],
                 "default": "present",
             },
             "tracked": {"type": "str", "choices": ["present", "absent"], "default": "present"},

@@ -534,14 +534,22 @@ def apply(run: Runner, request: Request) -> Done:
     return done
 
 
+def install(run: Runner, request: Request) -> bool:
+    """Install MLflow. Returns whether it was missing. Raises GpumeshError."""
+    python = environment.python_version(run)
+    missing_before = environment.facts(settings.environment_of(request.requirements, python)) is None
+    environment.build(run, request.requirements, python)
+    return missing_before
+
+
 def _serve(run: Runner, request: Request, done: Done) -> None:
     server, words = request.server, done.words
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     cluster = _cluster(run)
-    python = environment.python_version(run)
-    if environment.facts(settings.environment_of(request.requirements, python)) is None:
+    if install(run, request):
         words.append("MLflow installed")
-    folder = environment.build(run, request.requirements, python)
+    python = environment.python_version(run)
+    folder = settings.environment_of(request.requirements, python)
     heads = environment.facts(folder) or {}
     if make_account(run, settings.ACCOUNT, settings.HOME, server.uid):
         words.append(f"account {settings.ACCOUNT} made")

@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MLflow's users, their experiments, and the keys of its gateway. Run with the Python of the tracking server, as its account, with the passwords
-on standard input.
+"""MLflow's users, their experiments, and the keys of its gateway.
+
+Run with the Python of the tracking server, as its account, with the passwords on standard input.
 
 In: {"url": ..., "artifacts": their root, "users": [{"name", "password" (null: no such user), "administrator"}],
 "without": [users without an experiment], "passphrase": that of the gateway's keys, "database": its identity}.

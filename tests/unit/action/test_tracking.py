@@ -54,6 +54,16 @@ def test_the_member_that_the_record_names_serves_and_others_do_not() -> None:
     assert (other["serves"], other["requirements"]) == (False, "")
 
 
+def test_what_a_server_needs_is_installed_with_the_packages_of_debian() -> None:
+    lacking = {**DONE, "missing": ["postgresql"]}
+    apt = {"ansible.builtin.apt": [{"changed": True}], MODULE: [lacking, DONE]}
+    variables = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}}
+    run = play(tracking.ActionModule, {"record": ON, "state": "installed"}, apt, variables)
+    assert (
+        run.result["changed"] and [given.get("state") for name, given in run.ran if name == MODULE] == ["installed"] * 2
+    )
+
+
 def test_it_is_off_until_somebody_asks_for_it() -> None:
     assert asked(OFF)["settings"] is None
     assert asked(OFF, start=True)["settings"] == {"tls": True}
@@ -194,6 +204,27 @@ def test_a_server_that_was_away_when_it_was_switched_off_is_removed_later() -> N
     lost = plan.commit(plan.set_tracking(lost, {"server": "n2"}), STAMP)
     gone = plan.commit(plan.remove(lost, ["n1"], STAMP, "n2", force=True), STAMP)
     assert gone["tracking"] is None and asked(gone)["was_on"]
+
+
+@pytest.mark.parametrize(
+    ("state", "given"), [("agreed", {}), ("movable", {"former": "n2"}), ("trusted", {"wanted": None})]
+)
+def test_what_fails_on_one_host_stops_the_change_on_each(state: str, given: dict[str, Any]) -> None:
+    """Each fails by itself: a failure that is fatal for all could not be rescued, and site would end."""
+
+    def agree(machine: str, result: dict[str, Any]) -> Any:
+        hostvars = {"n1": {"tried": {"changed": False}}, "n2": {"tried": result}}
+        variables = {"inventory_hostname": machine, "ansible_play_batch": ["n1", "n2"], "hostvars": hostvars}
+        return play(
+            tracking.ActionModule, {"record": MOVED, "state": state, "registered": "tried", **given}, {}, variables
+        )
+
+    for machine in ("n1", "n2"):
+        refused = agree(machine, {"failed": True, "msg": "pip cannot install MLflow."}).result
+        assert refused["failed"] and refused["msg"].startswith(
+            "n2: pip cannot install MLflow. The cluster record was not"
+        )
+        assert not agree(machine, {"changed": True}).result.get("failed")
 
 
 def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:

@@ -7,9 +7,11 @@ says: TLS, an upgrade, a backup, off and on, a move. Each run of a playbook show
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,7 @@ trust = os.environ.get('MLFLOW_TRACKING_SERVER_CERT_PATH')
 print(u.urlopen(os.environ['MLFLOW_TRACKING_URI'] + '/health',
                 context=ssl.create_default_context(cafile=trust) if trust else None).url)" """
 
+NO_INDEX = r"[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 0\n"
 #: A run that begins after the backup.
 LATE = (
     "export GPUMESH_RUN_DIR=/mnt/shared/alice/runs/late PYTHONPATH=/usr/local/lib/gpumesh/python; "
@@ -316,6 +319,23 @@ def test_a_second_run_changes_nothing(lab: TrackingLab) -> None:
     assert done.code == 0 and set(done.changed.values()) == {0}, done.output
 
 
+@contextlib.contextmanager
+def without_index(lab: TrackingLab) -> Iterator[None]:
+    """While the manager does not reach the package index of pip."""
+    lab.run(
+        MANAGER,
+        "sh",
+        "-c",
+        'test ! -e /etc/pip.conf || mv /etc/pip.conf /root; printf "$1" > /etc/pip.conf',
+        "-",
+        NO_INDEX,
+    )
+    try:
+        yield
+    finally:
+        lab.run(MANAGER, "sh", "-c", "rm /etc/pip.conf; test ! -e /root/pip.conf || mv /root/pip.conf /etc")
+
+
 @pytest.mark.usefixtures("library")
 def test_off_and_on_again_with_a_certificate_of_its_own(desk: Desk, lab: TrackingLab) -> None:
     runs = lab.known("alice")
@@ -325,6 +345,17 @@ def test_off_and_on_again_with_a_certificate_of_its_own(desk: Desk, lab: Trackin
     for machine in MACHINES:
         assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "*tracking*", check=False), machine
     assert not lab.run(MANAGER, "find", settings.LIBRARY, check=False)
+    # It cannot be installed: jobs look for no server, everything else is done, and the reason is told.
+    with without_index(lab):
+        failed = lab.play(
+            *("gpumesh.cluster.join", "-e", f"cluster_machines={BARE}", "-e", "cluster_prove_subnet=false"),
+            *("-e", f"tracking_server={MANAGER}"),
+        )
+    assert failed.code and f"but experiments are not tracked: {MANAGER}: pip cannot install" in failed.words
+    assert lab.record()["tracking"] is None and "MLFLOW" not in lab.job("env")
+    # On all members, although the change is refused on all.
+    rest = failed.output.partition("gpumesh.cluster.slurm : ")[2]
+    assert all(f"ok: [{machine}]" in rest for machine in MACHINES), failed.output
     lab.give_packages(MANAGER)
     desk.play(GUIDE, ON)
     lab.find_server()
