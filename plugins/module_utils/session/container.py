@@ -50,8 +50,12 @@ class ContainerError(HostStateError):
 
 def place_of(job: int, local: int, storage: str) -> Place:
     """The place of a container. ``storage``: the setting, with {user}."""
-    base = os.path.normpath(storage.replace("{user}", own_name()))
-    return Place(f"{node.folder(job)}/{local}", f"{node.storage(job)}/{local}", f"{base}/images")
+    return Place(f"{node.folder(job)}/{local}", f"{node.storage(job)}/{local}", image_store(storage))
+
+
+def image_store(storage: str) -> str:
+    """The user's store of images on this node."""
+    return f"{os.path.normpath(storage.replace('{user}', own_name()))}/images"
 
 
 def own_gpus(variables: Mapping[str, str], count: int) -> List[str]:

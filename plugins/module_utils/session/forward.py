@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import pwd
 import shlex
 import socket
 import time
@@ -20,6 +21,8 @@ from typing import List, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, start_detached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in
+from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import command_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, Spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job
@@ -30,6 +33,9 @@ _SPACING = 3.0
 _PATIENCE = 30.0
 #: Seconds between two looks whether it has started.
 _SOON = 0.3
+#: Seconds for Slurm's controller to answer after a boot.
+_BOOT = 600.0
+_SYSTEMD = "/run/systemd/system"
 
 
 def pairs(ports: Sequence[str]) -> List[Tuple[int, int]]:
@@ -63,6 +69,60 @@ def refuse(spec: Spec, settings: Settings) -> None:
 def begin(program: str, number: int, ports: Sequence[str]) -> None:
     """Start the forward in the background. The agent ends with the program that it runs. Raises CommandError."""
     start_detached(["ssh-agent", program, "forward", str(number), *ports])
+
+
+def resume(run: Runner, program: str) -> List[int]:
+    """Start the forwards that a reboot of the manager has ended, each as the user of its session; as root. The jobs.
+
+    A session outlives it on other nodes, or is started again. Raises CommandError.
+    """
+    begun = []
+    for found in _sessions(run):
+        ports = job.ports(run, found)
+        if not ports or found.over:
+            continue
+        try:
+            user = pwd.getpwnam(found.user)
+        except KeyError:
+            continue
+        if not _exists(found.job, user.pw_uid):
+            _begin_as(run, user, ["ssh-agent", program, "forward", str(found.job), *ports])
+            begun.append(found.job)
+    return begun
+
+
+def _sessions(run: Runner) -> List[job.Session]:
+    """Those of all users, as soon as the controller answers."""
+    end = time.monotonic() + _BOOT
+    while True:
+        try:
+            return job.queue(run)
+        except CommandError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(_SPACING)
+
+
+def _exists(number: int, uid: int) -> bool:
+    """Whether a user has a process that forwards the ports of a job."""
+    words = f"\0forward\0{number}\0".encode()
+    for pid in names_in("/proc"):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                if words in stream.read(4096) and os.stat(f"/proc/{pid}").st_uid == uid:
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def _begin_as(run: Runner, user: pwd.struct_passwd, words: Sequence[str]) -> None:
+    """Start a program of the user that goes on after this one."""
+    if os.path.isdir(_SYSTEMD):
+        run(["systemd-run", "--quiet", "--collect", "--no-block", f"--uid={user.pw_name}", *words])
+        return
+    own = ["env", f"HOME={user.pw_dir}", f"USER={user.pw_name}", f"LOGNAME={user.pw_name}"]
+    start_detached(command_as(user.pw_name, [*own, *words]))
 
 
 def keep(run: Runner, program: str, number: int, ports: Sequence[str], settings: Settings) -> int:

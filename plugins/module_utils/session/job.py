@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import secrets
@@ -50,6 +49,8 @@ _ATTEMPTS = 64
 _UNFIT = ("down", "drain", "fail", "unknown", "inval")
 _LONGEST_REASON = 600
 WAITING, FETCHING, STARTING, RUNNING, FAILED = "waiting", "fetching", "starting", "running", "failed"
+#: What the log says at the end of a session that has not failed.
+END = "ended"
 
 
 class Session(NamedTuple):
@@ -132,11 +133,31 @@ def logs_in(text: str) -> str:
     return ""
 
 
+def spec_in(text: str) -> Optional[Spec]:
+    """The session in a batch script; None for another script."""
+    words = text.partition("<<'END'\n")[2].partition("\n")[0]
+    try:
+        return decode(words) if words else None
+    except InputError:
+        return None
+
+
+def _script_of(run: Runner, session: Session) -> str:
+    """The batch script of a session as Slurm has it; empty if Slurm has none."""
+    done = run(["scontrol", "write", "batch_script", str(session.job), "-"], check=False)
+    return "" if done.rc else str(done.stdout)
+
+
 def log(run: Runner, session: Session) -> str:
     """The file with the output of a session's containers, as Slurm has its script; empty if Slurm has none."""
-    done = run(["scontrol", "write", "batch_script", str(session.job), "-"], check=False)
-    logs = "" if done.rc else logs_in(done.stdout)
+    logs = logs_in(_script_of(run, session))
     return log_of(logs, session.token.name, session.job) if logs else ""
+
+
+def ports(run: Runner, session: Session) -> Tuple[str, ...]:
+    """The ports that a session publishes. Only its user and root can read them."""
+    spec = spec_in(_script_of(run, session))
+    return spec.ports if spec else ()
 
 
 def _step(number: int, nodes: int) -> List[str]:
@@ -316,8 +337,9 @@ def cancel(run: Runner, job: int) -> None:
 
 
 def note(run: Runner, job: int, token: str, stage: str) -> None:
-    """Publish the stage of the session, where everybody can read it. ``stage``: with the reason of a failure."""
+    """Publish the stage of the session, where everybody can read it. ``stage``: with the reason of a failure.
+
+    Raises CommandError.
+    """
     words = " ".join(stage.split())[:_LONGEST_REASON]
-    # A controller that does not answer in time must not end a session that runs.
-    with contextlib.suppress(CommandError):
-        run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"])
+    run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"])

@@ -384,13 +384,18 @@ def clear(run: Runner) -> None:
 
 
 def guard(run: Runner) -> None:
-    """Start watching in the background, outside the cgroup of slurmd, which starts this."""
+    """Start watching in the background."""
+    in_background(run, "watch")
+
+
+def in_background(run: Runner, verb: str) -> None:
+    """Start a task of root in the background, outside the cgroup of slurmd, which starts this."""
     program = os.path.abspath(sys.argv[0])
     if os.path.isdir(_SYSTEMD):
         options = ["--quiet", "--collect", "--no-block", "--property=Restart=on-failure"]
-        run(["systemd-run", *options, program, "watch"], check=False)
+        run(["systemd-run", *options, program, verb], check=False)
         return
-    start_detached([program, "watch"])
+    start_detached([program, verb])
 
 
 def watch(run: Runner, settings: Settings) -> None:

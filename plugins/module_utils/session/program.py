@@ -23,6 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.program import com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import (
     container,
     forward,
+    images,
     job,
     node,
     sessions,
@@ -38,8 +39,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import untyped
 
-COMMANDS = ("start", "list", "show", "enter", "run", "stop")
-_USAGE = """gpumesh-session start FILE [--detach] | list | show NAME | stop NAME
+_USAGE = """gpumesh-session start FILE [--detach] | list | show [NAME] | stop NAME | images [--remove IMAGE]
        gpumesh-session enter NAME [CONTAINER] [-- COMMAND [ARGUMENT...]] | run NAME -- COMMAND [ARGUMENT...]"""
 #: YAML is read with Debian's module; this program requires only the standard library.
 _READ_YAML = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout, default=str)"
@@ -61,23 +61,30 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = arguments[len(words) + 1 :]
     asked = parser().parse_args(words)
-    actions = {"start": _start, "list": _list, "show": _show, "enter": _enter, "run": _run, "stop": _stop}
-    return actions[asked.command](settings, asked, command)
+    return _ACTIONS[asked.command](settings, asked, command)
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of users' commands."""
     made = argparse.ArgumentParser(NAME, _USAGE, "Run containers with roles on a private network, as a Slurm job.")
-    made.add_argument("command", choices=COMMANDS)
+    made.add_argument("command", choices=sorted(_ACTIONS))
     made.add_argument(
         "name",
         nargs="?",
         default="",
-        help="start: the file that describes the session; otherwise: the name of a session",
+        help="start: the file that describes the session; otherwise: the name of a session; "
+        "show without a name: the last ten that have ended",
     )
     made.add_argument("container", nargs="?", default=f"{specs.MAIN}1", help="enter: the container (default: main1)")
     made.add_argument("--detach", action="store_true", help="start: return as soon as the session is submitted")
     made.add_argument("--dry-run", action="store_true", help="start: check everything without submitting anything")
+    made.add_argument(
+        "--remove",
+        action="append",
+        default=[],
+        metavar="IMAGE",
+        help="images: remove this image from this node, by its name in a session's file or its ID; 'all' removes each",
+    )
     return made
 
 
@@ -108,8 +115,15 @@ def _epilog(_settings: Settings, _words: Sequence[str]) -> int:
     return 0
 
 
-def _guard(_settings: Settings, _words: Sequence[str]) -> int:
+def _guard(settings: Settings, _words: Sequence[str]) -> int:
     node.guard(run_command)
+    if settings.machine == settings.manager:
+        node.in_background(run_command, "publish")
+    return 0
+
+
+def _publish(_settings: Settings, _words: Sequence[str]) -> int:
+    forward.resume(run_command, PATH)
     return 0
 
 
@@ -160,6 +174,7 @@ _INTERNAL: Mapping[str, Callable[[Settings, Sequence[str]], int]] = {
     "epilog": _epilog,
     "guard": _guard,
     "watch": _watch,
+    "publish": _publish,
     "supervise": _supervise,
     "prepare": _prepare,
     "container": _container,
@@ -236,7 +251,9 @@ def _list(_settings: Settings, _given: argparse.Namespace, _command: Sequence[st
 
 
 def _show(settings: Settings, given: argparse.Namespace, _command: Sequence[str]) -> int:
-    found = job.named(run_command, given.name)
+    found = job.own(run_command, given.name) if given.name else None
+    if found is None:
+        return _show_ended(settings, given.name)
     say(sessions.line(found, given.name))
     if found.nodes:
         for one in job.containers(found, settings):
@@ -244,6 +261,27 @@ def _show(settings: Settings, given: argparse.Namespace, _command: Sequence[str]
     log = job.log(run_command, found)
     if log and found.host:
         say(f"log {log} on {found.host}")
+    return 0
+
+
+def _show_ended(settings: Settings, name: str) -> int:
+    """The last ones; of a name, the last one."""
+    found = sessions.ended(run_command, settings, name)
+    if name and not found:
+        job.named(run_command, name)
+    for one in found[:1] if name else found:
+        for line in sessions.ended_lines(one):
+            say(line)
+    return 0
+
+
+def _images(settings: Settings, given: argparse.Namespace, _command: Sequence[str]) -> int:
+    if given.remove:
+        for line in images.remove(run_command, settings, given.remove):
+            say(line)
+        return 0
+    for one in images.listed(run_command, settings):
+        say(f"{one.identifier[:12]}  {one.size:>10}  {', '.join(one.names) or 'without a name'}")
     return 0
 
 
@@ -312,3 +350,14 @@ def _copy(name: str, process: Process, unread: List[str]) -> None:
         except BrokenPipeError:
             unread.append(name)
             process.terminate()
+
+
+_ACTIONS: Mapping[str, Callable[[Settings, argparse.Namespace, Sequence[str]], int]] = {
+    "start": _start,
+    "list": _list,
+    "show": _show,
+    "enter": _enter,
+    "run": _run,
+    "stop": _stop,
+    "images": _images,
+}

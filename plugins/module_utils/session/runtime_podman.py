@@ -136,6 +136,26 @@ class Podman:
             printed = fetching(self._run, [*podman, "pull", "--quiet", reference(image)], image, variables)
             self._run([*podman, "tag", printed.split()[-1], _alias(image)], environment=variables)
 
+    def listed(self, place: Place) -> str:
+        """The images of the store: ID, size and name of each of their tags, one tag a line."""
+        argv = [
+            *images_command(place.images),
+            "images",
+            "--no-trunc",
+            "--format={{.ID}}|{{.Size}}|{{.Repository}}:{{.Tag}}",
+        ]
+        with _for_images(place) as variables:
+            return str(self._run(argv, environment=variables).stdout)
+
+    def remove(self, place: Place, image: str) -> str:
+        """Remove an image from the store, by its name in a session's file or for podman. Returns its ID."""
+        podman = images_command(place.images)
+        with _for_images(place) as variables:
+            known = _inspect(self._run, podman, image, variables)
+            identifier = known.identifier if known else image
+            self._run([*podman, "rmi", "--force", "--", identifier], environment=variables)
+        return identifier
+
     def find(self, place: Place, image: str) -> Optional[Image]:
         """By that tag."""
         return _inspect(self._run, command(place), image, podman_environment(place.run))
@@ -160,6 +180,11 @@ class Podman:
         options = ["--interactive", "--tty"] if terminal else ["--interactive"]
         argv = [*command(place), "exec", *options, NAME, *words]
         return Start(argv, {**os.environ, **podman_environment(place.run)})
+
+
+def is_alias(name: str) -> bool:
+    """Whether a name is only for this program."""
+    return name.startswith(f"localhost/{PROGRAM}/")
 
 
 def _alias(image: str) -> str:

@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import NamedTuple, Optional
+import re
+import time
+from typing import List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job, runtime
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME, Settings, Spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+
+_LOG = re.compile(rf"{NAME}-(?P<name>.+)-(?P<job>[0-9]{{1,10}})\.log")
+_LAST_LINE = re.compile(rf"^{NAME}: ({job.END}|{job.FAILED}: .*)$", re.MULTILINE)
+#: Ended sessions that are shown, and the bytes at the end of a log with the last line.
+_MOST, _TAIL = 10, 1 << 16
+_UNTOLD = "ended; its log does not say why: it was stopped, or Slurm has ended its job"
 
 
 class Started(NamedTuple):
@@ -73,6 +83,49 @@ def _logs(settings: Settings) -> str:
                 os.close(owned(folder, "session_storage_dir", 0o022))
                 return folder
     return os.path.normpath(settings.storage.replace("{user}", own_name()))
+
+
+class Ended(NamedTuple):
+    """A session that has ended. ``at``: when something was last written to its log. ``said``: how it ended."""
+
+    name: str
+    job: int
+    at: float
+    said: str
+    log: str
+
+
+def ended(run: Runner, settings: Settings, name: str = "") -> List[Ended]:
+    """The user's sessions that have ended last, by their logs, the newest first. Raises CommandError.
+
+    ``name``: only those of this name.
+    """
+    folder, queued = _logs(settings), {one.job for one in job.queue(run, "--me")}
+    found = []
+    for entry in names_in(folder):
+        match = _LOG.fullmatch(entry)
+        if match and name in ("", match["name"]) and int(match["job"]) not in queued:
+            with contextlib.suppress(OSError):
+                at = os.stat(f"{folder}/{entry}").st_mtime
+                found.append(Ended(match["name"], int(match["job"]), at, "", f"{folder}/{entry}"))
+    newest = sorted(found, key=lambda one: one.at, reverse=True)[:_MOST]
+    return [one._replace(said=_last_line(one.log)) for one in newest]
+
+
+def _last_line(path: str) -> str:
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
+            lines = _LAST_LINE.findall(stream.read(_TAIL).decode("utf-8", "replace"))
+    except OSError as failure:
+        return f"ended; its log cannot be read: {failure.strerror}"
+    return printable(lines[-1]) if lines else _UNTOLD
+
+
+def ended_lines(session: Ended) -> List[str]:
+    """An ended session for people."""
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.at))
+    return [f"{session.name}: job {session.job} · {at} · {session.said}", f"log {session.log}"]
 
 
 def failure(session: Optional[job.Session]) -> str:

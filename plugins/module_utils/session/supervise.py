@@ -14,10 +14,14 @@ import os
 import subprocess
 import threading
 import time
-from typing import IO, Any, List, Mapping, NamedTuple, Sequence
+from typing import IO, Any, Callable, List, Mapping, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    CommandError,
+    GpumeshError,
+    HostStateError,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain
@@ -33,10 +37,53 @@ _SPACING = 0.1
 _MARK = f"{NAME}: ".encode()
 _LONGEST_LINE = 2000
 _CHUNK = 1 << 16
+#: Seconds until the controller is told again, and at most for it to take the last stage.
+_AGAIN, _LAST = 2.0, 60.0
 _SLOW = (
     f"The images took longer than {job.ALLOWANCE} minutes. Use a faster registry, or fetch them first with a session "
     "without session_time."
 )
+
+
+class Stage:
+    """The stage of the session, which is published until Slurm's controller has taken it: it may be away for a while.
+
+    ``publish`` raises CommandError if it has not.
+    """
+
+    def __init__(self, publish: Callable[[str], None]) -> None:
+        self._publish = publish
+        self._changed = threading.Condition()
+        self._pending = ""
+        self._repeats = False
+
+    def tell(self, stage: str) -> None:
+        """Publish it now, or as soon as possible unless another one follows before that."""
+        with self._changed:
+            self._pending = stage
+            self._try()
+            if self._pending and not self._repeats:
+                self._repeats = True
+                threading.Thread(target=self._repeat, daemon=True).start()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the controller has taken the last one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending, seconds)
+
+    def _try(self) -> None:
+        with contextlib.suppress(CommandError):
+            self._publish(self._pending)
+            self._pending = ""
+            self._changed.notify_all()
+
+    def _repeat(self) -> None:
+        with self._changed:
+            while self._pending:
+                self._changed.wait(_AGAIN)
+                if self._pending:
+                    self._try()
+            self._repeats = False
 
 
 class Errors:
@@ -95,6 +142,7 @@ class Batch:
         self.token: Token = plan.parse_token(variables[job.VARIABLE])
         self.log = job.log_of(logs, self.token.name, self.number)
         self.session: List[Container] = []
+        self._stage = Stage(lambda stage: job.note(run, self.number, plan.token_text(self.token), stage))
 
     def work(self) -> int:
         """Until the session ends; the exit status of the job."""
@@ -109,7 +157,7 @@ class Batch:
         except GpumeshError as failure:
             complain(f"{NAME}: {failure}")
             return self._failed(1, str(failure))
-        self._note(job.FETCHING)
+        self._stage.tell(job.FETCHING)
         fetching = self.everywhere("prepare", subprocess.PIPE)
         # Neither in a list of processes nor in an environment, which Slurm keeps.
         fetching.tell(f"{self.word}\n{key}")
@@ -121,16 +169,19 @@ class Batch:
             return self._failed(1, _SLOW)
         if status:
             return self._failed(status, _said([fetching]))
-        self._note(job.STARTING)
+        self._stage.tell(job.STARTING)
         containers = self.containers()
         watching = self.everywhere("await")
         try:
             status = _wait([watching], containers)
             if status:
                 return self._failed(status, _said([*containers, watching]))
-            self._note(job.RUNNING)
+            self._stage.tell(job.RUNNING)
             status = _wait(containers, containers, self.spec.time * 60)
-            return self._failed(status, _said(containers)) if status else 0
+            if status:
+                return self._failed(status, _said(containers))
+            complain(f"{NAME}: {job.END}")
+            return 0
         finally:
             _stop([watching, *containers])
 
@@ -152,11 +203,12 @@ class Batch:
         errors: Any = process.stderr
         return Step(process, Errors(errors, 2))
 
-    def _note(self, stage: str) -> None:
-        job.note(self.run, self.number, plan.token_text(self.token), stage)
-
     def _failed(self, status: int, why: str) -> int:
-        self._note(f"{job.FAILED} {why or f'a step of the job exited {status}.'}")
+        why = why or f"a step of the job exited {status}."
+        # The log has it for good; Slurm forgets jobs.
+        complain(f"{NAME}: {job.FAILED}: {why}")
+        self._stage.tell(f"{job.FAILED} {why}")
+        self._stage.finish(_LAST)
         return status
 
 

@@ -480,6 +480,10 @@ def test_an_image_of_a_registry_is_fetched_once_by_each_node(demo: Demo) -> None
         by("alice", "gpumesh-session", "stop", "pulled")
     assert {host for host, _part in fetched()} == set(HOSTS.values())
     assert set(fetched().values()) == {1}, fetched()
+    assert PULLED in by("alice", "gpumesh-session", "images", host="gpu2")
+    # The session demo needs its images.
+    refused = by("alice", "gpumesh-session", "images", "--remove", PULLED, host="gpu2", check=False)
+    assert "gpu2 runs the session" in refused, refused
 
 
 # --- Ends
@@ -500,6 +504,18 @@ def test_a_session_ends_with_its_first_container() -> None:
     start("alice", roles)
     LAB.wait("the session has ended", lambda: not by("alice", "squeue", "--noheader"), GONE)
     await_nothing()
+    assert " · ended\n" in by("alice", "gpumesh-session", "show", "demo")
+
+
+def test_images_are_removed_from_a_node() -> None:
+    by("alice", "gpumesh-session", "images", "--remove", PULLED, host="gpu2")
+    assert PULLED not in by("alice", "gpumesh-session", "images", host="gpu2")
+    # By the name in the session's file, although podman knows an image from a file by none.
+    assert "removed" in by("alice", "gpumesh-session", "images", "--remove", TWO, host="gpu2")
+    start("alice", [role("main"), role("sub", TWO, replicas=3)])
+    assert everywhere("alice", "cat", "/etc/image")["sub1"] == ["two"]
+    by("alice", "gpumesh-session", "stop", "demo")
+    await_nothing()
 
 
 def test_the_command_of_a_container_that_fails_is_told() -> None:
@@ -507,6 +523,11 @@ def test_the_command_of_a_container_that_fails_is_told() -> None:
     printed = start("alice", [role("main"), role("sub", command=command)], check=False)
     assert re.search("sub1 on gpu[123] ended with status 3: there is no data\\.", printed), printed
     await_nothing()
+    # Later, from its log.
+    said = r"failed: sub1 on gpu[123] ended with status 3: there is no data\."
+    for words in (["show", "demo"], ["show"]):
+        shown = by("alice", "gpumesh-session", *words)
+        assert re.match(rf"demo: job \d+ · .* · {said}\nlog /mnt/shared/alice/", shown), shown
 
 
 def test_a_container_that_takes_more_memory_than_its_role_ends() -> None:
@@ -524,15 +545,25 @@ def registered() -> dict[str, str]:
     return {host: found[host] for host in HOSTS}
 
 
+def listens(port: int) -> bool:
+    """Whether alice publishes a port of a session on the manager."""
+    found = LAB.run(MANAGER, "ss", "-Htlne", f"sport = :{port}")
+    return "uid:2001" in found and HOSTS[MANAGER] in found
+
+
 def test_slurmd_starts_again_while_a_session_runs() -> None:
-    start("alice", DEMO)
+    start("alice", DEMO, session_ports=[8888])
     before = places("alice")
     started = registered()
+    # As after a reboot of the manager, which may be without containers of the session.
+    LAB.run(MANAGER, "sh", "-c", "pkill -u alice -f '[f]orward [0-9]'; pkill -u alice -x ssh; true")
+    LAB.wait("the port is closed", lambda: not listens(8888), GONE)
     for host in HOSTS:
         LAB.run(host, "systemctl", "restart", "slurmd")
     # When a node registers, the controller ends the jobs that it does not find there.
     LAB.wait("all have registered", lambda: not started.items() & registered().items(), GONE)
     assert places("alice") == before
+    LAB.wait("the port is published again", lambda: listens(8888), GONE)
     assert inside("alice", "main1", "ssh", "sub3", "hostname").strip() == "sub3"
     by("alice", "gpumesh-session", "stop", "demo")
     await_nothing()

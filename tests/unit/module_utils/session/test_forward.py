@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import os
+import pwd
+import signal
 import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job, spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
@@ -106,3 +110,53 @@ def test_the_key_is_read_in_the_place_of_the_first_container_and_nobody_lists_it
     assert asked[-4:] == ["GPUMESH_SESSION_PLACE=0", "srun", "--jobid=7", "key"]
     assert (["ssh-add", "-q", "-"], "private\n") in ran
     assert not [argv for argv, _stdin in ran if "private" in " ".join(argv)]
+
+
+@pytest.fixture(name="slurm")
+def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A controller that answers the second time, with sessions of this user with and without ports, and an ssh-agent."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    lines = [
+        f"{number}|{owner}|{state}|n1|n1|None|gpumesh-session +;demo;main;1 {stage}"
+        for number, owner, state, stage in (
+            (7, user, "RUNNING", "running"),
+            (8, user, "PENDING", "waiting"),
+            (9, user, "RUNNING", "running"),
+            (10, "nobody-at-all", "RUNNING", "running"),
+            (11, user, "RUNNING", "running"),
+        )
+    ]
+    scripts = {7: ["8888"], 8: ["9000:80"], 9: [], 10: ["8890"]}
+    for number, ports in scripts.items():
+        (tmp_path / f"script-{number}").write_text(job.script("/x", session(ports), "/mnt"))
+    # Whatever a user submits with such a comment.
+    (tmp_path / "script-11").write_text("#!/bin/sh\nexec x supervise /mnt <<'END'\nnonsense\nEND\n")
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    bodies = {
+        "squeue": f"test -e {tmp_path}/asked || {{ touch {tmp_path}/asked; exit 1; }}\n"
+        f'mark=$(echo "$2" | sed "s/^--format=//; s/|.*//"); sed "s/^/$mark|/" {tmp_path}/lines',
+        "scontrol": f'test "$1 $2" = "write batch_script" && cat {tmp_path}/script-$3',
+        "ssh-agent": 'exec "$@"',
+        "program": f'echo "$*" >> {tmp_path}/begun; echo $$ >> {tmp_path}/numbers; read line < {tmp_path}/never',
+    }
+    os.mkfifo(tmp_path / "never")
+    for name, body in bodies.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(forward, "_SYSTEMD", str(tmp_path / "none"))
+    monkeypatch.setattr(forward, "_SPACING", 0.05)
+    yield tmp_path
+    for number in (tmp_path / "numbers").read_text().split() if (tmp_path / "numbers").exists() else []:
+        os.kill(int(number), signal.SIGKILL)
+
+
+def test_after_a_reboot_of_the_manager_each_session_has_its_ports_again(slurm: Path) -> None:
+    program = str(slurm / "program")
+    assert forward.resume(run, program) == [7, 8]
+    while not (slurm / "begun").exists() or len((slurm / "begun").read_text().splitlines()) < 2:
+        time.sleep(0.02)
+    assert sorted((slurm / "begun").read_text().splitlines()) == ["forward 7 8888:8888", "forward 8 9000:80"]
+    # slurmd has been started again, and they still run.
+    assert forward.resume(run, program) == []
+    os.kill(int((slurm / "numbers").read_text().split()[0]), 0)

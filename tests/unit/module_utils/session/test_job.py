@@ -47,14 +47,15 @@ def test_a_controller_that_starts_again_has_not_ended_the_session() -> None:
         job.follow(Slurm(Completed(1, "", _DOWN)), 7)
 
 
-def test_a_controller_that_does_not_take_the_stage_ends_no_session() -> None:
+def test_a_controller_that_does_not_take_the_stage_is_told() -> None:
     asked: list[list[str]] = []
 
     def run(argv: list[str], **_options: object) -> Completed:
         asked.append(argv)
         raise CommandError(argv, "did not end within 30 s")
 
-    job.note(run, 7, "+;demo;main;1", "running")
+    with pytest.raises(CommandError, match="did not end"):
+        job.note(run, 7, "+;demo;main;1", "running")
     assert asked == [["scontrol", "update", "job=7", "comment=gpumesh-session +;demo;main;1 running"]]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program, runtime
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH
 
@@ -82,3 +82,70 @@ def test_nobody_reads_on(bin_folder: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert (process.wait(30), process.stderr.read()) == (1, b"")
+
+
+def test_a_session_that_has_failed_is_shown_with_the_reason(
+    bin_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm has forgotten its job."""
+    settings = {**_SETTINGS, "storage": str(tmp_path / "logs")}
+    written(bin_folder, "squeue", "true")
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "gpumesh-session-demo-7.log"
+    log.write_text("gpumesh-session: failed: main1 on n1 ended with status 3: no data.\n")
+    for words in (["show"], ["show", "demo"]):
+        assert program.main(settings, words) == 0
+        line, where = capfd.readouterr().out.splitlines()
+        assert line.startswith("demo: job 7 · ") and line.endswith("failed: main1 on n1 ended with status 3: no data.")
+        assert where == f"log {log}"
+    assert program.main(settings, ["show", "other"]) == 2
+    assert "There is no session 'other'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("machine", "verbs"), [("n1", ["watch", "publish"]), ("n2", ["watch"])])
+def test_after_a_boot_the_manager_publishes_ports_again(
+    bin_folder: Path, monkeypatch: pytest.MonkeyPatch, machine: str, verbs: list[str]
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(program.node, "in_background", lambda _run, verb: begun.append(verb))
+    assert program.main({**_SETTINGS, "machine": machine}, ["guard"]) == 0
+    assert begun == verbs
+
+
+def test_images_are_listed_and_removed_by_the_name_in_a_session(
+    bin_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**_SETTINGS, "storage": str(tmp_path / "store")}
+    identifier = "0123456789ab" + "c" * 52
+    alias = f"localhost/gpumesh-session/{runtime.digest('docker.io/library/x:1')}:latest"
+    (tmp_path / "images").write_text(
+        f"sha256:{identifier}|120 MB|docker.io/library/x:1\nsha256:{identifier}|120 MB|{alias}\n"
+        f"sha256:{'d' * 64}|5 MB|localhost/gpumesh-session/{'e' * 32}:latest\n"
+    )
+    written(
+        bin_folder,
+        "podman",
+        f'echo "$*" >> {tmp_path}/seen\n'
+        f'case "$*" in *" images --no-trunc "*) cat {tmp_path}/images ;;\n'
+        f'  *" image inspect "*{alias}) echo {identifier} root ;; *" image inspect "*) exit 1 ;; esac',
+    )
+    # Nobody has started a session here yet.
+    written(bin_folder, "squeue", "true")
+    assert program.main(settings, ["images"]) == 0 and capfd.readouterr().out == ""
+    assert program.main(settings, ["images", "--remove", "x"]) == 2
+    assert "You have no images on n1" in capfd.readouterr().err
+    (tmp_path / "store" / "images").mkdir(parents=True)
+    assert program.main(settings, ["images"]) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        f"{'d' * 12}        5 MB  without a name",
+        "0123456789ab      120 MB  docker.io/library/x:1",
+    ]
+    assert program.main(settings, ["images", "--remove", "docker.io/library/x:1"]) == 0
+    assert capfd.readouterr().out == "n1: 0123456789ab removed\n"
+    assert program.main(settings, ["images", "--remove", "all"]) == 0
+    removed = [line.split()[-1] for line in (tmp_path / "seen").read_text().splitlines() if " rmi " in line]
+    assert removed == [identifier, "d" * 64, identifier]
+    written(bin_folder, "squeue", f'echo "$2" | sed "s/^--format=//; s/|.*//" | sed \'s/$/|{_QUEUE}/\'')
+    assert program.main(settings, ["images", "--remove", "all"]) == 2
+    assert "n1 runs the session 'demo', which may need the images" in capfd.readouterr().err
+    assert len([line for line in (tmp_path / "seen").read_text().splitlines() if " rmi " in line]) == 3

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,35 @@ def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch, cancel
 def test_root_has_no_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "root cannot own a session" in refused(monkeypatch, "docker.io/library/x:1")
+
+
+def test_the_sessions_that_have_ended_last_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sessions, "own_name", lambda: "alice")
+    folder = tmp_path / "alice"
+    folder.mkdir()
+    here = HERE._replace(volumes=[str(tmp_path)])
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        prefix = argv[2].removeprefix("--format=").partition("|")[0]
+        return Completed(0, f"{prefix}|19|alice|RUNNING|n1|n1|None|gpumesh-session +;demo;main;1 running\n", "")
+
+    assert sessions.ended(run, here) == []
+    for number in range(1, 20):
+        log = folder / f"gpumesh-session-{'demo' if number % 2 else 'a-7'}-{number}.log"
+        log.write_text(f"output\ngpumesh-session: failed: attempt\ngpumesh-session: failed: reason {number}\nlate\n")
+        os.utime(log, (number * 60, number * 60))
+    (folder / "gpumesh-session-demo-17.log").write_text("x" * 200_000 + "\ngpumesh-session: ended\n")
+    os.utime(folder / "gpumesh-session-demo-17.log", (1020, 1020))
+    (folder / "gpumesh-session-demo-15.log").write_text("killed\n  gpumesh-session: ended\n")
+    os.utime(folder / "gpumesh-session-demo-15.log", (900, 900))
+    (folder / "gpumesh-session-demo-13.log").unlink()
+    (folder / "gpumesh-session-demo-13.log").symlink_to("nowhere")
+    (folder / "notes.log").write_text("")
+    found = sessions.ended(run, here)
+    assert [one.job for one in found] == [18, 17, 16, 15, 14, 12, 11, 10, 9, 8]
+    assert [one.said for one in found[:3]] == ["failed: reason 18", "ended", "failed: reason 16"]
+    assert "does not say why" in found[3].said
+    assert [one.job for one in sessions.ended(run, here, "a-7")][:2] == [18, 16]
+    first, log_line = sessions.ended_lines(found[0])
+    assert re.fullmatch(r"a-7: job 18 · \d{4}-\d\d-\d\d \d\d:\d\d · failed: reason 18", first)
+    assert log_line == f"log {folder}/gpumesh-session-a-7-18.log"

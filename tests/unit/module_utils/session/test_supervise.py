@@ -9,12 +9,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, sessions, spec, supervise
 
 SPEC = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}, {"name": "sub", "image": "x"}]})
@@ -51,8 +54,9 @@ def batch(
     watch: str = "true",
     limit: int = 0,
     word: str = "",
+    away: Callable[[str], bool] = lambda _stage: False,
 ) -> tuple[int, list[str]]:
-    """The exit status, and the stages that the job has reported."""
+    """The exit status, and the stages that the controller has taken. ``away``: whether it does not take one."""
     (top / "srun").write_text(_SRUN.format(top=top, prepare=prepare, container=container, watch=watch))
     (top / "srun").chmod(0o755)
     told: list[str] = []
@@ -61,7 +65,10 @@ def batch(
         if argv[0] == "ssh-keygen":
             Path(argv[-1]).write_text("a key\n")
             return Completed(0, "", "")
-        told.append(argv[-1].partition(f"{TOKEN} ")[2])
+        stage = argv[-1].partition(f"{TOKEN} ")[2]
+        if away(stage):
+            raise CommandError(argv, "did not end within 30 s")
+        told.append(stage)
         return Completed(0, "", "")
 
     variables = {**os.environ, "SLURM_JOB_ID": "7", job.VARIABLE: TOKEN}
@@ -74,6 +81,50 @@ def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
     # As long as no node has reported it, it does not.
     status, told = batch(top, container="sleep 0.4; exit 3", watch="exec sleep 60")
     assert (status, told[:2], "running" in told) == (3, ["fetching", "starting"], False)
+
+
+@pytest.fixture(name="soon")
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_AGAIN", 0.05)
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_stage_is_told_again_until_the_controller_has_taken_it(top: Path) -> None:
+    """It is away from before the session runs until a while later."""
+    refused: list[str] = []
+
+    def away(stage: str) -> bool:
+        if stage == "fetching":
+            return False
+        refused.append(stage)
+        return len(refused) < 6
+
+    container = f"while ! test -e {top}/enough; do sleep 0.1; done"
+    Timer(0.0, lambda: _until(lambda: len(refused) > 5) and (top / "enough").touch()).start()
+    status, told = batch(top, container=container, away=away)
+    assert (status, told) == (0, ["fetching", "running"])
+    assert set(refused) == {"starting", "running"} and refused[-1] == "running"
+
+
+@pytest.mark.usefixtures("soon")
+def test_why_a_session_has_failed_is_told_before_its_job_ends(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[str] = []
+
+    def away(stage: str) -> bool:
+        refused.append(stage)
+        return len(refused) < 8
+
+    steps = {"prepare": "echo 'gpumesh-session: no such image' >&2; exit 1"}
+    assert batch(top, **steps, away=away) == (1, ["failed no such image"])
+    # A controller that stays away does not keep the job for ever.
+    monkeypatch.setattr(supervise, "_LAST", 0.2)
+    assert batch(top, **steps, away=lambda _stage: True) == (1, [])
+
+
+def _until(holds: Callable[[], bool]) -> bool:
+    while not holds():
+        time.sleep(0.05)
+    return True
 
 
 def test_each_container_is_a_step_that_knows_its_place(top: Path) -> None:
@@ -118,8 +169,10 @@ def test_the_job_says_why_the_session_has_failed(
     status, told = batch(top, **steps)
     assert status
     assert told[-1] == f"failed {why}"
-    # The log still contains everything.
-    assert why in capfd.readouterr().err or "step" in why
+    # The log contains everything, and at its end why.
+    assert capfd.readouterr().err.splitlines()[-1] == f"gpumesh-session: failed: {why}"
+    assert batch(top) == (0, ["fetching", "starting", "running"])
+    assert capfd.readouterr().err.splitlines()[-1] == "gpumesh-session: ended"
 
 
 def test_what_ends_a_session_that_runs_is_told_too(top: Path) -> None:
