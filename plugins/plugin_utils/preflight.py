@@ -68,7 +68,8 @@ def needs(
 
 
 def _programs(serve: bool, options: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    needed = {one: slurm.packages([one], "apt") for one in slurm.programs(options["slurm"], serve)}
+    programs = slurm.programs(options["slurm"], serve)
+    needed = {slurm.program_path(one): slurm.packages([one], "apt") for one in programs}
     if options["session"]["enabled"]:
         needed.update({program: session.packages([program]) for program in session.PACKAGES})
     return needed

@@ -325,12 +325,16 @@ def _rest_identity(record: model.Record, options: Mapping[str, Any], cluster_add
 
 
 def programs(options: Mapping[str, Any], serve: bool) -> list[str]:
-    """The programs that a node needs, and with ``serve`` the manager. ``options``: accounting, rest and
-    rest_address."""
+    """The programs that a node needs, and with ``serve`` the manager. ``options``: accounting, rest and rest_address."""
     parts = ["node", *(["controller"] if serve else [])]
     parts += [part for part in ("accounting", "rest") if serve and options[part]]
     parts += ["rest_proxy"] if serve and _is_proxied(options) else []
     return [program for part in parts for program in _PROGRAMS[part]]
+
+
+def program_path(program: str) -> str:
+    """Where a program is once its package is installed."""
+    return f"/usr/{'bin' if program in _PROGRAMS['rest_proxy'] else 'sbin'}/{program}"
 
 
 def _port(variable: str, settings: Mapping[str, Any], name: str, standard: str) -> int:

@@ -196,6 +196,7 @@ def test_nobody_takes_the_directory_of_another_user(
     """Whose first session starts later."""
     monkeypatch.setattr(node, "guard", lambda _run: None)
     monkeypatch.setattr(node, "STORAGE", str(tmp_path / "session"))
+    monkeypatch.setattr(node, "FOLDER", str(tmp_path / "run"))
     settings = SETTINGS._replace(storage=shapes.STORAGE_DIR.replace(shapes.STORAGE, node.STORAGE))
     tmp_path.chmod(0o755)
     victim = pwd.getpwnam("nobody")

@@ -267,8 +267,8 @@ class TestRegistration:
         assert (server["external"], manager["quotas"]) == ([external], [])
         assert server["quotas"] == [{"name": "data", "path": "/d", "quota": "1G"}]
         assert needed("n2", storage_backend="none")["external"] == needed("n2", storage_backend="none")["quotas"] == []
-        assert "slurmctld" in manager["programs"] and "slurmctld" not in server["programs"]
-        assert server["programs"]["slurmd"] == ["slurmd", "slurm-client"]
+        assert "/usr/sbin/slurmctld" in manager["programs"] and "/usr/sbin/slurmctld" not in server["programs"]
+        assert server["programs"]["/usr/sbin/slurmd"] == ["slurmd", "slurm-client"]
         assert server["programs"]["newuidmap"] == ["uidmap"]
         decision["preflight"]["pods"] = ["n2"]
         pod = needed("n2")

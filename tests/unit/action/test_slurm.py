@@ -14,7 +14,13 @@ from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm import DBD_FILE, TOKEN_KEY
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm import (
+    DBD_FILE,
+    TOKEN_KEY,
+    packages,
+    program_path,
+    programs,
+)
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0", "gpus": 8} for n in (1, 2)]
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
@@ -195,6 +201,13 @@ def test_with_an_address_a_proxy_serves_it_with_tls() -> None:
     assert [one["name"] for one in off["daemons"]] == ["slurmctld"] and rest.FOLDER in off["withdrawn"]
     # slurmd needs neither of them.
     assert sent({}, slurm_rest=True, slurm_rest_address="10.0.0.1")["programs"] == ["slurmd"]
+
+
+def test_what_the_proxy_needs_can_be_looked_for_before_anything_changes() -> None:
+    wanted = programs({"accounting": False, "rest": True, "rest_address": "10.0.0.1"}, True)
+    needed = {program_path(one): packages([one], "apt") for one in wanted}
+    assert needed["/usr/bin/stunnel"] == needed["/usr/bin/openssl"] == ["stunnel4", "openssl"]
+    assert "/usr/sbin/slurmrestd" in needed
 
 
 def test_services_that_are_no_longer_wanted_end() -> None:

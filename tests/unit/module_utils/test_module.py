@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -33,6 +33,8 @@ class Module:
     """What exit_with uses of AnsibleModule."""
 
     _diff = False
+    check_mode = False
+    params: ClassVar[dict[str, Any]] = {}
 
     def exit_json(self, **_result: Any) -> None:
         raise SystemExit

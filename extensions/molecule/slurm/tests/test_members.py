@@ -206,7 +206,9 @@ def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
 def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: Lab) -> None:
     """A run that was cut off after writing the files and before the restarts leaves them in this state."""
     before = supervised(lab)
-    read = "/etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf /etc/slurm/node/slurm.conf"
+    read = (
+        f"/etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf /etc/slurm/node/slurm.conf {rest.CONFIG}"
+    )
     lab.run("s4", "sh", "-c", f"touch {read}")
     run = lab.play(SLURM, "--limit", "s4")
     assert run.code == 0, run.output[-4000:]

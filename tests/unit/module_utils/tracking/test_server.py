@@ -604,7 +604,8 @@ def test_a_user_whose_experiment_cannot_be_made_keeps_nobody_else_from_one(monke
     monkeypatch.setattr(store, "rename_experiment", refuse)
     changed, failed = users.settle_experiments(store, store, lambda key, value: (key, value), [], ValueError)
     assert (changed, failed) == (["bob"], {"alice": "UNIQUE constraint failed"})
-    said = f'{{"changed": [], "experiments": {json.dumps(changed)}, "failed": {json.dumps(failed)}, "encrypted": true}}'
+    told = {"changed": [], "experiments": changed, "failed": failed, "encrypted": True, "database": False}
+    said = json.dumps(told)
     monkeypatch.setattr(server, "write_atomic", lambda *_given, **_more: None)
     monkeypatch.setattr(server, "command_as", lambda _account, argv: argv)
     words = server.settle_users(
@@ -891,7 +892,7 @@ def test_an_older_mlflow_writes_no_file_over_a_newer_one(moving: Move, monkeypat
     for name, result in (("python_version", "3.13"), ("facts", {"mlflow": "3.17.2"}), ("build", "/x")):
         monkeypatch.setattr(environment, name, lambda *_given, result=result: result)
     for name in ("make_account", "make_folders"):
-        monkeypatch.setattr(server, name, lambda _given, _more=None: False)
+        monkeypatch.setattr(server, name, lambda *_given: False)
     before = sorted((moving.folder / "n1").iterdir())
     with pytest.raises(HostStateError, match="has the schema newer"):
         server.apply(done, moving.request("n1"))
