@@ -15,6 +15,7 @@ import re
 import secrets
 from typing import List, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in
@@ -57,7 +58,7 @@ def _detach(top: bytes) -> None:
 
 def _mount_points(top: bytes) -> List[bytes]:
     with open("/proc/self/mountinfo", "rb") as stream:
-        fields = [line.split(b" ") for line in stream.read().split(b"\n")]
+        fields = [line.split(b" ") for line in (limited.read(stream) or b"").split(b"\n")]
     points = [re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), one[4]) for one in fields if len(one) > 4]
     return [point for point in points if point.startswith(top + b"/")]
 

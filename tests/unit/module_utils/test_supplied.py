@@ -46,7 +46,7 @@ def test_modules_that_install_programs_import_nothing_that_only_the_programs_nee
     assert own <= found
     assert {name for name in found if name.startswith(("train.", "trace."))} <= {"train.install", "train.paths"}
     # Those of the session remove what jobs have left, and check the settings.
-    needed = ("install", "network", "node", "plan", "routing", "runtime", "shapes", "ssh")
+    needed = ("install", "network", "node", "plan", "routing", "runtime", "shapes", "ssh", "trash")
     assert {name for name in found if name.startswith("session.")} <= {f"session.{name}" for name in needed}
 
 
