@@ -110,6 +110,7 @@ def test_show_knows_it_and_the_check_writes_a_run(lab: TrackingLab, tmp_path: Pa
     found = {(one["id"], one["host"]): one["status"] for one in verdict["checks"] if one["id"].startswith("tracking")}
     assert found == {
         ("tracking.run", MANAGER): "pass",
+        ("tracking.certificate", MANAGER): "pass",
         **{("tracking.answer", machine): "pass" for machine in MACHINES if machine != MANAGER},
     }, done.output
 
