@@ -75,6 +75,16 @@ ELSEWHERE = {
     "scp -r gpumesh/examples admin@192.168.1.11:/mnt/shared/",
     "cd /mnt/shared/examples/ddp",
     "sbatch train.sbatch",
+    # Scenario `slurm` asks slurmrestd with a token, over TLS from other members and on its socket.
+    "(umask 077; scontrol token | sed 's/SLURM_JWT=/X-SLURM-USER-TOKEN: /' > token)",
+    (
+        "curl --header X-SLURM-USER-NAME:root --header @token --cacert /etc/gpumesh/slurm-rest-ca.crt "
+        "https://10.0.0.11:6820/slurm/v0.0.41/nodes"
+    ),
+    (
+        "curl --header X-SLURM-USER-NAME:root --header @token --unix-socket /run/gpumesh-rest/socket "
+        "http://localhost/slurm/v0.0.41/nodes"
+    ),
     # Scenario `check` covers the parts, the levels and the speed of volumes. Volumes served by a member are covered by
     # `kernel`.
     "ansible-playbook -i inventories/lan gpumesh.cluster.check --tags reachability",
