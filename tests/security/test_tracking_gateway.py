@@ -54,7 +54,14 @@ def test_a_key_of_an_earlier_version_is_encrypted_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/mlflow.db"
     assert KEY in read(url, "former")["former"]
     read(url, "elsewhere", **{PASSPHRASE: "of another host"})
-    given = {"url": url, "artifacts": "mlflow-artifacts:/", "users": [], "without": [], "passphrase": "own passphrase"}
+    given = {
+        "url": url,
+        "artifacts": "mlflow-artifacts:/",
+        "users": [],
+        "without": [],
+        "passphrase": "own passphrase",
+        "database": "7",
+    }
     assert [mlflow_program.run(inspect.getsource(users), given)["encrypted"] for _run in range(2)] == [True, False]
     assert read(url) == {"former": None, "elsewhere": None}
     assert KEY in read(url, **{PASSPHRASE: "own passphrase"})["former"]

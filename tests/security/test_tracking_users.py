@@ -57,7 +57,14 @@ print(json.dumps([found, [one.name for one in experiments.search_experiments()]]
 
 def settled(url: str, *names: str) -> Any:
     wanted = [{"name": name, "password": f"password-of-{name}", "administrator": False} for name in names]
-    given = {"url": url, "artifacts": "mlflow-artifacts:/", "users": wanted, "without": [], "passphrase": "x"}
+    given = {
+        "url": url,
+        "artifacts": "mlflow-artifacts:/",
+        "users": wanted,
+        "without": [],
+        "passphrase": "x",
+        "database": "7",
+    }
     return mlflow_program.run(inspect.getsource(users), given)
 
 
