@@ -59,7 +59,7 @@ class ActionModule(ControllerAction):
             for machine, own in hosts.items()
         }
         decision, coming = decide(wish, record, known, held, read_answers(held, found["records"]))
-        options = {role: self.options(role, *names) for role, names in preflight.OPTIONS.items()}
+        options = preflight.read_options(self.options)
         volumes = self.variable("storage_volumes")
         confined: list[str] = []
         if decision["enrol_settings"]["backend"] == "tailscale":

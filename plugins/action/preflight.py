@@ -21,7 +21,7 @@ class ActionModule(HostAction):
         )
         decision = self.variables[given["registration"]]
         wanted = decision["preflight"]
-        options = {role: self.options(role, *names) for role, names in preflight.OPTIONS.items()}
+        options = preflight.read_options(self.options)
         needed = preflight.needs(
             given["cluster"],
             self.machine,

@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.host import without_account
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import quota, volumes
 
 _LISTS = "var/lib/apt/lists"
@@ -43,10 +44,7 @@ def refuse(run: Runner, tree: Tree, needs: Needs) -> None:
     reasons = []
     unknown = [user for user in needs.users if not _exists(user)]
     if unknown:
-        reasons.append(
-            f"ssh_trust_users: there is no user {', '.join(unknown)}. Create the account on every member, or remove the "
-            "name from ssh_trust_users."
-        )
+        reasons.append(f"ssh_trust_users: {without_account(unknown)}")
     for refuse_volumes in (partial(volumes.refuse_missing, needs.external), partial(_refuse_quotas, run, needs)):
         try:
             refuse_volumes()

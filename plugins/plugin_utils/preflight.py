@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
@@ -18,6 +18,11 @@ OPTIONS = {
     "slurm": ("accounting", "rest", "rest_address"),
     "session": session.OPTIONS,
 }
+
+
+def read_options(options: Callable[..., dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options of OPTIONS by role. ``options``: the method of an action. Raises InputError."""
+    return {role: options(role, *names) for role, names in OPTIONS.items()}
 
 
 def refuse(

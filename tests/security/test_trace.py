@@ -22,15 +22,23 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import diges
 DESCRIBED = {"trace": "rank-0.trace.json.gz", "rank": 0, "ranks": 1}
 
 
+@contextlib.contextmanager
+def peak_below(limit: int) -> Iterator[None]:
+    """Fail if Python holds this much memory, in bytes, at any moment of the body."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < limit
+
+
 def test_a_description_without_an_end_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "rank-0.json").open("wb") as stream:
         stream.truncate(1 << 30)
-    tracemalloc.start()
-    with pytest.raises(GpumeshError):
+    with peak_below(256 << 20), pytest.raises(GpumeshError):
         load.load(load.sources(tmp_path))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 256 << 20
 
 
 #: It compresses to a hundredth at least.
@@ -59,12 +67,8 @@ def test_a_small_file_takes_little_memory(tmp_path: Path, before: str, part: Cal
         stream.writelines(many(120, part))
         stream.write("}" if before == "{" else "]}")
     assert (tmp_path / "trace.json.gz").stat().st_size < 2 << 20
-    tracemalloc.start()
-    with contextlib.suppress(GpumeshError):
+    with peak_below(128 << 20), contextlib.suppress(GpumeshError):
         load.load(load.sources(tmp_path))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 128 << 20
 
 
 @pytest.mark.parametrize(
@@ -83,24 +87,16 @@ def test_events_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "trace.json").write_text("".join(["[", *many(500, part), "]"]), encoding="ascii")
     load.load(load.sources(tmp_path))
     (tmp_path / "trace.json").write_text("".join(["[", *many(20_000, part), "]"]), encoding="ascii")
-    tracemalloc.start()
-    with pytest.raises(InputError, match="has more events than"):
-        load.load(load.sources(tmp_path))
     # Besides what is kept, the text and what is made of it.
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 16 << 20
+    with peak_below(16 << 20), pytest.raises(InputError, match="has more events than"):
+        load.load(load.sources(tmp_path))
 
 
 def test_a_value_of_many_small_ones(tmp_path: Path) -> None:
     """Each takes thirty times as much memory as its text."""
     (tmp_path / "trace.json").write_text('{"a":[' + "[]," * (5 << 20) + '[]],"traceEvents":[]}', encoding="ascii")
-    tracemalloc.start()
-    with pytest.raises(GpumeshError):
+    with peak_below(192 << 20), pytest.raises(GpumeshError):
         load.load(load.sources(tmp_path))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 192 << 20
 
 
 def link(path: Path, target: Path, owner: pwd.struct_passwd) -> None:

@@ -49,8 +49,8 @@ class Expected(NamedTuple):
     ``rdma`` is the fabric that the record has for the host, such as infiniband. ``mounts`` are mount points;
     ``external_mounts`` are those of external file systems, or folders below one; ``read_only_mounts`` are those of both
     that are not written to. ``drains``: failed checks take the node out of service, so conditions that any user can
-    cause are ignored. ``machine`` is the host's name in the cluster. ``tailnet``:
-    whether it has a key in a tailnet. ``pod``: its programs reach the mesh through a library.
+    cause are ignored. ``machine`` is the host's name in the cluster. ``tailnet``: whether it has a key in a tailnet.
+    ``pod``: its programs reach the mesh through a library.
     """
 
     gpus: Optional[int] = None

@@ -35,7 +35,6 @@ _PATIENCE = 30.0
 _SOON = 0.3
 #: Seconds for Slurm's controller to answer after a boot.
 _BOOT = 600.0
-_SYSTEMD = "/run/systemd/system"
 
 
 def pairs(ports: Sequence[str]) -> List[Tuple[int, int]]:
@@ -118,7 +117,7 @@ def _exists(number: int, uid: int) -> bool:
 
 def _begin_as(run: Runner, user: pwd.struct_passwd, words: Sequence[str]) -> None:
     """Start a program of the user that goes on after this one."""
-    if os.path.isdir(_SYSTEMD):
+    if processes.runs_systemd():
         run(["systemd-run", "--quiet", "--collect", "--no-block", f"--uid={user.pw_name}", *words])
         return
     own = ["env", f"HOME={user.pw_dir}", f"USER={user.pw_name}", f"LOGNAME={user.pw_name}"]

@@ -32,7 +32,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import give
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import CAP_SYS_ADMIN, has_capability
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import (
+    CAP_SYS_ADMIN,
+    has_capability,
+    runs_systemd,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan, routing, trash
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
@@ -61,7 +65,6 @@ _PATIENCE = 20.0
 _WATCH = 15.0
 #: The thread that removes what jobs leave behind.
 _REMOVAL = "removal"
-_SYSTEMD = "/run/systemd/system"
 _STEP = re.compile(rb"slurmstepd: \[([0-9]{1,10})[.\]]")
 _PLAN, _PRIVATE, _ERROR = "plan.json", "private", "error"
 _FORWARDED = ".forwarded"
@@ -391,7 +394,7 @@ def guard(run: Runner) -> None:
 def in_background(run: Runner, verb: str) -> None:
     """Start a task of root in the background, outside the cgroup of slurmd, which starts this."""
     program = os.path.abspath(sys.argv[0])
-    if os.path.isdir(_SYSTEMD):
+    if runs_systemd():
         options = ["--quiet", "--collect", "--no-block", "--property=Restart=on-failure"]
         run(["systemd-run", *options, program, verb], check=False)
         return

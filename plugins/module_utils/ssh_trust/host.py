@@ -114,10 +114,7 @@ def refusals(users: Sequence[str], host: Host) -> List[str]:
     reasons = []
     unknown = [user for user in users if host.accounts[user] is None]
     if unknown:
-        reasons.append(
-            f"there is no user {', '.join(unknown)}. Create the account on every member, or remove the name from "
-            "ssh_trust_users."
-        )
+        reasons.append(without_account(unknown))
     refused: Dict[Tuple[str, str], List[str]] = {}
     for user, account in host.accounts.items():
         if account is None:
@@ -137,6 +134,14 @@ def refusals(users: Sequence[str], host: Host) -> List[str]:
     for (sources, reason), names in refused.items():
         reasons.append(f"the SSH server would not accept {', '.join(names)} from {sources}: {reason}")
     return reasons
+
+
+def without_account(users: Sequence[str]) -> str:
+    """That a host does not have these users, and what to do."""
+    return (
+        f"there is no user {', '.join(users)}. Create the account on every member, or remove the name from "
+        "ssh_trust_users."
+    )
 
 
 def unqueried(host: Host, logins: Sequence[Login]) -> int:

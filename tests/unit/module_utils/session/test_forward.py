@@ -144,7 +144,7 @@ def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(forward, "_SYSTEMD", str(tmp_path / "none"))
+    monkeypatch.setattr(forward.processes, "runs_systemd", lambda: False)
     monkeypatch.setattr(forward, "_SPACING", 0.05)
     yield tmp_path
     for number in (tmp_path / "numbers").read_text().split() if (tmp_path / "numbers").exists() else []:

@@ -34,6 +34,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
     users,
 )
 
+#: The paths on a server that tests have elsewhere.
+PLACES = (
+    "UNIT",
+    "AUTHENTICATION",
+    "SECRET",
+    "PASSPHRASE",
+    "PROGRAM",
+    "LIBRARY",
+    "FOLDER",
+    "MOVED",
+    "SHARED_TRUST",
+)
 SERVER = settings.Server("lab", "n1", "10.0.0.1", 5000, False, "/mnt/shared", 875)
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 COMBINED = f"-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n{CERTIFICATE}"
@@ -87,17 +99,7 @@ def test_the_program_says_whose_server_it_starts(mount_point: str) -> None:
 @pytest.fixture(name="host")
 def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host in the clusters lab and other, with the server of other."""
-    for name in (
-        "UNIT",
-        "AUTHENTICATION",
-        "SECRET",
-        "PASSPHRASE",
-        "PROGRAM",
-        "LIBRARY",
-        "FOLDER",
-        "MOVED",
-        "SHARED_TRUST",
-    ):
+    for name in PLACES:
         monkeypatch.setattr(settings, name, str(tmp_path / "etc" / name))
     monkeypatch.setattr(settings, "trust_of", lambda cluster: str(tmp_path / "etc" / f"trust-{cluster}"))
     monkeypatch.setattr(server, "_RECORDS", str(tmp_path / "clusters"))
@@ -709,17 +711,7 @@ class Move:
         if not own.exists():
             own.mkdir()
             (own / "AUTHENTICATION").touch()
-        for name in (
-            "UNIT",
-            "AUTHENTICATION",
-            "SECRET",
-            "PASSPHRASE",
-            "PROGRAM",
-            "LIBRARY",
-            "FOLDER",
-            "MOVED",
-            "SHARED_TRUST",
-        ):
+        for name in PLACES:
             self.patch.setattr(settings, name, str(own / name))
         self.patch.setattr(server, "_remove_folders", lambda: shutil.rmtree(own))
 
