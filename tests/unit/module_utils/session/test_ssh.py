@@ -6,21 +6,17 @@
 from __future__ import annotations
 
 import getpass
-import os
 import shutil
-import socket
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import plan, runtime, spec, ssh
+from ansible_collections.gpumesh.cluster.tests.support.ssh_server import SSHD, SshServer
 
 TOKEN = plan.parse_token("+;demo;main,sub;1,0+0,1")
 MAIN, SUB = plan.places(TOKEN, 5, ["n1", "n2"], {"n1": "10.0.0.1", "n2": "10.0.0.2"}, ["10.192.0.0/10"])
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="there is no OpenSSH here")
 
@@ -68,41 +64,33 @@ def test_the_daemon_gives_the_container_nothing_of_the_host(tmp_path: Path) -> N
 
 @pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
 def test_a_login_with_the_key_of_the_session_runs_the_command_and_no_other_key_does(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     user, own = getpass.getuser(), SUB._replace(address="127.0.0.1")
     private = ssh.make_key(run, str(tmp_path / ssh.KEY))
     public = ssh.public_half(run, str(tmp_path / ssh.KEY))
     (tmp_path / ssh.CLIENT).mkdir()
     command = "/bin/echo entered sub1:"
-    for name, text in ssh.files(own, [MAIN, own], str(tmp_path), command, user, private, public).items():
-        (tmp_path / name).write_text(text.replace(f":{ssh.PORT}", f":{port}").replace(ssh.INSIDE, f"{tmp_path}/ssh"))
-        (tmp_path / name).chmod(0o600)
-    login = ["ssh", "-F", str(tmp_path / "ssh" / "config"), "-p", str(port), "-o", "BatchMode=yes"]
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
-    with subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(tmp_path / ssh.SERVER)]) as daemon:
-        try:
-            end = time.monotonic() + 120
-            while (done := run([*login, "127.0.0.1", "x"], check=False)).rc == 255:
-                assert time.monotonic() < end, done.stderr
-                time.sleep(0.1)
-            assert done.stdout == "entered sub1:\n"
-            # Ports are forwarded, and sockets of the host are not.
-            refusing = [*login, "-o", "ExitOnForwardFailure=yes", "-R"]
-            assert run([*refusing, "0:127.0.0.1:1", "127.0.0.1", "x"], check=False).rc == 0
-            made = tmp_path / "made.sock"
-            done = run([*refusing, f"{made}:127.0.0.1:1", "127.0.0.1", "x"], check=False)
-            assert (done.rc, made.exists()) == (255, False)
-            other = tmp_path / "other"
-            ssh.make_key(run, str(other))
-            # The first value of an option applies.
-            key, config = tmp_path / "ssh" / "key", (tmp_path / "ssh" / "config").read_text()
-            (tmp_path / "ssh" / "config").write_text(config.replace(str(key), str(other)))
-            assert "Permission denied (publickey)" in run([*login, "127.0.0.1", "x"], check=False).stderr
-            # A daemon with another key does not belong to this session.
-            (tmp_path / "ssh" / "known_hosts").write_text(f"{ssh.ALIAS} {ssh.public_half(run, str(other))}\n")
-            assert "Host key verification failed" in run([*login, "127.0.0.1", "x"], check=False).stderr
-        finally:
-            daemon.terminate()
+    with SshServer(tmp_path / ssh.SERVER) as daemon:
+        port = str(daemon.port)
+        for name, text in ssh.files(own, [MAIN, own], str(tmp_path), command, user, private, public).items():
+            (tmp_path / name).write_text(
+                text.replace(f":{ssh.PORT}", f":{port}").replace(ssh.INSIDE, f"{tmp_path}/ssh")
+            )
+            (tmp_path / name).chmod(0o600)
+        login = ["ssh", "-F", str(tmp_path / "ssh" / "config"), "-p", port, "-o", "BatchMode=yes"]
+        done = run([*login, "127.0.0.1", "x"], check=False, timeout=300)
+        assert done.stdout == "entered sub1:\n"
+        # Ports are forwarded, and sockets of the host are not.
+        refusing = [*login, "-o", "ExitOnForwardFailure=yes", "-R"]
+        assert run([*refusing, "0:127.0.0.1:1", "127.0.0.1", "x"], check=False).rc == 0
+        made = tmp_path / "made.sock"
+        done = run([*refusing, f"{made}:127.0.0.1:1", "127.0.0.1", "x"], check=False)
+        assert (done.rc, made.exists()) == (255, False)
+        other = tmp_path / "other"
+        ssh.make_key(run, str(other))
+        # The first value of an option applies.
+        key, config = tmp_path / "ssh" / "key", (tmp_path / "ssh" / "config").read_text()
+        (tmp_path / "ssh" / "config").write_text(config.replace(str(key), str(other)))
+        assert "Permission denied (publickey)" in run([*login, "127.0.0.1", "x"], check=False).stderr
+        # A daemon with another key does not belong to this session.
+        (tmp_path / "ssh" / "known_hosts").write_text(f"{ssh.ALIAS} {ssh.public_half(run, str(other))}\n")
+        assert "Host key verification failed" in run([*login, "127.0.0.1", "x"], check=False).stderr

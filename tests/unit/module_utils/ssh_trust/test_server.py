@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,9 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import server
+from ansible_collections.gpumesh.cluster.tests.support.ssh_server import SSHD, SshServer
 
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+CONFIG = "sshd_config"
 ROOT = server.Account(0, "/root", True, ["root"])
 OURS = "127.0.0.0/8"
 # The last two if the key was accepted, but lacks a forced command.
@@ -30,11 +28,9 @@ needs_sshd = pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
 class Site:
     """A server with a configuration, and a key that it accepts."""
 
-    def __init__(self, folder: Path, text: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        self.key, self.known, self.config = folder / "key", folder / "known", folder / "sshd_config"
+    def __init__(self, folder: Path, text: str, daemon: SshServer) -> None:
+        self.port = daemon.port
+        self.key, self.known, self.config = folder / "key", folder / "known", folder / CONFIG
         for path in (self.key, folder / "host"):
             run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)])
         self.known.write_text(f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}")
@@ -44,7 +40,6 @@ class Site:
             f"HostKey {folder}/host\nListenAddress 127.0.0.1\nPort {self.port}\nPidFile none\nUsePAM no\nStrictModes no\n"
             f"AuthorizedKeysFile {folder}/.ssh/authorized_keys\n{text.format(port=self.port, folder=folder)}\n"
         )
-        Path("/run/sshd").mkdir(exist_ok=True)
 
     def run(self, argv: list[str], **options: Any) -> Completed:
         return run([argv[0], "-f", str(self.config), *argv[1:]], **options)
@@ -66,21 +61,15 @@ class Site:
     def accepts(self, source: str = "127.0.0.1") -> bool:
         options = ["-oBatchMode=yes", f"-oUserKnownHostsFile={self.known}", f"-oPort={self.port}", f"-b{source}"]
         login = ["ssh", "-F", "none", *options, "-i", str(self.key), "root@127.0.0.1", "true"]
-        with subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(self.config)], stderr=subprocess.DEVNULL) as daemon:
-            try:
-                end = time.monotonic() + 120
-                while "Connection refused" in (done := run(login, check=False)).stderr:
-                    assert time.monotonic() < end, done.stderr
-                    time.sleep(0.1)
-                assert done.rc == 0 or any(words in done.stderr for words in REFUSED), done.stderr
-                return done.rc == 0
-            finally:
-                daemon.terminate()
+        done = run(login, check=False, timeout=300)
+        assert done.rc == 0 or any(words in done.stderr for words in REFUSED), done.stderr
+        return done.rc == 0
 
 
 @pytest.fixture(name="site")
-def _site(tmp_path: Path) -> Callable[[str], Site]:
-    return lambda text: Site(tmp_path, text)
+def _site(tmp_path: Path) -> Iterator[Callable[[str], Site]]:
+    with SshServer(tmp_path / CONFIG) as daemon:
+        yield lambda text: Site(tmp_path, text, daemon)
 
 
 @needs_sshd
