@@ -28,11 +28,11 @@ from typing import IO, Any, Callable, List, Mapping, NamedTuple, Optional, Seque
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
-    cause,
     contract,
     lines,
     load,
     processes,
+    stack_place,
     stage,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
@@ -290,7 +290,7 @@ class Agent:
         time.sleep(_DUMP)
         for rank in self._living():
             stopped = processes.stopped(rank.group)
-            self.say("state", rank=rank.number, stopped=stopped, place=cause.place(rank.tail()))
+            self.say("state", rank=rank.number, stopped=stopped, place=stack_place.place(rank.tail()))
 
     def end(self) -> None:
         """End the ranks after the attempt: ask them first, and kill them shortly afterwards."""

@@ -5,46 +5,71 @@
 
 When one rank of a collective dies, the others fail a moment later because their peer is gone. The clocks of the nodes
 may differ by more than that, so time alone is not sufficient. The last output of a rank is: an error that names a peer
-is a consequence.
+is a consequence. If all that have ended name their peers, one of those that live is to blame.
 """
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import Counter
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import last_words, stack_place
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, RankEnd
 
-#: The messages of collective and rendezvous libraries when a peer is gone.
-_CONSEQUENCE = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|ncclRemoteError|"
-    r"remote process exited or there was a network error|NCCL communicator was aborted|"
-    r"Watchdog caught collective operation timeout|Socket [Tt]imeout|Timed out waiting|DistNetworkError|"
-    r"DistStoreError|recvValue failed|sendBytes failed|failed to recv|Connection was likely closed|"
-    r"Lost connection|coordination service .*(?:unavailable|heartbeat)",
-)
-#: The last line of a traceback: a class with its module, then the message.
-_ERROR_LINE = re.compile(
-    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*|Killed|Segmentation fault.*)"
-)
-_LONGEST = 300
+#: Signals by which a process ends because of its own error, so that its last words are about it.
+_OWN_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+#: The words for a job whose memory was used up, with the remedy.
+USED_UP = "the memory of the job on its node was used up (oom_kill). Request more with --sbatch --mem=SIZE"
+#: The exit status by which a shell and podman tell of SIGKILL.
+_KILLED = 128 + signal.SIGKILL
 
 
 def follows(end: RankEnd) -> bool:
     """Whether this looks like a consequence of the end of another rank."""
-    return end.status > 0 and _CONSEQUENCE.search(end.tail) is not None
+    told = _told(end)
+    return told is not None and told.follows and not _used_up(end)
+
+
+def _used_up(end: RankEnd) -> bool:
+    """Whether it ended because the memory of the job was used up. The kernel does not say whose process it has killed."""
+    root = last_words.root(end.tail)
+    killed = (root.status if root else end.status) in (-signal.SIGKILL, _KILLED) or last_words.lost_process(end.tail)
+    return (end.memory and killed) or last_words.memory(end.tail)
+
+
+def _told(end: RankEnd) -> Optional[last_words.Error]:
+    """The error in the output of a rank that has ended it, if there is one."""
+    root = last_words.root(end.tail)
+    told = last_words.chosen(end.tail, root.rank if root else None)
+    status = root.status if root else end.status
+    # Who is killed has no last words, unless these are the end of its output.
+    return told if told and (status > 0 or -status in _OWN_SIGNALS or (told.last and not root)) else None
 
 
 def error_line(end: RankEnd) -> str:
-    """The line that best explains why the rank ended."""
-    if end.status < 0:
-        return f"killed by {signal_name(-end.status)}"
-    lines = [line.strip() for line in end.tail.splitlines() if line.strip()]
-    named = [line for line in lines if _ERROR_LINE.match(line)]
-    said = (named or lines or [""])[-1]
-    return f"exit status {end.status}" + (f": {said[:_LONGEST]}" if said else "")
+    """Why the rank ended, in a line."""
+    root = last_words.root(end.tail)
+    told = _told(end)
+    said = root.error if root and root.error else told.text if told else ""
+    parts = [_status(end.status)]
+    if root:
+        parts.append(f"torchrun's rank {root.rank}: {_status(root.status)}")
+    if _used_up(end):
+        parts.append(USED_UP)
+    if not said and end.status > 0 and not root:
+        said = last_words.last_line(end.tail)
+    if said and not last_words.memory(said):
+        parts.append(last_words.shortened(said))
+    return ": ".join(parts)
+
+
+def _status(status: int) -> str:
+    """An exit status in words. A shell, and podman, tell of a signal by 128 and its number."""
+    if status < 0:
+        return f"killed by {signal_name(-status)}"
+    named = signal_name(status - 128) if status > 128 else ""
+    return f"exit status {status}" + (f" ({named})" if named.startswith("SIG") else "")
 
 
 def signal_name(number: int) -> str:
@@ -58,24 +83,46 @@ def signal_name(number: int) -> str:
 def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
     """The cause according to the failed ranks; None if none has failed.
 
-    Ranks whose errors are not consequences of others come first, and of these, the one that ended first.
+    Ranks whose errors are not consequences of others come first, and of these, the one that ended first. A rank whose
+    node is at fault comes before all.
     """
     failed = [end for end in ends if end.status]
     if not failed:
         return None
-    culprit = min(failed, key=lambda end: (follows(end), end.at, end.rank))
+    broken = _broken(failed)
+    culprit = min(failed, key=lambda end: (end.node not in broken, _rank_of(end), end.at, end.rank))
     others = len(failed) - 1
     detail = f"rank {culprit.rank} on {culprit.node}: {error_line(culprit)}"
+    words = broken.get(culprit.node, "")
+    if words and words not in detail:
+        detail += f"; its output says '{last_words.shortened(words)}'"
     if others:
         detail += f" ({others} other rank{'s' if others > 1 else ''} failed after it)"
-    return Cause("crash", detail, culprit.rank, culprit.node)
+    return Cause("crash", detail, culprit.rank, culprit.node, bool(words))
+
+
+def _rank_of(end: RankEnd) -> int:
+    """The order of blame: an error of its own, an end by SIGTERM, which another rank or its launcher has caused, and a
+    consequence.
+    """
+    return 2 if follows(end) else 1 if end.status == -signal.SIGTERM else 0
+
+
+def _broken(failed: Sequence[RankEnd]) -> Dict[str, str]:
+    """The nodes at fault according to their ranks, and the words of these.
+
+    What ranks of several nodes say alike is not the hardware of one: an interface that no node has, for example.
+    """
+    said = {end.node: last_words.hardware(end.tail) for end in failed if last_words.hardware(end.tail)}
+    common = {words for words, number in Counter(said.values()).items() if number > 1}
+    return {node: words for node, words in said.items() if words not in common}
 
 
 class Seen(NamedTuple):
     """What is known about the ranks when there is no more progress, by rank.
 
     ``stopped``: why a process does not run, according to the kernel; ``places``: where programs that can report it are;
-    ``through``: ranks that have completed.
+    ``through``: ranks that have ended; ``errors``: those with which the output of ranks ends that have not.
     """
 
     nodes: Mapping[int, str]
@@ -83,17 +130,57 @@ class Seen(NamedTuple):
     stopped: Mapping[int, str]
     places: Mapping[int, str]
     through: Sequence[int] = ()
+    errors: Mapping[int, str] = {}
+
+
+def only_follow(ends: Sequence[RankEnd]) -> bool:
+    """Whether ranks have failed, but all of them only name their peers, and no node is at fault."""
+    failed = [end for end in ends if end.status]
+    return bool(failed) and all(follows(end) for end in failed) and not _broken(failed)
+
+
+def left_behind(ends: Sequence[RankEnd], seen: Seen) -> Optional[Cause]:
+    """The cause if all ranks that have failed name their peers: a rank that lives; None if none stands out."""
+    failed = sorted((end for end in ends if end.status), key=lambda end: (end.at, end.rank))
+    ended = {end.rank for end in ends}
+    living = [rank for rank in sorted(seen.nodes) if rank not in ended]
+    steps = {rank: seen.steps.get(rank) for rank in living}
+    told = [step for step in seen.steps.values() if step is not None]
+    behind = [rank for rank, step in steps.items() if step is not None and step < max(told)]
+    stopped = [rank for rank in living if rank in seen.stopped]
+    wrong = [rank for rank in living if rank in seen.errors]
+    if stopped:
+        rank, kind, what = stopped[0], "hang", seen.stopped[stopped[0]]
+    elif wrong:
+        rank, kind, what = wrong[0], "crash", f"still there after its error: {seen.errors[wrong[0]]}"
+    else:
+        # Who waits in a collective is not the one for whom the others have waited.
+        late = [rank for rank in behind or living if not stack_place.collective(seen.places.get(rank, ""))]
+        if len(late) != 1:
+            return None
+        rank = late[0]
+        where = f", in {seen.places[rank]}" if rank in seen.places else ""
+        step = f" at step {steps[rank]}" if steps[rank] is not None else ""
+        kind, what = "hang", f"still running{step}{where}"
+    node = seen.nodes[rank]
+    first = failed[0]
+    others = f"{len(failed)} other rank{'s' if len(failed) > 1 else ''} gave up waiting for it"
+    detail = f"rank {rank} on {node} is {what}; {others}: rank {first.rank}: {error_line(first)}"
+    return Cause(kind, detail, rank, node)
 
 
 def hang(seen: Seen, seconds: float) -> Cause:
     """The cause when there is no more progress.
 
-    A stopped rank is blamed before one that is behind, and that before one that is elsewhere in the program. If all are
-    alike, none is blamed.
+    A stopped rank is blamed before one with an error, that before one that is behind, and that before one that is
+    elsewhere in the program. If all are alike, none is blamed.
     """
     if seen.stopped:
         rank = min(seen.stopped)
         return _blamed(rank, seen, seen.stopped[rank])
+    if seen.errors:
+        rank = min(seen.errors)
+        return _blamed(rank, seen, f"still there after its error: {seen.errors[rank]}")
     left = sorted(set(seen.nodes) - set(seen.through))
     if len(left) == 1 and seen.through:
         return _blamed(left[0], seen, "still running, although all others have ended")
@@ -116,24 +203,3 @@ def _blamed(rank: int, seen: Seen, what: str) -> Cause:
     where = f" in {waiting[0][0]}" if waiting else ""
     others = "" if seen.through else f"; the others wait for it{where}"
     return Cause("hang", f"rank {rank} on {node} is {what}{others}", rank, node)
-
-
-#: Where ranks wait for each other, in PyTorch, JAX and mpi4py, and in common wrappers around them.
-_COLLECTIVE = re.compile(
-    r"all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|barrier|gather|scatter|backward|synchronize|recv|wait"
-)
-_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)$', re.MULTILINE)
-
-
-def place(tail: str) -> str:
-    """Where a program is, by the last stack that faulthandler has printed; empty if there is none.
-
-    This is the collective in which it waits, or its innermost function.
-    """
-    _before, found, stack = tail.rpartition("(most recent call first):")
-    frames = _FRAME.findall(stack.split("\n\n", 1)[0]) if found else []
-    if not frames:
-        return ""
-    waiting = [frame for frame in frames if _COLLECTIVE.search(frame[2])]
-    path, line, function = (waiting or frames)[0]
-    return f"{function} ({path.rpartition('/')[2]}:{line})"

@@ -65,7 +65,8 @@ class Progress(NamedTuple):
 class RankEnd(NamedTuple):
     """How a rank ended. ``status``: its exit status, or the negative number of the signal that killed it.
 
-    ``at``: seconds since 1970 by the clock of its node. ``tail``: its last lines of output.
+    ``at``: seconds since 1970 by the clock of its node. ``tail``: its last lines of output. ``memory``: since the
+    ranks of its node started, the kernel has killed one of their processes because the memory of the job was used up.
     """
 
     rank: int
@@ -73,6 +74,7 @@ class RankEnd(NamedTuple):
     status: int
     at: float
     tail: str = ""
+    memory: bool = False
 
 
 class Cause(NamedTuple):
@@ -80,12 +82,14 @@ class Cause(NamedTuple):
 
     ``kind``: finished, crash, node (lost, rebooted, drained), hang, warned (time limit or preemption), cancelled, start
     (it could not start). ``rank`` and ``node`` are the culprit, if there is one; ``detail`` is a message of one line.
+    ``hardware``: by the words of the error, the hardware or the driver of ``node`` is at fault.
     """
 
     kind: str
     detail: str = ""
     rank: Optional[int] = None
     node: str = ""
+    hardware: bool = False
 
 
 class Straggler(NamedTuple):

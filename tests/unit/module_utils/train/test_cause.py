@@ -64,15 +64,6 @@ def test_the_line_that_says_why(tail: str, line: str) -> None:
 
 NODES = {0: "n1", 1: "n2", 2: "n3"}
 IN_STEP = {0: 41, 1: 41, 2: 41}
-DUMP = """step 41
-Thread 0x00007f1 (most recent call first):
-  File "/usr/lib/python3.13/threading.py", line 359 in wait
-
-Current thread 0x00007f2 (most recent call first):
-  File "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
-  File "/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py", line 81 in wrapper
-  File "train.py", line 88 in train
-"""
 
 
 def seen(**known: dict[int, Any]) -> cause.Seen:
@@ -103,8 +94,3 @@ def test_else_the_one_rank_that_is_somewhere_else() -> None:
         cause.hang(seen(places=dict.fromkeys(NODES, there)), 60).detail == f"no progress for 60 s; all are in {there}"
     )
     assert cause.hang(seen(places={0: there, 1: "a (x:1)", 2: "b (x:2)"}), 60).rank is None
-
-
-def test_where_a_program_is() -> None:
-    assert cause.place(DUMP) == "all_reduce (distributed_c10d.py:2810)"
-    assert cause.place("loss 2.3") == ""

@@ -1,0 +1,154 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The words by which the errors of training programs are recognised.
+
+They are those of programs that everyone uses. A pattern names the program, not its version: each was seen in a real run
+or in a public report, which the fixtures of the unit tests name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Pattern
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.gpu import BAD_XIDS
+
+
+def _any(*patterns: str) -> Pattern[str]:
+    return re.compile("|".join(patterns))
+
+
+#: What stands before a line that a program has written, until nothing of it is left.
+PREFIX = _any(
+    r"\[rank(?P<rank>\d+)\]: ?",  # PyTorch's hook for uncaught exceptions, and its logger
+    r"\[(?:default|trainer|worker)(?P<local>\d+)[^\]\s]*\]: ?",  # torchrun --tee
+    r"\[\d+,(?P<process>\d+)\]<std(?:err|out)>: ?",  # mpirun --tag-output, Horovod
+    r" *(?P<task>\d+): (?=\s*(?:\[|\w+Error|Traceback|File))",  # srun --label
+    r"\(\w+ pid=\d+[^)]*\) ?",  # Ray
+    r" *[|+] (?=\s*\S)",  # ExceptionGroup
+    r"(?P<time>\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: \w{1,5})?\]?:? +(?:- )?)",  # logging
+    r"\[(?:ERROR|CRITICAL|FATAL)\] *|(?:ERROR|CRITICAL|FATAL): *",  # logging, DeepSpeed
+)
+#: The prefix of glog (JAX, and with brackets PyTorch): severity, date, time, thread and place.
+GLOG = re.compile(
+    r"\[?(?P<severity>[IWEF])(?:\d{3,4} [\d:.]+)?(?: +\d+)? (?:\S+/)?[\w.]+(?:\.cpp|\.cc|\.h|\.py):\d+\] ?"
+)
+#: logrus, as podman and docker write it.
+LOGRUS = re.compile(r'time="[^"]*" level=(?P<severity>\w+) msg="(?P<text>(?:[^"\\]|\\.)*)"')
+#: Lines that do not say why a program ends: warnings, stacks of C and C++, advice, and rules.
+NOISE = _any(
+    r"^\S+:\d+: \w*Warning: ",
+    r"^\s*warnings\.warn\(",
+    r"^\[W\d* |Warning: WARNING: |NCCL INFO|^NCCL version",
+    r"^frame #\d+: |^\s*#?\d+ +(?:0x[0-9a-f]+ |\S+\(.*\) \[0x)|^\s*@ +0x[0-9a-f]+ |\[0x[0-9a-f]+\]$",
+    r"^\s+at /rustc/|^\s+\d+: [\w<]|^stack backtrace:|^note: (?:run with|Some details)",
+    r"^\*\*\* Check failure stack trace|^==== backtrace|^Exception raised from |^<omitting python frames>",
+    r"^CUDA kernel errors might be|^HIP kernel errors might be|^For debugging consider|^Compile with `TORCH_USE",
+    r"^Search for `\w+' in ",
+    r"^For simplicity, JAX has removed|^RPC: /|^Additional GRPC error information",
+    r"^[\s=*~^+-]*$|^[+|\s-]*\d+ -{4,}",
+    r"^wandb: |^srun: Terminating|^Extension modules: |^Disable Python buffering",
+    r"resource_tracker: There appear to be",
+    r"^\[rank: \d+\] Child process with PID \d+ terminated",  # Lightning, which then kills itself
+)
+#: What Python writes before exceptions that do not end the program.
+IGNORED = _any(r"^Exception ignored in", r"^Error in atexit", r"^Error in sys\.excepthook")
+FRAME_LINE = re.compile(r'^(?P<indent>\s*)File "[^"]*", line \d+')
+EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.<>]*)(?P<message>: .*|:)?$")
+#: The same where the frames are missing, since it was cut off or printed by the program itself.
+NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Group|Failure)\b(?:: .*|:)?$|^Exception: .*$")
+CAUSED = "The above exception was the direct cause of the following exception:"
+DURING = "During handling of the above exception, another exception occurred:"
+#: Errors that only say that another was there before, which is told in their place.
+EMPTY = _any(
+    r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",  # PyTorch
+    r"unexpected pos \d+ vs \d+",  # torch.save after a failed write
+    r"^ChildFailedError:?\s*$|errors\.ChildFailedError",  # torchrun
+    r"unhandled errors in a TaskGroup",  # asyncio
+    r"^RemoteTraceback:?\s*\"*$",  # multiprocessing
+)
+#: Lines without an exception with which programs end.
+FATAL = _any(
+    r"^Fatal Python error: ",
+    r"^thread '.*' (?:\(\d+\) )?panicked at ",  # Rust
+    r"^double free or corruption|^(?:malloc|free|realloc)\(\): |^corrupted |^munmap_chunk\(\)|^\*\*\* stack smashing",  # glibc
+    r": Assertion [`'].*' failed\.?$",  # assert.h, and CUDA's
+    r"Caught signal \d+ \(",  # UCX
+    r"(?:^|\s)(?:Killed|Bus error|Segmentation fault|Aborted|Illegal instruction)(?: +\(core dumped\))?(?:\s|$)",  # bash
+    r"error while loading shared libraries: |cannot execute binary file|can't open file ",  # ld.so, bash, python3
+    r"version `\w+_[\d.]+' not found",  # ld.so
+    r"^Memory access fault by GPU node",  # ROCm
+    r"UCX +(?:ERROR|FATAL)|UCX Fatal|Transport retry count exceeded on ",  # UCX
+    r"^(?:ORTE|PRTE) has lost communication|^MPI_ABORT was invoked on rank|^mpi(?:run|exec) noticed that process rank",
+    r"oom[-_]kill event|^\S*: task \d+: Out Of Memory|[Oo]ut of memory: Killed process",  # Slurm, the kernel
+    r"NVRM: Xid ",  # NVIDIA's driver
+    r"^Error: ",  # podman
+)
+#: Errors of a rank whose peer is gone or late. They say nothing about the rank itself.
+CONSEQUENCE = _any(
+    # Sockets, and so Gloo and all that print what the system says.
+    r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|Connection refused|Broken pipe",
+    r"Connection was likely closed|Socket closed|Socket [Tt]imeout",
+    # Gloo
+    r"Timed out waiting \d+ ?ms for (?:recv|send)|failed to pass monitoredBarrier|Gloo connectFullMesh failed",
+    r"Gloo \w+ failed: .*(?:pair|buffer)\.cc",
+    # NCCL
+    r"ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted",
+    r"Got completion from peer|Socket recv failed while polling|Proxy Call to rank \d+ failed",
+    r"Call to (?:recv|send|connect)\w* (?:from|to) .* failed|socketPollConnect|socketProgress",
+    # PyTorch's watchdog and its stores
+    r"Watchdog caught collective operation timeout|watchdog got stuck for|Heartbeat monitor timed out",
+    r"Some NCCL operations have failed or timed out|Received a (?:dump|global timeout) signal",
+    r"client socket has timed out|clients joined|recvValue failed|sendBytes failed|failed to recv|wait timeout after",
+    r"in store based barrier|RendezvousConnectionError|RendezvousTimeoutError|RendezvousClosedError",
+    r"SignalException: Process \d+ got signal: 15",
+    # MPI and UCX
+    r"lost communication with a remote daemon|Endpoint timeout|Transport retry count exceeded",
+    # JAX and XLA
+    r"another task died|heartbeat timeout|tasks are unhealthy|Failed to send RPC to coordination service",
+    r"Barrier timed out|[Bb]arrier failed because|coordination service .*(?:unavailable|heartbeat)|Lost connection",
+    # Horovod, PyTorch's RPC
+    r"Horovod has been shut down|Timed out waiting",
+)
+#: With these, it is an error of the rank itself.
+OWN = _any(
+    r"Address already in use|EADDRINUSE",  # PyTorch's DistNetworkError
+    r"Temporary failure in name resolution|Name or service not known",
+)
+#: Errors by which the node is at fault: the words of CUDA, NVIDIA's driver and library, NCCL, Gloo and the kernel.
+HARDWARE = _any(
+    r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    r"over nvlink or a hardware error",  # cudaErrorContained
+    r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",  # no fabric manager
+    r"system has unsupported display driver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|[Dd]river/library version mismatch",
+    r"fallen off the bus|fell off the bus|GPU is lost|[Uu]nable to determine the device handle",
+    r"NVRM: Xid \([^)]*\): (?:" + "|".join(map(str, BAD_XIDS)) + r")\b",
+    r"Got async event : (?:local catastrophic error|port error)",  # NCCL, of the node's own adapter
+    r"[Nn]o socket interface found|Unable to find address for: |no NCCL_SOCKET_IFNAME interface found",
+    r"with family \d+ is neither AF_INET",  # NCCL 2.27, without the interface
+    r"\[Hardware Error\]|Machine [Cc]heck|[Bb]uffer I/O error on dev|I/O error, dev (?:nvme|sd)",  # the kernel
+    r"\[Errno (?:5|30)\] [^']*'(?:/tmp|/var/tmp|/dev)/",  # a local disk; that of a file server proves nothing
+)
+#: Slurm's and the kernel's words for a job whose memory is used up.
+MEMORY = _any(
+    r"oom[-_]kill event",
+    r"task \d+: Out Of Memory",
+    r"[Oo]ut of memory: Killed process",
+    r"[Mm]emory cgroup out of memory",
+)
+#: Errors of programs of which a process was killed: PyTorch's data loader, and Python's pools.
+LOST = _any(r"killed by signal: Killed", r"terminated abruptly")
+#: The block in which torchrun names the process that failed first.
+ROOT = "Root Cause (first observed failure):"
+ROOT_RANK = re.compile(r"^\s*rank\s*: (\d+) ")
+ROOT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
+ROOT_TRACE = re.compile(r"^\s*traceback\s*: (.*)$")
+
+
+#: What is left out of a message: PyTorch's words around those of NCCL and JAX.
+WRAPPED = _any(
+    r"^[\w.]+: NCCL error in: .*?(?= nccl[A-Z]\w+: )",
+    r"^(?:\[PG [^\]]*\] )*Process group watchdog thread terminated with exception: ",
+    r"^Terminating process because the JAX distributed service detected fatal errors\..*?absl::Status: ",
+)
