@@ -29,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Pro
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     contract,
+    last_words,
     lines,
     load,
     processes,
@@ -46,8 +47,9 @@ _BEAT = 1.0
 _SILENCE = 10.0
 #: Seconds for a rank to end after SIGTERM.
 _PATIENCE = 5.0
-#: The number of bytes of a rank's last output that are kept for the supervisor.
-_TAIL = 4096
+#: The number of bytes of a rank's last output that are kept for the supervisor. The stacks of C++ that NCCL and JAX print
+#: after an error are several thousand long.
+_TAIL = 16384
 #: Seconds in which the stacks of the ranks must appear in their output.
 _DUMP = 0.5
 #: The offset from MASTER_PORT to the port on which agents time their paths to each other. A run does not use the ports
@@ -175,6 +177,8 @@ class Agent:
         self._local = ""
         self._deadline: Optional[float] = None
         self._beat_at = 0.0
+        #: The processes of the step that the kernel had killed before since its memory was used up.
+        self._killed = processes.killed_for_memory()
         self._listener: Optional[load.Listener] = None
         self._load: Optional[load.Load] = None
 
@@ -285,12 +289,14 @@ class Agent:
 
     def _look(self) -> None:
         """Report the state of the ranks. Those that have a handler for the signal print their stacks."""
+        errors = {rank.number: last_words.failed(rank.tail()) for rank in self._living()}
         for rank in self._living():
             processes.send(rank.group, signal.SIGUSR2)
         time.sleep(_DUMP)
         for rank in self._living():
             stopped = processes.stopped(rank.group)
-            self.say("state", rank=rank.number, stopped=stopped, place=stack_place.place(rank.tail()))
+            place, error = stack_place.place(rank.tail()), errors.get(rank.number, "")
+            self.say("state", rank=rank.number, stopped=stopped, place=place, error=error)
 
     def end(self) -> None:
         """End the ranks after the attempt: ask them first, and kill them shortly afterwards."""
@@ -317,6 +323,7 @@ class Agent:
                     status=rank.status,
                     at=time.time(),
                     tail=rank.tail(),
+                    memory=processes.killed_for_memory() > self._killed,
                     **rank.progress._asdict(),
                 )
             elif self._deadline is not None and time.monotonic() > self._deadline:

@@ -11,6 +11,7 @@ import signal
 from typing import Collection, Dict, Iterator, List, Tuple
 
 _PROC = "/proc"
+_CGROUPS = "/sys/fs/cgroup"
 #: States in which a process does not run, and will not without intervention.
 _STOPPED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a file server"}
 
@@ -46,6 +47,32 @@ def stopped(number: int) -> str:
     """Why a process of the group cannot run; empty while all can."""
     reasons = [_STOPPED[words[0]] for _pid, words in _all() if int(words[2]) == number and words[0] in _STOPPED]
     return reasons[0] if reasons else ""
+
+
+def killed_for_memory() -> int:
+    """The number of processes of this process's Slurm step that the kernel has killed since its memory was used up.
+
+    0 if it does not tell: without a limit, or if Slurm does not use cgroups.
+    """
+    for path, file in _cgroups():
+        with contextlib.suppress(OSError, ValueError), open(f"{path}/{file}", encoding="ascii") as stream:
+            counts = dict(line.split() for line in stream)
+            return int(counts["oom_kill"]) if "oom_kill" in counts else 0
+    return 0
+
+
+def _cgroups() -> Iterator[Tuple[str, str]]:
+    """The cgroups of this process that count, with the file of the counts, the innermost first, up to that of the job:
+    those above are of other jobs too.
+    """
+    with contextlib.suppress(OSError), open(f"{_PROC}/self/cgroup", encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            _number, controllers, path = line.rstrip("\n").split(":", 2)
+            if controllers in ("", "memory"):
+                root = f"{_CGROUPS}/memory" if controllers else _CGROUPS
+                while "/job_" in path:
+                    yield root + path, "memory.oom_control" if controllers else "memory.events"
+                    path = path.rpartition("/")[0]
 
 
 def _all() -> Iterator[Tuple[int, List[str]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
@@ -16,7 +17,7 @@ from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, health, scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, health, lines, scheduler, watch
 
 #: Seconds between two messages to the agents.
 _SPACING = 1.0
@@ -26,6 +27,14 @@ _PARTING = 1.0
 _PROBE = 8.0
 #: Seconds for a node to report its health.
 _EXAMINATION = 30.0
+#: srun, when the kernel has killed the agent of a node: "srun: error: t2: task 1: Out Of Memory".
+_MEMORY = re.compile(r"^srun: error: (?P<node>[^\s:]+): tasks? [\d,-]+: Out Of Memory\s*$")
+
+
+def of_memory(line: str) -> List[str]:
+    """The message for the supervisor if srun tells with this line that the memory of a node's task was used up."""
+    found = _MEMORY.match(line)
+    return lines.encode(lines.Said(watch.MEMORY, found.group("node"), {})) if found else []
 
 
 class Step:
@@ -67,7 +76,8 @@ class Step:
 
     def _read(self, stream: TextIO) -> None:
         for line in stream:
-            self.lines.put((time.monotonic(), line))
+            for each in (line, *of_memory(line)):
+                self.lines.put((time.monotonic(), each))
 
     def _write(self, stream: TextIO) -> None:
         """Send orders, and a keepalive every second, even if this process is blocked, such as by the shared volume."""

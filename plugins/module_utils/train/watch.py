@@ -21,8 +21,10 @@ _START = 60.0
 _AGENT_GONE = 20.0
 #: Seconds after the first failure in which others are waited for, since the rank to blame may report later.
 _SETTLE = 3.0
-#: Seconds for the ranks to report why they hang.
+#: Seconds for the ranks to report why they hang, or why their peers have given up waiting for them.
 _LOOK = 5.0
+#: The message that Slurm has killed processes of a node since the memory of the job was used up.
+MEMORY = "memory"
 #: Additional seconds before the first step of an attempt, to load libraries, connect the ranks and read a checkpoint.
 STARTING = 120.0
 
@@ -43,9 +45,13 @@ class Watch:
         self._rank_nodes: Dict[int, str] = {}
         self._stopped: Dict[int, str] = {}
         self._places: Dict[int, str] = {}
+        self._errors: Dict[int, str] = {}
+        #: Nodes on which a job's memory was used up, according to Slurm.
+        self._used_up: Set[str] = set()
         self._failed_at: Optional[float] = None
         self._moved: Optional[float] = now if tells else None
         self._looked: Optional[float] = None
+        self._searched: Optional[float] = None
         self._start_failure: Optional[Cause] = None
         self._gone: Set[str] = set()
         self._warned: Optional[Cause] = None
@@ -69,6 +75,10 @@ class Watch:
     def hear(self, said: Said, now: float) -> None:
         """Process a message."""
         if said.node not in self.nodes:
+            return
+        if said.event == MEMORY:
+            # It is from srun, not from the node.
+            self._used_up.add(said.node)
             return
         self._heard[said.node] = now
         hearers = {
@@ -126,12 +136,16 @@ class Watch:
             self._stopped[rank] = str(said.values["stopped"])
         if said.values["place"]:
             self._places[rank] = str(said.values["place"])
+        self._errors.pop(rank, None)
+        if said.values.get("error"):
+            self._errors[rank] = str(said.values["error"])
 
     def _ended(self, said: Said, now: float) -> None:
         values = said.values
         rank, status = int(values["rank"]), int(values["status"])
         self._tell(rank, values, now)
-        self._ends[rank] = RankEnd(rank, said.node, status, float(values["at"]), str(values["tail"]))
+        memory = bool(values.get("memory"))
+        self._ends[rank] = RankEnd(rank, said.node, status, float(values["at"]), str(values["tail"]), memory)
         if status and self._failed_at is None:
             self._failed_at = now
         if self._moved is not None:
@@ -173,7 +187,12 @@ class Watch:
         return self._request.hang_timeout + (STARTING if self.first is None else 0.0)
 
     def asks(self, now: float) -> bool:
-        """Whether the agents should now report what their ranks do: once, when the program hangs."""
+        """Whether the agents should now report what their ranks do: once, when the program hangs, and once when ranks
+        have failed that only name their peers.
+        """
+        if self._searched is None and self._peers_only(now):
+            self._searched = now
+            return True
         if not self.hangs(now):
             self._looked = None
             return False
@@ -190,20 +209,41 @@ class Watch:
         """Why the attempt has ended or has to end; None while it continues."""
         if self._start_failure:
             return self._start_failure
+        killed = sorted(node for node in self._used_up if self._unheard(node, now) > _QUIET)
+        if killed:
+            # With its ranks, the kernel has killed the agent.
+            return Cause("crash", f"{killed[0]}: {causes.USED_UP}", None, killed[0])
         if self.lost:
             node = min(self.lost)
             return Cause("node", f"{node} {self.lost[node]}", None, node)
         all_ended = len(self._ends) == self.world_size
         if self._failed_at is not None and (all_ended or self._settled(now - self._failed_at, now)):
             # A program that was told to end may report that with its status.
-            return self._warned or causes.crash(list(self._ends.values()))
+            return self._warned or self._crash(now)
         if all_ended and self._failed_at is None:
             return Cause("finished") if self._warned is None or self._through() else self._warned
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
-            steps = {rank: progress.step for rank, progress in self._progress.items()}
-            seen = causes.Seen(self._rank_nodes, steps, self._stopped, self._places, sorted(self._ends))
-            return causes.hang(seen, self._allowed)
+            return causes.hang(self._seen(), self._allowed)
         return None
+
+    def _seen(self) -> causes.Seen:
+        steps = {rank: progress.step for rank, progress in self._progress.items()}
+        errors = {rank: error for rank, error in self._errors.items() if rank not in self._ends}
+        return causes.Seen(self._rank_nodes, steps, self._stopped, self._places, sorted(self._ends), errors)
+
+    def _peers_only(self, now: float) -> bool:
+        """Whether all ranks that have failed only name their peers, and one of those that live may be to blame."""
+        waits = self._failed_at is not None and self._settled(now - self._failed_at, now)
+        return waits and len(self._ends) < self.world_size and causes.only_follow(list(self._ends.values()))
+
+    def _crash(self, now: float) -> Optional[Cause]:
+        """Which rank is to blame for the failure; None while it is not known."""
+        ends = list(self._ends.values())
+        if not self._peers_only(now):
+            return causes.crash(ends)
+        if self._searched is None or now - self._searched <= _LOOK:
+            return None
+        return causes.left_behind(ends, self._seen()) or causes.crash(ends)
 
     def _settled(self, passed: float, now: float) -> bool:
         """Whether the rank to blame for the first failure has had time to report it, or is silent for good.

@@ -9,6 +9,8 @@ import errno
 import io
 import os
 import signal
+import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import
     inherits,
     task_text,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Decoder, Said
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -193,3 +196,65 @@ def test_a_node_that_cannot_claim_the_run_now_tries_again(task: Task, monkeypatc
     monkeypatch.setattr(Folder, "claim", fail_first)
     assert inherits(task, "n2", lambda: True, slept.append) == 0
     assert len(slept) == 5
+
+
+#: A rank that fails, and whose exit waits for something that does not come.
+HANGS_AT_EXIT = """import sys, threading
+threading.Thread(target=threading.Event().wait, name="writer").start()
+sys.stderr.write("started\\n")
+raise ValueError("loss is nan")
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def messages(output: io.StringIO) -> list[Said]:
+    decoder = Decoder()
+    said = [decoder.feed(line) for line in output.getvalue().splitlines(keepends=True)]
+    return [one for one in said if one is not None]
+
+
+def test_a_rank_that_has_failed_but_does_not_end_is_told_with_its_error(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "nano"))
+    folder.create(Request(name="nano", command=["true"], folder=str(folder.path)))
+    folder.attempt(1).mkdir()
+    command = [sys.executable, "-c", HANGS_AT_EXIT]
+    output = io.StringIO()
+    agent = Agent(
+        Task("nano", str(folder.path), "", 1, ["localhost"], 1, command, "/", free_port() + 4000), "localhost", output
+    )
+    agent.start()
+    log = folder.attempt(1) / "rank-0.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "ValueError: loss is nan\n" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    reading, writing = os.pipe()
+    os.write(writing, b"look\nend\n")
+    agent.run(reading)
+    agent.close()
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    states = [one.values for one in messages(output) if one.event == "state"]
+    assert [(one["rank"], one["stopped"], one["error"]) for one in states] == [(0, "", "ValueError: loss is nan")]
+    ends = [one.values for one in messages(output) if one.event == "ended"]
+    assert [(one["status"], one["memory"]) for one in ends] == [(-15, False)]
+
+
+def test_the_end_of_a_rank_tells_whether_the_kernel_has_killed_for_memory(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter([1, 2])
+    monkeypatch.setattr(processes, "killed_for_memory", lambda: next(counts))
+    output = io.StringIO()
+    agent = Agent(task._replace(port=free_port() + 4000), "n1", output)
+    agent.start()
+    reading, writing = os.pipe()
+    os.write(writing, b"end\n")
+    agent.run(reading)
+    agent.close()
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    assert [one.values["memory"] for one in messages(output) if one.event == "ended"] == [True]

@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, Request
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import STARTING, Watch
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import MEMORY, STARTING, Watch
 
 NODES = ["n1", "n2", "n3"]
 REQUEST = Request(name="nano", command=["true"], folder="/x/nano", nodes=3, hang_timeout=60)
@@ -193,3 +193,128 @@ def test_data_that_has_changed_is_not_the_fault_of_a_node(watch: Watch) -> None:
     watch.hear(said("failed", "n2", reason="it has changed", of_node=False), 2.0)
     assert watch.verdict(2.0) == Cause("start", "on n2: it has changed", None, "n2")
     assert not watch.lost
+
+
+TIMED_OUT = "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 15000ms for recv operation to complete"
+
+
+def state(rank: int, stopped: str = "", place: str = "", error: str = "") -> Said:
+    return said("state", NODES[rank], rank=rank, stopped=stopped, place=place, error=error)
+
+
+def beats(watch: Watch, now: float) -> None:
+    for rank in range(3):
+        watch.hear(beat(rank), now)
+
+
+@pytest.fixture(name="given_up")
+def _given_up(watch: Watch) -> Watch:
+    """Two ranks have given up waiting for rank 1, and the agents have been asked what it does."""
+    for rank in (0, 2):
+        watch.hear(ended(rank, -6 if rank else 1, 10.0 + rank, TIMED_OUT), 10.0)
+    beats(watch, 13.0)
+    assert not watch.asks(12.0)
+    assert watch.verdict(13.5) is None
+    assert watch.asks(13.5)
+    assert not watch.asks(14.0)
+    return watch
+
+
+def test_where_all_that_failed_name_their_peer_the_stopped_rank_is_to_blame(given_up: Watch) -> None:
+    given_up.hear(state(1, "stopped (SIGSTOP)"), 14.0)
+    beats(given_up, 18.0)
+    assert given_up.verdict(18.0) is None
+    cause = given_up.verdict(18.6)
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 1, "n2")
+    assert cause.detail == (
+        f"rank 1 on n2 is stopped (SIGSTOP); 2 other ranks gave up waiting for it: rank 0: exit status 1: {TIMED_OUT}"
+    )
+
+
+def test_or_the_one_that_has_failed_without_ending(given_up: Watch) -> None:
+    given_up.hear(state(1, place="_shutdown (threading.py:1624)", error="ValueError: loss is nan"), 14.0)
+    beats(given_up, 18.6)
+    cause = given_up.verdict(18.6)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 1)
+    assert cause.detail.startswith(
+        "rank 1 on n2 is still there after its error: ValueError: loss is nan; 2 other ranks"
+    )
+
+
+def test_or_the_one_that_is_somewhere_else(given_up: Watch) -> None:
+    given_up.hear(state(1, place="load (data.py:7)"), 14.0)
+    beats(given_up, 18.6)
+    cause = given_up.verdict(18.6)
+    assert cause is not None and (cause.kind, cause.rank) == ("hang", 1)
+    assert cause.detail.startswith("rank 1 on n2 is still running, in load (data.py:7); 2 other ranks gave up")
+
+
+def test_but_not_one_that_waits_as_they_did(given_up: Watch) -> None:
+    given_up.hear(state(1, place="all_reduce (distributed_c10d.py:2811)"), 14.0)
+    beats(given_up, 18.6)
+    cause = given_up.verdict(18.6)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 0)
+
+
+def test_an_error_of_its_own_in_the_meantime_ends_the_search(given_up: Watch) -> None:
+    given_up.hear(ended(1, 1, 14.0, "ValueError: bad sample 17"), 14.2)
+    cause = given_up.verdict(14.2)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 1)
+    assert "ValueError: bad sample 17 (2 other ranks failed after it)" in cause.detail
+
+
+def test_of_those_that_live_the_one_behind_is_to_blame(watch: Watch) -> None:
+    for rank, step in enumerate((41, 40, 41)):
+        watch.hear(beat(rank, step), 5.0)
+    watch.hear(ended(0, 1, 9.0, TIMED_OUT, step=41), 10.0)
+    beats(watch, 13.2)
+    assert watch.asks(13.2)
+    beats(watch, 18.4)
+    cause = watch.verdict(18.4)
+    assert cause is not None and (cause.kind, cause.rank) == ("hang", 1)
+    assert cause.detail.startswith("rank 1 on n2 is still running at step 40; 1 other rank gave up waiting for it")
+
+
+def test_nobody_is_searched_for_when_a_rank_has_an_error_of_its_own(watch: Watch) -> None:
+    watch.hear(ended(0, 1, 9.0, "ValueError: bad sample 17"), 10.0)
+    beats(watch, 13.2)
+    assert not watch.asks(13.2)
+    cause = watch.verdict(13.2)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 0)
+
+
+def test_a_program_that_was_told_to_end_is_not_searched(given_up: Watch) -> None:
+    given_up.warn(Cause("warned", "the time limit is near"))
+    cause = given_up.verdict(14.0)
+    assert cause is not None and cause.kind == "warned"
+
+
+def test_an_agent_that_was_killed_for_the_memory_of_the_job_is_not_a_node_that_is_lost(watch: Watch) -> None:
+    watch.hear(said(MEMORY, "n2"), 5.0)
+    assert watch.verdict(3.0) is None
+    watch.hear(beat(0), 5.0)
+    watch.hear(beat(2), 5.0)
+    cause = watch.verdict(5.5)
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == ("crash", None, "n2")
+    assert cause.detail == (
+        "n2: the memory of the job on its node was used up (oom_kill). Request more with --sbatch --mem=SIZE"
+    )
+
+
+def test_a_rank_that_was_killed_for_its_memory_is_told_so(watch: Watch) -> None:
+    watch.hear(ended(0, 1, 9.0, TIMED_OUT, memory=True), 10.0)
+    watch.hear(ended(1, -9, 9.5, memory=True), 10.0)
+    watch.hear(ended(2, 1, 9.0, TIMED_OUT), 10.0)
+    cause = watch.verdict(10.0)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 1)
+    assert "killed by SIGKILL: the memory of the job on its node was used up (oom_kill)" in cause.detail
+
+
+def test_a_rank_that_has_failed_without_ending_is_to_blame_for_a_hang(watch: Watch) -> None:
+    for rank in range(3):
+        watch.hear(beat(rank, 40), 10.0)
+    assert watch.asks(71.0)
+    watch.hear(state(1, error="ValueError: loss is nan"), 72.0)
+    cause = watch.verdict(77.0)
+    assert cause is not None and (cause.kind, cause.rank) == ("hang", 1)
+    assert "rank 1 on n2 is still there after its error: ValueError: loss is nan" in cause.detail
