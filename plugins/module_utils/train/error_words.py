@@ -24,10 +24,11 @@ PREFIX = _any(
     r"\[rank(?P<rank>\d+)\]: ?",  # PyTorch's hook for uncaught exceptions, and its logger
     r"\[(?:default|trainer|worker)(?P<local>\d+)[^\]\s]*\]: ?",  # torchrun --tee
     r"\[\d+,(?P<process>\d+)\]<std(?:err|out)>: ?",  # mpirun --tag-output, Horovod
-    r" *(?P<task>\d+): (?=\s*(?:\[|\w+Error|Traceback|File))",  # srun --label
+    r" *(?P<task>\d+): (?=\[|  +\S|Traceback|(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b)",  # srun --label
     r"\(\w+ pid=\d+[^)]*\) ?",  # Ray
     r" *[|+] (?=\s*\S)",  # ExceptionGroup
     r"(?P<time>\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: \w{1,5})?\]?:? +(?:- )?)",  # logging
+    r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \S+:\d+\] ?",  # vLLM
     r"\[(?:ERROR|CRITICAL|FATAL)\] *|(?:ERROR|CRITICAL|FATAL): *",  # logging, DeepSpeed
 )
 #: The prefix of glog (JAX, and with brackets PyTorch): severity, date, time, thread and place.
@@ -48,7 +49,8 @@ NOISE = _any(
     r"^Search for `\w+' in ",
     r"^For simplicity, JAX has removed|^RPC: /|^Additional GRPC error information",
     r"^[\s=*~^+-]*$|^[+|\s-]*\d+ -{4,}",
-    r"^wandb: |^srun: Terminating|^Extension modules: |^Disable Python buffering",
+    r"^(?:\[\d\d:\d\d:\d\d\])? *(?:DEBUG|INFO|WARNING) |\d%\|.*\| *\d+/\d+ \[",  # Rich's and vLLM's logs, tqdm
+    r"^wandb:|^srun: Terminating|^Extension modules: |^Disable Python buffering",
     r"resource_tracker: There appear to be",
     r"^\[rank: \d+\] Child process with PID \d+ terminated",  # Lightning, which then kills itself
 )
@@ -66,6 +68,7 @@ EMPTY = _any(
     r"unexpected pos \d+ vs \d+",  # torch.save after a failed write
     r"^ChildFailedError:?\s*$|errors\.ChildFailedError",  # torchrun
     r"unhandled errors in a TaskGroup",  # asyncio
+    r"CalledProcessError: Command .* returned non-zero exit status",  # subprocess, and so accelerate
     r"^RemoteTraceback:?\s*\"*$",  # multiprocessing
 )
 #: Lines without an exception with which programs end.
@@ -79,6 +82,7 @@ FATAL = _any(
     r"error while loading shared libraries: |cannot execute binary file|can't open file ",  # ld.so, bash, python3
     r"version `\w+_[\d.]+' not found",  # ld.so
     r"^Memory access fault by GPU node",  # ROCm
+    r"NCCL WARN .*(?:Got completion from peer|Connection closed by remote peer|Socket recv failed|Call to \w+ (?:from|to) )",
     r"UCX +(?:ERROR|FATAL)|UCX Fatal|Transport retry count exceeded on ",  # UCX
     r"^(?:ORTE|PRTE) has lost communication|^MPI_ABORT was invoked on rank|^mpi(?:run|exec) noticed that process rank",
     r"oom[-_]kill event|^\S*: task \d+: Out Of Memory|[Oo]ut of memory: Killed process",  # Slurm, the kernel
@@ -137,8 +141,8 @@ MEMORY = _any(
     r"[Oo]ut of memory: Killed process",
     r"[Mm]emory cgroup out of memory",
 )
-#: Errors of programs of which a process was killed: PyTorch's data loader, and Python's pools.
-LOST = _any(r"killed by signal: Killed", r"terminated abruptly")
+#: Errors of programs of which a process was killed: PyTorch's data loader and spawn, and Python's pools.
+LOST = _any(r"killed by signal: Killed", r"terminated abruptly", r"terminated with signal SIGKILL")
 #: The block in which torchrun names the process that failed first.
 ROOT = "Root Cause (first observed failure):"
 ROOT_RANK = re.compile(r"^\s*rank\s*: (\d+) ")
@@ -146,9 +150,10 @@ ROOT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) ")
 ROOT_TRACE = re.compile(r"^\s*traceback\s*: (.*)$")
 
 
-#: What is left out of a message: PyTorch's words around those of NCCL and JAX.
+#: What is left out of a message: the words of PyTorch and JAX around those of others.
 WRAPPED = _any(
     r"^[\w.]+: NCCL error in: .*?(?= nccl[A-Z]\w+: )",
+    r"^\S+:\d+:\d+ \[\d+\] \S+:\d+ (?=NCCL WARN)",
     r"^(?:\[PG [^\]]*\] )*Process group watchdog thread terminated with exception: ",
     r"^Terminating process because the JAX distributed service detected fatal errors\..*?absl::Status: ",
 )

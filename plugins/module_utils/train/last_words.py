@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable, untyped
@@ -89,11 +90,12 @@ def _line(text: str) -> Optional[Line]:
     return Line(text, rank, fatal, logged)
 
 
-def errors(tail: str) -> List[Error]:
+@lru_cache(maxsize=1024)
+def errors(tail: str) -> Sequence[Error]:
     """The errors in the output that can have ended the program, the first one first."""
     scan = _Scan(lines(tail))
     scan.run()
-    return [error for error in scan.found if error.text]
+    return tuple(error for error in scan.found if error.text)
 
 
 class _Scan:
@@ -185,6 +187,10 @@ def _message(read: Sequence[Line], rest: int) -> Tuple[str, int]:
     first = read[rest]
     parts = [first.text.strip()]
     rest += 1
+    if first.text.endswith(":"):
+        # The message begins with an empty line.
+        while rest < len(read) and not read[rest].text:
+            rest += 1
     while rest < len(read) and read[rest].text and read[rest].rank == first.rank and not _begins(read[rest]):
         if not read[rest].text[0].isspace() and len(parts) > _LINES:
             break
@@ -241,7 +247,8 @@ def chosen(tail: str, rank: Optional[int] = None) -> Optional[Error]:
     this rank, if there are any.
     """
     found = errors(tail)
-    found = [error for error in found if error.rank == rank] or found if rank is not None else found
+    if rank is not None:
+        found = [error for error in found if error.rank == rank] or found
     own = [error for error in found if not error.follows and found[-1].passed - error.passed < _HANDLED]
     found = own or found
     return found[-1] if found else None

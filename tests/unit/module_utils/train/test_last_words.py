@@ -53,3 +53,15 @@ def test_a_rank_that_lives_has_failed_only_if_its_output_ends_so() -> None:
     assert last_words.failed(OWN + "skipped\n") == ""
     assert last_words.failed(PEER) == ""
     assert last_words.failed("") == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        ("RuntimeError: DataLoader worker (pid 192) is killed by signal: Killed.", True),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL", True),
+        ("ValueError: shard 7 is damaged", False),
+    ],
+)
+def test_a_process_of_the_program_that_was_killed_is_known(error: str, lost: bool) -> None:
+    assert last_words.lost_process(f"{error}\n") is lost
