@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Decoder, Said
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
 
 def test_the_last_step_counts_also_if_it_came_right_after_the_one_before(tmp_path: Path) -> None:
@@ -258,3 +260,65 @@ def test_the_end_of_a_rank_tells_whether_the_kernel_has_killed_for_memory(
     for descriptor in (reading, writing):
         os.close(descriptor)
     assert [one.values["memory"] for one in messages(output) if one.event == "ended"] == [True]
+
+
+#: Rank 1 stops; rank 0 gives up waiting for it.
+GIVES_UP = """import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+raise RuntimeError("Timed out waiting 15000ms for recv operation to complete")
+"""
+
+
+def test_a_stopped_rank_is_blamed_when_another_has_given_up_waiting_for_it(tmp_path: Path) -> None:
+    request = Request(name="nano", command=["true"], folder=str(tmp_path / "nano"), gpus_per_node=2)
+    folder = Folder(request.folder)
+    folder.create(request)
+    folder.attempt(1).mkdir()
+    command = [sys.executable, "-c", GIVES_UP, str(tmp_path / "give-up")]
+    output = io.StringIO()
+    agent = Agent(Task("nano", request.folder, "", 1, ["n1"], 2, command, "/", free_port() + 4000), "n1", output)
+    agent.start()
+    watch = Watch(request, ["n1"], 0.0)
+    reading, writing = os.pipe()
+    running = threading.Thread(target=agent.run, args=(reading,))
+    running.start()
+
+    def hear(event: str, now: float) -> None:
+        deadline = time.monotonic() + 60
+        while not any(one.event == event for one in messages(output)) and time.monotonic() < deadline:
+            os.write(writing, b"tick\n")
+            time.sleep(0.05)
+        for one in messages(output):
+            watch.hear(one, now)
+
+    try:
+        deadline = time.monotonic() + 60
+        while not any(processes.stopped(rank) for rank in children()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (tmp_path / "give-up").touch()
+        hear("ended", 10.0)
+        hear("beat", 13.2)
+        assert watch.asks(13.3)
+        os.write(writing, b"look\n")
+        hear("state", 18.6)
+        cause = watch.verdict(18.7)
+    finally:
+        os.write(writing, b"end\n")
+        running.join(60)
+        agent.close()
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 1, "n1")
+    assert cause.detail == (
+        "rank 1 on n1 is stopped (SIGSTOP); 1 other rank gave up waiting for it: rank 0: "
+        "exit status 1: RuntimeError: Timed out waiting 15000ms for recv operation to complete"
+    )
+
+
+def children() -> list[int]:
+    """The processes that this one has started: agents make each rank the leader of a process group."""
+    number = os.getpid()
+    return [int(pid) for pid in Path(f"/proc/{number}/task/{number}/children").read_text(encoding="ascii").split()]
