@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause, last_words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import RankEnd
 
@@ -65,3 +67,35 @@ def test_a_rank_that_lives_has_failed_only_if_its_output_ends_so() -> None:
 )
 def test_a_process_of_the_program_that_was_killed_is_known(error: str, lost: bool) -> None:
     assert last_words.lost_process(f"{error}\n") is lost
+
+
+PIECES = [
+    "Traceback (most recent call last):",
+    '  File "a.py", line 3, in f',
+    "ValueError: bad",
+    "ValueError:",
+    "terminate called after throwing an instance of 'E'",
+    "  what():  bad",
+    "Root Cause (first observed failure):",
+    "  rank      : 1 (local_rank: 1)",
+    "  exitcode  : -9 (pid: 13)",
+    "  traceback : Traceback (most recent call last):",
+    'time="1" level=error msg="bad \\"x\\""',
+    "[rank3]: ",
+    "F1126 23:59:03.032242   24163 client.h:77] gone",
+    "Exception ignored in: <f>",
+    "\x1b[31m",
+    "\r",
+    "",
+]
+
+
+@given(
+    strategies.lists(strategies.sampled_from(PIECES) | strategies.text(max_size=20), max_size=12),
+    strategies.integers(-70, 300),
+)
+def test_whatever_a_rank_prints_it_is_told_in_a_line(pieces: list[str], status: int) -> None:
+    found = cause.crash(
+        [RankEnd(0, "n1", status or 1, 0.0, "\n".join(pieces)), RankEnd(1, "n2", 1, 0.0, "".join(pieces))]
+    )
+    assert found is not None and found.detail == printable(found.detail) and len(found.detail.splitlines()) == 1
