@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+
 #: Where ranks wait for each other, in PyTorch, JAX and mpi4py, and in common wrappers around them.
 _COLLECTIVE = re.compile(
     r"all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|barrier|gather|scatter|backward|synchronize|recv|wait"
@@ -34,7 +36,7 @@ def place(tail: str) -> str:
     telling = [frame for frame in frames if not _LIBRARY.search(frame[0]) and not _only_waits(frame[0], frame[2])]
     waiting = [frame for frame in telling if _COLLECTIVE.search(frame[2])]
     path, line, function = (waiting or telling or frames)[0]
-    return f"{function} ({path.rpartition('/')[2]}:{line})"
+    return printable(f"{function} ({path.rpartition('/')[2]}:{line})")
 
 
 def collective(where: str) -> bool:

@@ -55,3 +55,8 @@ def test_without_another_function_it_is_that_one() -> None:
 
 def test_without_a_stack_it_is_unknown() -> None:
     assert place("loss 2.3") == ""
+
+
+def test_what_the_program_names_does_not_steer_the_terminal() -> None:
+    stack = 'Thread 0x1 (most recent call first):\n  File "/home/u/a.py", line 3 in f\x1b]0;x\x07\n'
+    assert place(stack) == "f\ufffd]0;x\ufffd (a.py:3)"
