@@ -98,7 +98,7 @@ options:
     elements: str
     default: []
   max_restarts:
-    description: The number of failures after which the run fails.
+    description: The number of failures since the last new checkpoint after which the run fails.
     type: int
     default: 10
   hang_timeout:

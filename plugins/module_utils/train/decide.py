@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import failure
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Cause, Request
 
-#: After this many repetitions, the same failure at the same step is blamed on the program, and failures of a node on
-#: the node.
+#: After this many repetitions, the same failure at the same step is blamed on the node on which it occurs, or on the
+#: program if it occurs elsewhere too; failures of a node are blamed on the node, and jobs without a newer checkpoint on
+#: the time that they have.
 REPEATED = 3
 #: Causes that are not failures.
 _BLAMELESS = ("finished", "warned", "cancelled")
@@ -34,6 +36,34 @@ def unreliable(attempts: Sequence[Attempt]) -> List[str]:
     return sorted(node for node, number in failures.items() if node and number >= REPEATED)
 
 
+def barred(attempts: Sequence[Attempt]) -> Dict[str, str]:
+    """The nodes that no attempt uses again, and why."""
+    found = dict.fromkeys(unreliable(attempts), f"it has failed {REPEATED} times in this run")
+    for attempt in attempts:
+        if attempt.excluded and attempt.cause:
+            found.setdefault(attempt.excluded, f"only there, so far: {attempt.cause.detail}")
+    return found
+
+
+def exclusion(attempts: Sequence[Attempt], replaceable: Callable[[str], bool]) -> str:
+    """The node that no later attempt uses, since the last error may be that of the node; empty if there is none.
+
+    A node is excluded at once for an error of its hardware, and for another one when it is repeated on this node only.
+    That happens once for each error: if the same one then occurs elsewhere, it is that of the program.
+    ``replaceable``: whether the run could continue without a node.
+    """
+    last = attempts[-1] if attempts else None
+    if last is None or last.cause is None or not last.cause.node or last.cause.kind not in failure.OF_PROGRAM:
+        return ""
+    if any(failure.error(attempt) == failure.error(last) for attempt in attempts if attempt.excluded):
+        return ""
+    latest = attempts[-REPEATED:]
+    only_there = {attempt.cause.node for attempt in latest if attempt.cause} == {last.cause.node}
+    if not last.cause.hardware and not (only_there and repeats(attempts)):
+        return ""
+    return last.cause.node if replaceable(last.cause.node) else ""
+
+
 def suspects(attempts: Sequence[Attempt]) -> List[str]:
     """Nodes on which a failure occurred: their health is checked before they are used again."""
     causes = [attempt.cause for attempt in attempts if attempt.cause and attempt.cause.kind not in _BLAMELESS]
@@ -42,40 +72,63 @@ def suspects(attempts: Sequence[Attempt]) -> List[str]:
 
 def left_out(attempts: Sequence[Attempt], before: Sequence[str], unfit: Mapping[str, str]) -> List[str]:
     """A description of the nodes ``before`` that are no longer used. ``unfit``: why nodes cannot be used now."""
-    barred = unreliable(attempts)
-    words = dict.fromkeys(barred, f"is no longer used: it has failed {REPEATED} times in this run")
-    return [f"{node} {words.get(node) or unfit[node]}" for node in before if node in barred or node in unfit]
+    reasons = {**unfit, **{node: f"is no longer used: {reason}" for node, reason in barred(attempts).items()}}
+    return [f"{node} {reasons[node]}" for node in before if node in reasons]
 
 
 def repeats(attempts: Sequence[Attempt]) -> bool:
     """Whether the last attempts have all failed in the same way at the same step."""
-    last = attempts[-REPEATED:]
-    causes = [attempt.cause for attempt in last if attempt.cause and attempt.cause.kind in ("crash", "hang", "start")]
-    ends = {(attempt.cause.kind, _error(attempt.cause.detail), attempt.last) for attempt in last if attempt.cause}
-    return len(causes) == REPEATED and len(ends) == 1
+    return len(attempts) >= REPEATED and failure.same(attempts[-REPEATED:])
 
 
-def _error(detail: str) -> str:
-    """The error without what differs between attempts: the rank, the node, the number of others."""
-    return detail.partition(": ")[2].partition(" (")[0]
+def _since_newest(attempts: Sequence[Attempt], reached: Sequence[Optional[int]]) -> Sequence[Attempt]:
+    """The attempts since the one that got furthest, which comes first. ``reached``: how far each of them got."""
+    begin, newest = 0, -1
+    for number, step in enumerate(reached):
+        if step is not None and step > newest:
+            begin, newest = number, step
+    return attempts[begin:]
 
 
 def restarts(attempts: Sequence[Attempt]) -> int:
-    """The number of failed attempts. An attempt ended by a time limit has not failed."""
-    return sum(1 for attempt in attempts if attempt.cause and attempt.cause.kind not in _BLAMELESS)
+    """The number of attempts that have failed since the last new checkpoint. One ended by a time limit has not failed."""
+    latest = _since_newest(attempts, [attempt.checkpoint for attempt in attempts])
+    return sum(1 for attempt in latest if attempt.cause and attempt.cause.kind not in _BLAMELESS)
+
+
+def fruitless(request: Request, attempts: Sequence[Attempt]) -> List[int]:
+    """The last jobs that have ended for their time limit or a preemption without a newer checkpoint.
+
+    One that was shorter than a checkpoint may take had no chance, and does not count. Of a program that reports no
+    checkpoints, the last step tells how far it got; nothing is known about one that reports neither.
+    """
+    reached = [attempt.checkpoint for attempt in attempts]
+    if all(step is None for step in reached):
+        reached = [attempt.last for attempt in attempts]
+    if all(step is None for step in reached):
+        return []
+    found: Dict[int, float] = {}
+    for attempt in _since_newest(attempts, reached)[1:]:
+        if attempt.cause and attempt.cause.kind == "warned" and not attempt.cause.node:
+            found[attempt.job] = found.get(attempt.job, 0.0) + (attempt.end or attempt.begin) - attempt.begin
+    return [job for job, lasted in found.items() if lasted > request.grace]
 
 
 def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]:
     """Whether the run ends or leaves its job after the last of these attempts; None if it is to be restarted."""
-    cause = attempts[-1].cause if attempts else None
-    if cause is None:
+    last = attempts[-1] if attempts else None
+    if last is None or last.cause is None:
         return None
+    cause = last.cause
     if cause.kind == "finished":
         return Decision("finish")
     if cause.kind == "cancelled":
         return Decision("cancel")
     if cause.kind == "warned" and not cause.node:
-        return Decision("resubmit", cause.detail)
+        return _after_warning(request, attempts, cause)
+    if last.excluded:
+        # The next attempt shows whether the error is that of the node or of the program.
+        return None
     if repeats(attempts):
         return Decision(
             "fail",
@@ -83,8 +136,24 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
             f"run 'gpumesh-train resume {request.name}'.",
         )
     if restarts(attempts) > request.max_restarts:
-        return Decision("fail", f"{request.max_restarts} restarts were not enough (--max-restarts): {cause.detail}")
+        return Decision(
+            "fail",
+            f"{request.max_restarts} restarts since the last new checkpoint were not enough (--max-restarts): "
+            f"{cause.detail}",
+        )
     return None
+
+
+def _after_warning(request: Request, attempts: Sequence[Attempt], cause: Cause) -> Decision:
+    jobs = fruitless(request, attempts)
+    if len(jobs) < REPEATED:
+        return Decision("resubmit", cause.detail)
+    return Decision(
+        "fail",
+        f"{len(jobs)} jobs in a row have brought no newer checkpoint ({', '.join(map(str, jobs))}): save more often, "
+        f"allow more time for a checkpoint (--grace, now {request.grace:g} s) or for a job (--time), then run "
+        f"'gpumesh-train resume {request.name}'.",
+    )
 
 
 def placement(request: Request, attempts: Sequence[Attempt], allocated: Sequence[str], fit: Sequence[str]) -> Decision:
@@ -92,9 +161,9 @@ def placement(request: Request, attempts: Sequence[Attempt], allocated: Sequence
 
     Nodes of the last attempt come first, so that files that they have read are still in memory.
     """
-    barred = unreliable(attempts)
+    out = barred(attempts)
     last = attempts[-1].nodes if attempts else ()
-    able = [node for node in allocated if node in fit and node not in barred]
+    able = [node for node in allocated if node in fit and node not in out]
     chosen = sorted(able, key=lambda node: (node not in last, allocated.index(node)))[: request.nodes]
     if len(chosen) >= request.min_nodes:
         fewer = f"with {len(chosen)} of {request.nodes} nodes" if len(chosen) < request.nodes else ""

@@ -121,7 +121,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--partition", default="", help="Slurm partition")
     made.add_argument("--run-dir", default="", help="directory on a shared volume that contains the runs")
-    made.add_argument("--max-restarts", type=int, default=10, help="give up after this many failures (default: 10)")
+    made.add_argument(
+        "--max-restarts",
+        type=int,
+        default=10,
+        help="give up after this many failures since the last new checkpoint (default: 10)",
+    )
     made.add_argument(
         "--hang-timeout",
         type=float,

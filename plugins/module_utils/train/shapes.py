@@ -109,7 +109,8 @@ class Straggler(NamedTuple):
 class Attempt(NamedTuple):
     """One attempt. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
 
-    ``supervisor``: the node of the process that has started it and monitors it.
+    ``supervisor``: the node of the process that has started it and monitors it. ``excluded``: the node that no later
+    attempt uses because of its end.
     """
 
     number: int
@@ -125,6 +126,7 @@ class Attempt(NamedTuple):
     cause: Optional[Cause] = None
     action: str = ""
     stragglers: Tuple[Straggler, ...] = ()
+    excluded: str = ""
 
 
 #: A run in one of these states continues only if it is resumed.

@@ -147,14 +147,35 @@ class Supervisor:
         # Interruptions of earlier jobs do not count for this one, unless it is the same job.
         follows: Optional[decide.Decision] = None
         if self._post.inherited:
-            follows = decide.verdict(self.request, self._counted())
+            follows = self._verdict()
         while True:
             follows = self._left_to_slurm(follows or self._placement())
             self._note_action(follows)
             if follows.action != "restart":
                 return self._leave(follows)
             self._attempt(follows.nodes)
-            follows = decide.verdict(self.request, self._counted())
+            follows = self._verdict()
+
+    def _verdict(self) -> Optional[decide.Decision]:
+        """Decide whether the run ends, and note the node that it excludes, if it excludes one."""
+        node = decide.exclusion(self._counted(), self._replaceable)
+        if node:
+            self._replace_last(self._run.attempts[-1]._replace(excluded=node))
+        return decide.verdict(self.request, self._counted())
+
+    def _replaceable(self, node: str) -> bool:
+        """Whether the run could continue without this node, in its job or in another one."""
+        out = {node, *decide.barred(self._counted())}
+        if len(set(self._post.allocated) - out) >= self.request.min_nodes:
+            return True
+        try:
+            states = scheduler.node_states(self._runner, self.request.partition)
+        except CommandError:
+            # The run goes on as soon as the controller answers, and then knows better.
+            return True
+        return len([name for name, state in states.items() if scheduler.fit(state) and name not in out]) >= max(
+            self.request.min_nodes, 1
+        )
 
     def _too_short(self) -> str:
         """Why this job could do nothing but submit the next one; empty if it can. A partition or QOS may limit its time."""
@@ -286,9 +307,10 @@ class Supervisor:
 
     def _resubmit(self, excluded: Sequence[str]) -> None:
         """Submit another job, which starts within seconds on other nodes. A requeued one would wait for minutes."""
-        barred = decide.unreliable(self._counted())
+        barred = sorted(decide.barred(self._counted()))
         try:
-            scheduler.submit(self._runner, self._folder, self._post.program, excluded or barred, fewer=True)
+            without = sorted({*excluded, *barred})
+            scheduler.submit(self._runner, self._folder, self._post.program, without, fewer=True)
         except GpumeshError as failure:
             _say(f"without {', '.join(excluded)}: {failure}")
             try:
@@ -410,7 +432,7 @@ class Supervisor:
             self._replace_last(last._replace(action="; ".join([action, *out])))
             for text in out:
                 _say(text)
-            if out and decide.unreliable(self._counted()):
+            if out and decide.barred(self._counted()):
                 # Only administrators can have a node examined, or drain it.
                 scheduler.note(self._runner, self._post.job, f"gpumesh-train: {'; '.join(out)}")
 

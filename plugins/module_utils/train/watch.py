@@ -254,8 +254,13 @@ class Watch:
         return passed > (_AGENT_GONE if quiet else _SETTLE)
 
     def _through(self) -> bool:
+        """Whether the program has reported its last step.
+
+        After a warning, an exit status of 0 may only mean that a checkpoint has been saved. A program that is through,
+        and did not report it, exits at once in the next job.
+        """
         now = self.progress()
-        return now.step is None or now.steps is None or now.step >= now.steps
+        return now.step is not None and now.steps is not None and now.step >= now.steps
 
     def progress(self) -> Progress:
         """The progress of the attempt: the last step reported by all ranks, and the other values of the first rank."""

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide import (
+    exclusion,
+    fruitless,
     left_out,
     placement,
     suspects,
@@ -24,8 +28,11 @@ def attempt(
     return Attempt(number, 41, nodes, 3, "n1", 0.0, 1.0, 0, last, None, cause)
 
 
-def crashes(*steps: int, error: str = "ValueError: bad") -> list[Attempt]:
-    return [attempt(i, Cause("crash", f"rank {i} on n3: {error}", i, "n3"), step) for i, step in enumerate(steps, 1)]
+def crashes(*steps: int | None, error: str = "ValueError: bad", node: str = "n3", **values: Any) -> list[Attempt]:
+    return [
+        attempt(i, Cause("crash", f"rank {i} on {node}: {error}", i, node, **values), step)
+        for i, step in enumerate(steps, 1)
+    ]
 
 
 def lost(node: str, number: int = 1) -> Attempt:
@@ -113,3 +120,95 @@ def test_a_node_that_is_to_be_drained_is_left_within_the_job() -> None:
 def test_what_has_ended_ends() -> None:
     assert action([attempt(1, Cause("finished"))]) == "finish"
     assert action([attempt(1, Cause("cancelled"))]) == "cancel"
+
+
+def excluding(attempts: list[Attempt], replaceable: bool = True) -> list[Attempt]:
+    """The attempts, with the node that is excluded after the last one."""
+    node = exclusion(attempts, lambda _node: replaceable)
+    return [*attempts[:-1], attempts[-1]._replace(excluded=node)]
+
+
+def test_an_error_that_repeats_on_one_node_only_excludes_the_node_before_it_is_blamed_on_the_program() -> None:
+    attempts = excluding(crashes(10, 10, 10))
+    assert attempts[-1].excluded == "n3"
+    assert action(attempts) == ""
+    assert placement(REQUEST, attempts, FOUR, FOUR).nodes == ("n1", "n2", "n4")
+    (text,) = left_out(attempts, ["n1", "n2", "n3"], {})
+    assert text == "n3 is no longer used: only there, so far: rank 3 on n3: ValueError: bad"
+
+
+def test_an_error_that_follows_the_program_to_another_node_excludes_no_further_one() -> None:
+    followed = [*excluding(crashes(10, 10, 10)), *crashes(10, node="n4")]
+    assert exclusion(followed, lambda _node: True) == ""
+    assert action(followed) == "fail"
+
+
+def test_an_error_on_several_nodes_or_without_another_node_is_that_of_the_program() -> None:
+    assert exclusion([*crashes(10, node="n1"), *crashes(10, 10)], lambda _node: True) == ""
+    alone = excluding(crashes(10, 10, 10), replaceable=False)
+    assert alone[-1].excluded == ""
+    assert action(alone) == "fail"
+
+
+def test_an_error_of_the_hardware_excludes_its_node_at_once_and_once() -> None:
+    broken = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    attempts = excluding(crashes(10, error=broken, hardware=True))
+    assert attempts[-1].excluded == "n3"
+    assert action(attempts) == ""
+    everywhere = [*attempts, *crashes(12, error=broken, node="n4", hardware=True)]
+    assert exclusion(everywhere, lambda _node: True) == ""
+
+
+def test_a_node_is_excluded_for_each_of_its_errors() -> None:
+    first = excluding(crashes(10, 10, 10))
+    second = excluding([*first, *crashes(20, error="CUDA error: unspecified launch failure", node="n2", hardware=True)])
+    assert second[-1].excluded == "n2"
+    assert placement(REQUEST, second, FOUR, FOUR).nodes == ("n1", "n4")
+
+
+def test_kills_of_a_program_that_reports_no_steps_are_not_the_same_failure() -> None:
+    assert action(crashes(None, None, None, error="killed by SIGKILL")) == ""
+    # With a step, they are at the same place of the program.
+    assert action(crashes(7, 7, 7, error="killed by SIGSEGV")) == "fail"
+
+
+def test_a_program_that_fails_at_its_start_three_times_fails_and_one_that_ran_for_long_goes_on() -> None:
+    starts = crashes(None, None, None, error="exit status 1: ModuleNotFoundError: No module named 'tourch'")
+    assert action(starts) == "fail"
+    assert action([one._replace(end=3600.0) for one in starts]) == ""
+
+
+def test_restarts_are_counted_since_the_last_new_checkpoint() -> None:
+    request = REQUEST._replace(max_restarts=2)
+    rising = [one._replace(checkpoint=one.last) for one in crashes(10, 20, 30, 40)]
+    assert action(rising, request) == ""
+    stuck = [one._replace(checkpoint=40) for one in crashes(41, 42)]
+    assert action([*rising, *stuck], request) == "fail"
+    # One that goes back to an older checkpoint, since the newest was damaged, has not got further.
+    older = [one._replace(checkpoint=30) for one in crashes(35, 36)]
+    assert action([*rising, *older], request) == "fail"
+
+
+def jobs(*checkpoints: int | None, lasted: float = 3600.0, last: int | None = 500) -> list[Attempt]:
+    """Jobs that have ended for their time limit."""
+    cause = Cause("warned", "the time limit is near")
+    return [
+        attempt(i, cause, last)._replace(job=40 + i, checkpoint=checkpoint, end=lasted)
+        for i, checkpoint in enumerate(checkpoints, 1)
+    ]
+
+
+def test_jobs_without_a_newer_checkpoint_stop_the_run_and_the_reason_is_told() -> None:
+    assert action(jobs(100, 100, 100)) == "resubmit"
+    assert action(jobs(100, 200, 300, 400)) == "resubmit"
+    found = verdict(REQUEST, jobs(100, 100, None, 100))
+    assert found is not None and found.action == "fail"
+    for words in ("3 jobs in a row have brought no newer checkpoint (42, 43, 44)", "--grace", "--time", "resume nano"):
+        assert words in found.reason
+    # Steps from the beginning in each job, and never a checkpoint.
+    assert action(jobs(None, None, None, None)) == "fail"
+
+
+def test_jobs_of_which_nothing_is_known_or_that_had_no_time_do_not_stop_the_run() -> None:
+    assert fruitless(REQUEST, jobs(None, None, None, None, last=None)) == []
+    assert action(jobs(100, 100, 100, 100, lasted=30.0)) == "resubmit"

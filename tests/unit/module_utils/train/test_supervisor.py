@@ -28,10 +28,11 @@ AWAY = Completed(1, "", "error: Unable to contact slurm controller (connect fail
 
 
 class Slurm:
-    """Slurm, whose controller does not answer this many queries. ``squeue`` and ``job``: what it prints."""
+    """Slurm, whose controller does not answer this many queries. ``squeue``, ``job`` and ``sinfo``: what it prints."""
 
-    def __init__(self, away: int, squeue: str = "", job: str = "") -> None:
+    def __init__(self, away: int, squeue: str = "", job: str = "", sinfo: str = "n1|idle\n") -> None:
         self.away = away
+        self.sinfo = sinfo
         self.squeue = squeue
         self.job = job
         self.asked: list[str] = []
@@ -46,7 +47,7 @@ class Slurm:
         self.asked.append(program)
         return Completed(
             0,
-            {"sbatch": "42\n", "sinfo": "n1|idle\n", "squeue": self.squeue, "scontrol": self.job}.get(program, ""),
+            {"sbatch": "42\n", "sinfo": self.sinfo, "squeue": self.squeue, "scontrol": self.job}.get(program, ""),
             "",
         )
 
@@ -344,3 +345,26 @@ def test_a_job_runs_no_command_that_another_user_could_have_put_there(
     (folder.path / "request.json").write_text("what is not to be read", encoding="ascii")
     with pytest.raises(supervisor.GpumeshError, match="may rename what is in"):
         supervisor.main(folder, post)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "sinfo", "away", "excluded"),
+    [
+        (["n1", "n2"], "n1|alloc\nn2|alloc\n", 0, "n1"),
+        (["n1"], "n1|alloc\nn2|idle\n", 0, "n1"),
+        (["n1"], "n1|alloc\nn2|down*\n", 0, ""),
+        # The run goes on, and asks again, once the controller answers.
+        (["n1"], "", 1, "n1"),
+    ],
+)
+def test_a_node_is_excluded_for_its_error_if_the_run_can_do_without_it(
+    folder: Folder, allocated: list[str], sinfo: str, away: int, excluded: str
+) -> None:
+    cause = Cause("crash", "rank 0 on n1: CUDA error: uncorrectable ECC error encountered", 0, "n1", hardware=True)
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=cause)
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    post = supervisor.Post("/bin/x", 41, "token", "n1", allocated)
+    made = supervisor.Supervisor(folder, post, Slurm(away, sinfo=sinfo))
+    assert made._verdict() is None
+    # Its heir knows.
+    assert folder.read().attempts[-1].excluded == excluded

@@ -107,11 +107,20 @@ def test_a_step_in_the_meantime_ends_the_suspicion(watch: Watch) -> None:
     assert watch.verdict(80.0) is None
 
 
-@pytest.mark.parametrize(("step", "kind"), [(40, "warned"), (100, "finished")])
-def test_after_a_warning_it_is_through_only_at_its_last_step(watch: Watch, step: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ({"step": 40, "steps": 100}, "warned"),
+        ({"step": 100, "steps": 100}, "finished"),
+        ({"step": 40}, "warned"),
+        ({"steps": 100}, "warned"),
+        ({}, "warned"),
+    ],
+)
+def test_after_a_warning_it_is_through_only_at_its_last_step(watch: Watch, told: dict[str, int], kind: str) -> None:
     watch.warn(Cause("warned", "the time limit is near"))
     for rank in range(3):
-        watch.hear(ended(rank, 0, step=step, steps=100), 5.0)
+        watch.hear(ended(rank, 0, **told), 5.0)
     cause = watch.verdict(5.0)
     assert cause is not None and cause.kind == kind
 
