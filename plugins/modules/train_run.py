@@ -79,8 +79,11 @@ options:
     type: int
     default: 0
   gpus_per_node:
-    description: The number of GPUs per node, which is also the number of processes. V(0) means one process without a
-      GPU.
+    description: The number of GPUs per node. V(0) means none.
+    type: int
+    default: 0
+  ranks_per_node:
+    description: The number of ranks (processes) per node. V(0) means one for each GPU, or one if there are none.
     type: int
     default: 0
   time:
@@ -198,6 +201,7 @@ def request_of(given: Mapping[str, Any], settings: program.Settings, new: bool =
         ) from failure
     options = {name: value for name, value in given.items() if name in Request._fields}
     options.update(
+        ranks=given["ranks_per_node"],
         command=command,
         folder=f"{settings.base('', new)}/{given['name']}",
         min_nodes=given["min_nodes"] or given["nodes"],
@@ -241,6 +245,7 @@ def main() -> None:
             "min_nodes": count,
             "spare": count,
             "gpus_per_node": count,
+            "ranks_per_node": count,
             "time": text,
             "partition": text,
             "sbatch": texts,

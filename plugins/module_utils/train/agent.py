@@ -37,7 +37,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     stage,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.rank_log import RankLog
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress, known
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
 #: Seconds between two checks of the ranks, and between two keepalives.
@@ -111,22 +112,16 @@ class Rank:
         )
         #: Its process group.
         self.group = self._process.pid
-        self._copying = threading.Thread(target=self._copy, args=(self._process.stdout, log), daemon=True)
-        self._copying.start()
+        self._log = RankLog(log)
+        self._reading = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reading.start()
 
-    def _copy(self, source: Any, log: Path) -> None:
-        """Store the output of the rank. A volume that cannot be written to must not stop the rank."""
-        descriptor = -1
-        with contextlib.suppress(OSError):
-            log.parent.mkdir(exist_ok=True)
-            descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    def _read(self, source: Any) -> None:
+        """Keep the output of the rank. Nothing here waits for the volume, which would stop the rank."""
         for part in iter(lambda: os.read(source.fileno(), 1 << 16), b""):
             self._tail = (self._tail + part)[-_TAIL:]
-            with contextlib.suppress(OSError):
-                os.write(descriptor, part)
+            self._log.add(part)
         source.close()
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
 
     def look(self, last: bool = False) -> bool:
         """Whether it has reported new progress. ``last``: it has ended, so this is the last check."""
@@ -151,7 +146,8 @@ class Rank:
         if self.status is None:
             return False
         self.signal(signal.SIGKILL)
-        self._copying.join(1.0)
+        self._reading.join(1.0)
+        self._log.close(1.0)
         return True
 
     def tail(self) -> str:
@@ -192,12 +188,13 @@ class Agent:
     def start(self) -> None:
         """Start the ranks, or first the copy of the data that they need. Raises OSError, GpumeshError."""
         task = self._task
-        processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
+        processes.kill_ranks(task.folder, task.attempt)
         modules = profiles.modules()
         try:
             self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
             for name, source in modules.items():
                 Path(self._local, name).write_text(source, encoding="utf-8")
+            Path(contract.runtime_directory(self._local)).mkdir(0o700)
         except OSError as failure:
             raise NodeError(f"cannot write temporary files: {failure.strerror}") from failure
         if task.stage_dir:
@@ -349,7 +346,8 @@ class Agent:
         """Clean up, and report the end."""
         if self._staging:
             self._staging.stop()
-        processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
+        # Not those of a later attempt: this agent may have been stopped for so long that one has begun.
+        processes.kill_ranks(self._task.folder, self._task.attempt)
         shutil.rmtree(self._local, ignore_errors=True)
         for part in (self._load, self._listener):
             if part is not None:
@@ -405,8 +403,8 @@ def _orphaned(task: Task) -> Optional[bool]:
 
 
 def parse_task(text: str) -> Task:
-    """The reverse of ``task_text``."""
-    return Task(**json.loads(text))
+    """The reverse of ``task_text``, which may be that of a newer version."""
+    return known(Task, json.loads(text))
 
 
 def task_text(task: Task) -> str:

@@ -122,6 +122,37 @@ class Place(NamedTuple):
         return len(self.nodes) * self.ranks_per_node
 
 
+def _slurm(place: Place) -> Dict[str, str]:
+    """The variables of srun, as if it had started the rank itself as one of the tasks of a step.
+
+    Those that name the same number must agree: Lightning refuses to start otherwise.
+    """
+    nodes, each = len(place.nodes), place.ranks_per_node
+    tasks_per_node = f"{each}(x{nodes})" if nodes > 1 else str(each)
+    return {
+        "SLURM_PROCID": str(place.rank),
+        "SLURM_LOCALID": str(place.local_rank),
+        "SLURM_NODEID": str(place.node_rank),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_NTASKS": str(place.world_size),
+        "SLURM_NPROCS": str(place.world_size),
+        "SLURM_STEP_NUM_TASKS": str(place.world_size),
+        "SLURM_NTASKS_PER_NODE": str(each),
+        "SLURM_TASKS_PER_NODE": tasks_per_node,
+        "SLURM_STEP_TASKS_PER_NODE": tasks_per_node,
+    }
+
+
+def runtime_directory(local: str) -> str:
+    """The directory for sockets and the like of the ranks of one attempt on a node. ``local``: that of the attempt.
+
+    With the user's own one, what an attempt leaves there would keep the next one from starting: podman notes the process
+    that holds its namespaces.
+    """
+    return f"{local}/runtime"
+
+
 def environment(
     inherited: Mapping[str, str],
     place: Place,
@@ -149,10 +180,7 @@ def environment(
         "LOCAL_WORLD_SIZE": str(place.ranks_per_node),
         "NODE_RANK": str(place.node_rank),
         "NNODES": str(len(place.nodes)),
-        "SLURM_PROCID": str(place.rank),
-        "SLURM_LOCALID": str(place.local_rank),
-        "SLURM_NODEID": str(place.node_rank),
-        "SLURM_NTASKS": str(place.world_size),
+        **_slurm(place),
     }
     own = {
         "GPUMESH_RUN": run,
@@ -161,6 +189,7 @@ def environment(
         "GPUMESH_ATTEMPT": str(attempt),
         "GPUMESH_PROGRESS_FILE": f"{local}/progress-{place.rank}.json",
         "GPUMESH_STOP_FILE": f"{local}/stop",
+        "XDG_RUNTIME_DIR": runtime_directory(local),
         # The last output must not be lost in a buffer when a rank is killed.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONPATH": ":".join(part for part in (inherited.get("PYTHONPATH", ""), local) if part),

@@ -98,16 +98,18 @@ def _catches(pid: int, signal_number: int) -> bool:
     return False
 
 
-def kill_marked(variable: str, value: str) -> None:
-    """Kill every process of a job of this user that has an environment variable, regardless of its current parent.
+def kill_ranks(folder: str, attempt: int) -> None:
+    """Kill every process of a job of this user that belongs to a run, up to this attempt, whatever its current parent is.
 
-    Processes that the user has started in a shell with the variable are left alone.
+    ``folder``: that of the run. Processes that the user has started in a shell with the variables are left alone.
     """
-    wanted = f"{variable}={value}".encode()
     for name in os.listdir(_PROC):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
                 with open(f"{_PROC}/{name}/environ", "rb") as stream:
                     words = stream.read().split(b"\0")
-                if wanted in words and any(word.startswith(b"SLURM_JOB_ID=") for word in words):
+                variables = dict(word.partition(b"=")[::2] for word in words)
+                number = variables.get(b"GPUMESH_ATTEMPT", b"")
+                of_run = variables.get(b"GPUMESH_RUN_DIR") == os.fsencode(folder) and b"SLURM_JOB_ID" in variables
+                if of_run and not (number.isdigit() and int(number) > attempt):
                     os.kill(int(name), signal.SIGKILL)

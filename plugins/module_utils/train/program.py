@@ -114,7 +114,15 @@ def parser() -> argparse.ArgumentParser:
         "--gpus-per-node",
         type=int,
         default=0,
-        help="number of GPUs and ranks per node (default: one rank without a GPU)",
+        help="number of GPUs per node, each with a rank (default: one rank without a GPU)",
+    )
+    made.add_argument(
+        "--ranks-per-node",
+        type=int,
+        default=0,
+        dest="ranks",
+        metavar="N",
+        help="number of ranks per node (default: --gpus-per-node)",
     )
     made.add_argument(
         "--time", default="", help="time limit of each job in Slurm's format; the run then continues in another job"

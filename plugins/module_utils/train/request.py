@@ -15,7 +15,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.time_limit import unit_minutes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, known
+from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 
 #: A name is used for a directory, for a job, and as a word of a command line.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -72,10 +73,10 @@ def checked(request: Request) -> Request:
 
 
 def _check_numbers(request: Request) -> None:
-    lowest = {"nodes": 1, "min_nodes": 1, "spare": 0, "gpus_per_node": 0, "max_restarts": 0}
+    lowest = {"nodes": 1, "min_nodes": 1, "spare": 0, "gpus_per_node": 0, "ranks": 0, "max_restarts": 0}
     for name, least in lowest.items():
         if getattr(request, name) < least:
-            option = name.replace("_", "-")
+            option = "ranks-per-node" if name == "ranks" else name.replace("_", "-")
             raise InputError(f"Invalid --{option} {getattr(request, name)}.", f"Give {least} or more.")
     if request.min_nodes > request.nodes:
         raise InputError(
@@ -129,7 +130,7 @@ def _check_options(options: Sequence[str]) -> None:
 def to_text(request: Request) -> str:
     """The content of request.json."""
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in request._asdict().items()}
-    return json.dumps(values, indent=2) + "\n"
+    return json.dumps({**values, "version": VERSION}, indent=2) + "\n"
 
 
 def from_text(text: str) -> Request:
@@ -137,8 +138,8 @@ def from_text(text: str) -> Request:
     try:
         values: Dict[str, Any] = from_json(text)
         lists = {name: tuple(values[name]) for name in ("command", "sbatch")}
-        return checked(Request(**{**values, **lists}))
-    except (KeyError, TypeError, ValueError) as failure:
+        return checked(known(Request, {**values, **lists}))
+    except (AttributeError, KeyError, TypeError, ValueError) as failure:
         raise InputError(
             f"The request of the run cannot be read: {failure}.", "Start the run under another name."
         ) from failure

@@ -90,19 +90,29 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
     Raises GpumeshError.
     """
     request = folder.request()
-    run, waits = look(host, folder)
+    try:
+        run, waits = look(host, folder)
+    except HostStateError:
+        _refuse_foreign(folder)
+        folder.read_or_restore()
+        run, waits = look(host, folder)
     if run.state == "finished":
         return run, False
     if run.state not in ENDED and waits:
         return run, False
-    try:
-        folder.refuse_foreign(folder.writer())
-    except OSError as failure:
-        raise store.unwritable(folder, failure, f"gpumesh-train resume {run.name}") from failure
+    _refuse_foreign(folder)
     preflight.check(host.run, request, host.program, host.volumes)
     if request.stage:
         stage.write(request.folder, stage.listed(request.stage))
+    run = folder.with_unrecorded(run)
     return _submit(host, folder, run._replace(counted=len(run.attempts) + 1)), True
+
+
+def _refuse_foreign(folder: Folder) -> None:
+    try:
+        folder.refuse_foreign(folder.writer())
+    except OSError as failure:
+        raise store.unwritable(folder, failure, f"gpumesh-train resume {folder.path.name}") from failure
 
 
 def _submit(host: Host, folder: Folder, run: Run) -> Run:

@@ -10,11 +10,24 @@ which has a *culprit*.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
+
+Fields = TypeVar("Fields", bound=Tuple[Any, ...])
+
+
+def known(kind: Type[Fields], values: Mapping[str, Any]) -> Fields:
+    """A named tuple of these values, without those that it does not have: a newer version may have written them.
+
+    Members of a cluster are updated one after the other, so the nodes of a run may have different versions. Raises
+    TypeError if a value is missing.
+    """
+    return kind(**{name: value for name, value in values.items() if name in kind._fields})  # type: ignore[attr-defined]
 
 
 class Request(NamedTuple):
-    """The request. ``ranks_per_node``: processes that a node starts; by default one per GPU, or one if there are none.
+    """The request. ``ranks``: processes that a node starts; 0 for one per GPU, or one if there are none.
 
     ``min_nodes``: with fewer nodes, the run is queued again; ``spare``: additional nodes that it holds.
     ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
@@ -42,11 +55,12 @@ class Request(NamedTuple):
     stage: str = ""
     stage_dir: str = ""
     profile: str = ""
+    ranks: int = 0
 
     @property
     def ranks_per_node(self) -> int:
         """The number of processes that a node starts."""
-        return self.gpus_per_node or 1
+        return self.ranks or self.gpus_per_node or 1
 
 
 class Progress(NamedTuple):
@@ -162,8 +176,8 @@ class Run(NamedTuple):
 
 
 def as_values(run: Run) -> Dict[str, Any]:
-    """The content of run.json."""
-    values = run._asdict()
+    """The content of run.json. ``version``, that of the program which wrote it, is for people."""
+    values = {**run._asdict(), "version": VERSION}
     values["attempts"] = [
         {
             **attempt._asdict(),
@@ -180,16 +194,17 @@ def from_values(values: Any) -> Run:
     """The reverse of ``as_values``. Raises ValueError if they are invalid."""
     try:
         attempts: List[Attempt] = [
-            Attempt(
-                **{
+            known(
+                Attempt,
+                {
                     **attempt,
                     "nodes": tuple(attempt["nodes"]),
-                    "cause": Cause(**attempt["cause"]) if attempt["cause"] else None,
-                    "stragglers": tuple(Straggler(**one) for one in attempt.get("stragglers", ())),
-                }
+                    "cause": known(Cause, attempt["cause"]) if attempt["cause"] else None,
+                    "stragglers": tuple(known(Straggler, one) for one in attempt.get("stragglers", ())),
+                },
             )
             for attempt in values["attempts"]
         ]
-        return Run(**{**values, "attempts": tuple(attempts)})
-    except (KeyError, TypeError) as failure:
+        return known(Run, {**values, "attempts": tuple(attempts)})
+    except (AttributeError, KeyError, TypeError) as failure:
         raise ValueError(f"it is not the state of a run: {failure}") from failure

@@ -28,11 +28,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
+    Attempt,
+    Cause,
     Request,
     Run,
     Submission,
     as_values,
     from_values,
+    known,
 )
 
 _REQUEST = "request.json"
@@ -109,6 +112,36 @@ class Folder:
         except ValueError as failure:
             raise self._damaged(_STATE, failure) from failure
 
+    def read_or_restore(self) -> Run:
+        """The same. A damaged file is put aside, and the run continues with what else is known: its attempts have folders.
+
+        Its checkpoints are not affected. Raises OSError if the volume cannot be read.
+        """
+        try:
+            return self.read()
+        except HostStateError as failure:
+            run = self.with_unrecorded(Run(self.path.name, detail=failure.message))
+            run = run._replace(counted=len(run.attempts) + 1)
+            # A full volume may take it later.
+            with contextlib.suppress(OSError):
+                os.replace(self.path / _STATE, self.path / f"{_STATE}.damaged")
+                self.write(run)
+            return run
+
+    def with_unrecorded(self, run: Run) -> Run:
+        """The run with attempts that have a folder, but could not be recorded, such as on a full volume.
+
+        The next one must not have the number of an earlier one, whose claims are in its folder. Raises OSError.
+        """
+        numbers = [int(path.name) for path in (self.path / "attempts").iterdir() if path.name.isdigit()]
+        missing = range(len(run.attempts) + 1, max(numbers, default=0) + 1)
+        return run._replace(attempts=(*run.attempts, *map(self._unrecorded, missing)))
+
+    def _unrecorded(self, number: int) -> Attempt:
+        begin = self.attempt(number).stat().st_mtime
+        cause = Cause("node", "run.json could not be written, so it is not known how this attempt ended")
+        return Attempt(number, 0, (), 0, "", begin, begin, cause=cause)
+
     def write(self, run: Run) -> None:
         """Write the state in one step, so that readers see either the old or the new one. Raises OSError."""
         write_atomic(str(self.path / _STATE), json.dumps(as_values(run), indent=1) + "\n", 0o644)
@@ -117,8 +150,8 @@ class Folder:
         """The job in charge. Raises HostStateError for a damaged file."""
         values = self._json(_SUBMISSION)
         try:
-            return Submission("") if values is None else Submission(**values)
-        except TypeError as failure:
+            return Submission("") if values is None else known(Submission, values)
+        except (AttributeError, TypeError) as failure:
             raise self._damaged(_SUBMISSION, failure) from failure
 
     def write_submission(self, submission: Submission) -> None:
@@ -133,7 +166,11 @@ class Folder:
             raise self._damaged(name, failure) from failure
 
     def _damaged(self, name: str, failure: Exception) -> HostStateError:
-        return HostStateError(f"{self.path / name} is damaged: {failure}.", "Start the run under another name.")
+        remedy = f"Run 'gpumesh-train resume {self.path.name}', which puts it aside. Checkpoints are not in it."
+        return HostStateError(
+            f"{self.path / name} is damaged: {failure}.",
+            remedy if name == _STATE else "Start the run under another name.",
+        )
 
     def attempt(self, number: int) -> Path:
         """The folder of an attempt, with one log per rank."""

@@ -101,7 +101,7 @@ class Supervisor:
         self._post = post
         self._runner = runner
         self.request: Request = folder.request()
-        self._run: Run = folder.read()
+        self._run: Run = folder.read_or_restore()
         examination = [post.program, "examine", str(folder.path)]
         self.asking = Asking(runner, post.job, examination, self.request.gpus_per_node)
         self._lost: List[str] = []
@@ -229,6 +229,9 @@ class Supervisor:
     def _begin(self) -> None:
         """Close the last attempt if it is still open, since its supervisor was lost."""
         missing = [self._unrecorded(number) for number in range(len(self._run.attempts) + 1, self._post.inherited + 1)]
+        if not self._post.inherited:
+            with contextlib.suppress(OSError):
+                self._run = self._folder.with_unrecorded(self._run)
         attempts = (*self._run.attempts, *missing)
         self._run = self._run._replace(job=self._post.job, token=self._post.token, detail="", attempts=attempts)
         if self._run.attempts and self._run.attempts[-1].end is None:
@@ -370,7 +373,14 @@ class Supervisor:
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
         self._started = number
-        self._save(self._run._replace(state="running", attempts=(*self._run.attempts, attempt)))
+        before = self._run
+        while not self._save(before._replace(state="running", attempts=(*before.attempts, attempt))):
+            # Ranks could not save a checkpoint either. Attempts that fail for this reason would end the run.
+            self._run = before
+            if self.cancelled:
+                return
+            scheduler.note(self._runner, post.job, "gpumesh-train: waiting for room on the volume of the run")
+            time.sleep(_STAND_BY)
         # Now that heirs can see this attempt, no more of them appear: one that came before is in charge.
         self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -28,6 +31,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import
     Rank,
     Task,
     inherits,
+    parse_task,
     task_text,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Decoder, Said
@@ -322,3 +326,44 @@ def children() -> list[int]:
     """The processes that this one has started: agents make each rank the leader of a process group."""
     number = os.getpid()
     return [int(pid) for pid in Path(f"/proc/{number}/task/{number}/children").read_text(encoding="ascii").split()]
+
+
+def test_an_agent_that_wakes_up_late_kills_no_rank_of_a_later_attempt(task: Task) -> None:
+    with contextlib.ExitStack() as stack:
+        ranks = {
+            number: stack.enter_context(
+                subprocess.Popen(
+                    ["sleep", "600"],
+                    env={"SLURM_JOB_ID": "41", "GPUMESH_RUN_DIR": task.folder, "GPUMESH_ATTEMPT": str(number)},
+                )
+            )
+            for number in (1, 2, 3)
+        }
+        try:
+            agent = Agent(task._replace(attempt=2), "n1", io.StringIO())
+            # It was stopped during attempt 2, while the supervisor has gone on to attempt 3.
+            agent.close()
+            assert [ranks[number].wait(60) for number in (1, 2)] == [-signal.SIGKILL, -signal.SIGKILL]
+            assert ranks[3].poll() is None
+        finally:
+            for rank in ranks.values():
+                rank.kill()
+
+
+def test_the_ranks_have_a_runtime_directory_that_only_their_user_can_enter(task: Task, tmp_path: Path) -> None:
+    show = 'stat -c %a "$XDG_RUNTIME_DIR" > "$0"'
+    agent = Agent(task._replace(command=["sh", "-c", show, str(tmp_path / "mode")]), "n1", io.StringIO())
+    try:
+        agent.start()
+        deadline = time.monotonic() + 60
+        while not agent._ranks[0].ended():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        agent.close()
+    assert (tmp_path / "mode").read_text(encoding="ascii") == "700\n"
+
+
+def test_the_task_of_a_newer_version_is_understood(task: Task) -> None:
+    newer = {**json.loads(task_text(task)), "invented_later": [1]}
+    assert parse_task(json.dumps(newer)) == task._replace(nodes=list(task.nodes))

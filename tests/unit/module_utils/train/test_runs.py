@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,15 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, program, runs, store
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Run, Submission
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
+    Attempt,
+    Cause,
+    Request,
+    Run,
+    Submission,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 
 
 class Slurm:
@@ -252,3 +260,34 @@ def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(folder.attempt(1) / "rank-0.log")
     with pytest.raises(HostStateError, match="rank-0.log is a named pipe"):
         runs.copy_log(folder, 0, 1, print)
+
+
+def test_files_of_a_newer_version_are_understood(folder: Folder) -> None:
+    """Members are updated one after the other, so the nodes of a run may have different versions."""
+    cause = Cause("crash", "rank 0 on n1: x", 0, "n1")
+    folder.write(Run("nano", "running", "token", 41, attempts=(Attempt(1, 41, ("n1",), 1, "n1", 0.0, cause=cause),)))
+    folder.write_submission(Submission("token", 41))
+    before = (folder.request(), folder.read(), folder.submission())
+    for name in ("request.json", "run.json", "job.json"):
+        values = json.loads((folder.path / name).read_text())
+        for found in (values, *values.get("attempts", ()), *(one["cause"] for one in values.get("attempts", ()))):
+            found["invented_later"] = {"x": 1}
+        (folder.path / name).write_text(json.dumps(values))
+    assert (folder.request(), folder.read(), folder.submission()) == before
+    for name in ("request.json", "run.json"):
+        assert json.loads((folder.path / name).read_text())["version"] == VERSION
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempts": [7]}'])
+def test_a_damaged_state_is_put_aside_when_the_run_is_resumed(folder: Folder, content: str) -> None:
+    for number in (1, 2):
+        folder.attempt(number).mkdir()
+    (folder.path / "run.json").write_text(content)
+    with pytest.raises(HostStateError, match="damaged") as failed:
+        folder.read()
+    assert "gpumesh-train resume nano" in failed.value.remedy
+    run, submitted = runs.resume(host(Slurm()), folder)
+    assert (run.state, run.job, submitted) == ("queued", 43, True)
+    # The next attempt has a number and a folder that no other one had.
+    assert len(folder.read().attempts) == 2 and folder.read().counted == 3
+    assert (folder.path / "run.json.damaged").read_text() == content

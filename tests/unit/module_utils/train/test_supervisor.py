@@ -368,3 +368,51 @@ def test_a_node_is_excluded_for_its_error_if_the_run_can_do_without_it(
     assert made._verdict() is None
     # Its heir knows.
     assert folder.read().attempts[-1].excluded == excluded
+
+
+def waiting(folder: Folder, monkeypatch: pytest.MonkeyPatch, full_for: int) -> supervisor.Supervisor:
+    """A supervisor whose volume is full for this many writes of run.json."""
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+    left, write = [full_for], Folder.write
+
+    def be_full(self: Folder, run: Run) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, run)
+
+    monkeypatch.setattr(Folder, "write", be_full)
+    return made
+
+
+def test_no_attempt_begins_while_the_volume_is_full(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not save a checkpoint, and three attempts that fail for that would be blamed on the program."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    made = waiting(folder, monkeypatch, 5)
+    slept: list[float] = []
+    monkeypatch.setattr(supervisor.time, "sleep", slept.append)
+    assert made.supervise() == 0
+    assert steps.begun == [1] and len(slept) == 5
+    assert [attempt.number for attempt in folder.read().attempts] == [1]
+
+
+def test_a_run_that_waits_for_room_can_be_cancelled(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, Cause("finished"))
+    made = waiting(folder, monkeypatch, 3)
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _seconds: made.cancel(15, None))
+    assert made.supervise() == 1
+    assert steps.begun == [] and folder.read().state == "cancelled"
+
+
+def test_a_new_job_gives_no_attempt_the_number_of_one_that_was_not_recorded(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claims of that one are in its folder: the new one would be taken for a supervisor that was lost."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    for number in (1, 2):
+        folder.attempt(number).mkdir()
+        folder.claim(number, 0, "n2")
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+    assert made.supervise() == 0
+    assert steps.begun == [3]
+    assert "run.json could not be written" in folder.read().attempts[1].cause.detail  # type: ignore[union-attr]
