@@ -105,10 +105,10 @@ options:
     type: int
     default: 10
   hang_timeout:
-    description: The time without progress after which the run is restarted, in seconds. Before the first step, 120
-      seconds are added.
+    description: The time without a sign of life after which the run is restarted, in seconds. Before the first step,
+      120 seconds are added.
     type: float
-    default: 600
+    default: 900
   volumes:
     description: The mount points of the shared volumes.
     type: list
@@ -162,7 +162,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import paths, program, runs, show, store
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run, as_values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
+    ENDED,
+    HANG_TIMEOUT,
+    Request,
+    Run,
+    as_values,
+)
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -250,7 +256,7 @@ def main() -> None:
             "partition": text,
             "sbatch": texts,
             "max_restarts": {"type": "int", "default": 10},
-            "hang_timeout": {"type": "float", "default": 600},
+            "hang_timeout": {"type": "float", "default": HANG_TIMEOUT},
             "volumes": texts,
         },
         supports_check_mode=True,

@@ -101,6 +101,8 @@ class Rank:
         self._progress_file = variables["GPUMESH_PROGRESS_FILE"]
         self._stamp = 0
         self._tail = b""
+        #: The number of bytes that it has printed.
+        self.printed = 0
         self._process = Process(
             list(argv),
             cwd=directory,
@@ -120,6 +122,7 @@ class Rank:
         """Keep the output of the rank. Nothing here waits for the volume, which would stop the rank."""
         for part in iter(lambda: os.read(source.fileno(), 1 << 16), b""):
             self._tail = (self._tail + part)[-_TAIL:]
+            self.printed += len(part)
             self._log.add(part)
         source.close()
 
@@ -135,8 +138,9 @@ class Rank:
         except OSError:
             return False
         self._stamp = stamp
-        if told is None or told == self.progress:
+        if told is None:
             return False
+        # A report of the same step is a sign of life, too.
         self.progress = told
         return True
 
@@ -330,7 +334,7 @@ class Agent:
             self.say("load", **measured)
         if moved or time.monotonic() - self._beat_at > _BEAT:
             self._beat_at = time.monotonic()
-            self.say("beat", ranks=moved)
+            self.say("beat", ranks=moved, printed=sum(rank.printed for rank in self._ranks))
             self._tell_staging()
 
     def _tell_staging(self) -> None:

@@ -19,9 +19,11 @@ Each rank has these variables:
                              for SIGUSR1 receives that signal as well
 
 A progress file contains one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150, "waited":
-35.2}. All keys are optional. It is written under another name and renamed. `checkpoint` is the step of the last
-complete checkpoint, and `waited` the total seconds that the rank has waited for the others. A rank that never writes
-one is not monitored for hangs.
+35.2, "first": 1151}. All keys are optional. It is written under another name and renamed. `checkpoint` is the step of the
+last complete checkpoint, `waited` the total seconds that the rank has waited for the others, and `first` the first step
+that it has made. With {"busy": "validation", "limit": 1800}, the program says that it does something else for up to that
+many seconds. Each time that the file is written is a sign of life, whatever it contains. The output of a program that
+never writes one is such a sign as well.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ OWN = (
 #: Larger files are not accepted as progress.
 _LONGEST = 64 * 1024
 _MOST = 1 << 53
+#: The longest text that is shown of what a program is busy with.
+_LONGEST_TEXT = 80
 
 
 def parse_progress(raw: bytes) -> Optional[Progress]:
@@ -68,6 +72,10 @@ def parse_progress(raw: bytes) -> Optional[Progress]:
         _real(told.get("loss")),
         _count(told.get("checkpoint")),
         _real(told.get("waited")),
+        _count(told.get("first")),
+        _text(told.get("busy")),
+        _real(told.get("limit")),
+        _not_finite(told.get("loss")) or None,
     )
 
 
@@ -81,6 +89,14 @@ def _real(value: Any) -> Optional[float]:
     if not number or (isinstance(value, int) and abs(value) > _MOST):
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def _text(value: Any) -> Optional[str]:
+    return value[:_LONGEST_TEXT] if isinstance(value, str) and value else None
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: str) -> Dict[str, str]:

@@ -15,6 +15,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 #: program if it occurs elsewhere too; failures of a node are blamed on the node, and jobs without a newer checkpoint on
 #: the time that they have.
 REPEATED = 3
+#: Causes after which no attempt follows.
+_FINAL = {"finished": "finish", "cancelled": "cancel", "diverged": "fail"}
 #: Causes that are not failures.
 _BLAMELESS = ("finished", "warned", "cancelled")
 
@@ -120,10 +122,8 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
     if last is None or last.cause is None:
         return None
     cause = last.cause
-    if cause.kind == "finished":
-        return Decision("finish")
-    if cause.kind == "cancelled":
-        return Decision("cancel")
+    if cause.kind in _FINAL:
+        return Decision(_FINAL[cause.kind], cause.detail if cause.kind == "diverged" else "")
     if cause.kind == "warned" and not cause.node:
         return _after_warning(request, attempts, cause)
     if last.excluded:

@@ -8,6 +8,7 @@ It is available in every rank, requires only Python, and does nothing if the pro
     gpumesh_run.progress(step, steps, loss=loss, checkpoint=saved)    after each step
     if gpumesh_run.stopping(): save a checkpoint and exit
     with gpumesh_run.waiting(): all_reduce(...)                       to identify a rank that is slower than the others
+    with gpumesh_run.busy("validation", 1800): ...                    for up to so many seconds without a step
 
 The first one is also what `--profile torch` needs, and `gpumesh-trace record` in jobs without `gpumesh-train`.
 """
@@ -29,23 +30,46 @@ _PROFILE = os.environ.get("GPUMESH_PROFILE", "").startswith("torch")
 _warnings: List[int] = []
 _waited: Dict[str, float] = {}
 _recorders: List[Any] = []
+_told: Dict[str, Any] = {}
+_busy: List[Dict[str, Any]] = []
 
 
 def progress(
     step: int, steps: Optional[int] = None, loss: Optional[float] = None, checkpoint: Optional[int] = None
 ) -> None:
     """Report the progress of the program. ``checkpoint``: the step of the last complete checkpoint."""
+    _told.setdefault("first", step)
+    _told.update({"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint})
+    _report()
+    if _PROFILE and not _recorders:
+        _recorders.append(importlib.import_module("gpumesh_profile").recorder())
+    for recorder in _recorders:
+        recorder.step(step)
+
+
+def _report() -> None:
     if _PROGRESS_FILE:
-        told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint, **_waited}
+        told = {**_told, **_waited, **(_busy[-1] if _busy else {})}
         # A full disk must not stop the training. A later report may have room.
         with contextlib.suppress(OSError):
             with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:
                 json.dump(told, stream)
             os.replace(_PROGRESS_FILE + ".new", _PROGRESS_FILE)
-    if _PROFILE and not _recorders:
-        _recorders.append(importlib.import_module("gpumesh_profile").recorder())
-    for recorder in _recorders:
-        recorder.step(step)
+
+
+@contextlib.contextmanager
+def busy(what: str, limit: float) -> Iterator[None]:
+    """Marks code that makes no steps, such as a validation or a large checkpoint, and may take ``limit`` seconds.
+
+    Without it, code that takes longer than ``--hang-timeout`` is taken for a hang.
+    """
+    _busy.append({"busy": what, "limit": float(limit)})
+    _report()
+    try:
+        yield
+    finally:
+        _busy.pop()
+        _report()
 
 
 @contextlib.contextmanager

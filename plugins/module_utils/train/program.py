@@ -30,7 +30,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     supervisor,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import NAME, STAGE
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, HANG_TIMEOUT, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
 #: The commands for existing runs.
@@ -138,9 +138,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--hang-timeout",
         type=float,
-        default=600.0,
-        help="seconds without progress until the run is considered hung, plus 120 before the first step (default: 600)",
+        default=HANG_TIMEOUT,
+        help="seconds without a sign of life until the run is considered hung, plus 120 before the first step "
+        f"(default: {HANG_TIMEOUT:.0f})",
     )
+    made.add_argument("--stop-on-nan", action="store_true", help="stop the run when its loss is not a number")
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds to save a checkpoint after a warning (default: 60)"
     )

@@ -26,6 +26,11 @@ def known(kind: Type[Fields], values: Mapping[str, Any]) -> Fields:
     return kind(**{name: value for name, value in values.items() if name in kind._fields})  # type: ignore[attr-defined]
 
 
+#: Seconds without a sign of life of any rank. PyTorch ends a rank that waits in a collective for 600 seconds by itself, and
+#: tells in which one. With less, a validation that PyTorch would allow would be taken for a hang.
+HANG_TIMEOUT = 900.0
+
+
 class Request(NamedTuple):
     """The request. ``ranks``: processes that a node starts; 0 for one per GPU, or one if there are none.
 
@@ -33,7 +38,8 @@ class Request(NamedTuple):
     ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
     ``sbatch``: additional options of sbatch; ``directory``: where the command starts. ``code``: the directory of which
     the run has a snapshot, and ``commit`` its commit in git. ``stage``: a directory of which each node has a copy in
-    ``stage_dir``. ``profile``: what is recorded of the ranks, such as torch:5.
+    ``stage_dir``. ``profile``: what is recorded of the ranks, such as torch:5. ``stop_on_nan``: whether the run stops
+    when its loss is not a number.
     """
 
     name: str
@@ -47,7 +53,7 @@ class Request(NamedTuple):
     partition: str = ""
     sbatch: Sequence[str] = ()
     max_restarts: int = 10
-    hang_timeout: float = 600.0
+    hang_timeout: float = HANG_TIMEOUT
     grace: float = 60.0
     directory: str = "."
     code: str = ""
@@ -56,6 +62,7 @@ class Request(NamedTuple):
     stage_dir: str = ""
     profile: str = ""
     ranks: int = 0
+    stop_on_nan: bool = False
 
     @property
     def ranks_per_node(self) -> int:
@@ -66,7 +73,9 @@ class Request(NamedTuple):
 class Progress(NamedTuple):
     """The last report of a rank. ``checkpoint``: the step of the last complete checkpoint.
 
-    ``waited``: the total seconds for which it has waited for other ranks.
+    ``waited``: the total seconds for which it has waited for other ranks. ``first``: the first step that it has made.
+    ``busy``: what it does instead of steps, such as a validation, for at most ``limit`` seconds. ``nan``: whether its
+    loss is not a number, or infinite.
     """
 
     step: Optional[int] = None
@@ -74,6 +83,10 @@ class Progress(NamedTuple):
     loss: Optional[float] = None
     checkpoint: Optional[int] = None
     waited: Optional[float] = None
+    first: Optional[int] = None
+    busy: Optional[str] = None
+    limit: Optional[float] = None
+    nan: Optional[bool] = None
 
 
 class RankEnd(NamedTuple):
@@ -94,9 +107,10 @@ class RankEnd(NamedTuple):
 class Cause(NamedTuple):
     """Why an attempt ended.
 
-    ``kind``: finished, crash, node (lost, rebooted, drained), hang, warned (time limit or preemption), cancelled, start
-    (it could not start). ``rank`` and ``node`` are the culprit, if there is one; ``detail`` is a message of one line.
-    ``hardware``: by the words of the error, the hardware or the driver of ``node`` is at fault.
+    ``kind``: finished, crash, node (lost, rebooted, drained), hang, diverged (its loss is not a number), warned (time
+    limit or preemption), cancelled, start (it could not start). ``rank`` and ``node`` are the culprit, if there is one;
+    ``detail`` is a message of one line. ``hardware``: by the words of the error, the hardware or the driver of ``node`` is
+    at fault.
     """
 
     kind: str
@@ -124,7 +138,8 @@ class Attempt(NamedTuple):
     """One attempt. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
 
     ``supervisor``: the node of the process that has started it and monitors it. ``excluded``: the node that no later
-    attempt uses because of its end.
+    attempt uses because of its end. ``held``: the number of nodes of its job; ``stepping``: the seconds from its first
+    step to its last.
     """
 
     number: int
@@ -141,6 +156,8 @@ class Attempt(NamedTuple):
     action: str = ""
     stragglers: Tuple[Straggler, ...] = ()
     excluded: str = ""
+    held: int = 0
+    stepping: Optional[float] = None
 
 
 #: A run in one of these states continues only if it is resumed.
@@ -158,7 +175,10 @@ class Run(NamedTuple):
     """The content of run.json. ``state``: queued, running, or one of ENDED; ``detail`` is the reason.
 
     ``token``: that of the submission that started it. ``counted``: the first attempt whose failures count, since those
-    before a resume do not.
+    before a resume do not. ``nan_since``: the step since which the loss is not a number; ``busy``: what the program does
+    instead of steps; ``longest_gap`` and ``longest_start``: the longest times between two signs of life, and until the
+    first step, in seconds; ``watched``: what tells that it hangs, steps or output, or empty for nothing; ``updated``:
+    when the progress was written.
     """
 
     name: str
@@ -173,6 +193,12 @@ class Run(NamedTuple):
     steps_per_second: Optional[float] = None
     checkpoint_at: Optional[float] = None
     detail: str = ""
+    nan_since: Optional[int] = None
+    busy: str = ""
+    longest_gap: float = 0.0
+    longest_start: float = 0.0
+    watched: str = ""
+    updated: Optional[float] = None
 
 
 def as_values(run: Run) -> Dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import List, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run, Straggler
 
+#: Seconds after which what was reported is not taken for the present.
+_STALE = 60.0
 _SEPARATOR = " · "
 
 
@@ -35,13 +37,56 @@ def line(run: Run, now: float, waits: str = "") -> str:
             where,
             run.detail,
             _step(run.step, run.steps),
-            "" if run.loss is None else f"loss {run.loss:.4g}",
-            "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s",
+            _loss(run),
+            _speed(run, now),
+            run.busy,
+            _unwatched(run, last, now),
             "" if saved is None else f"last checkpoint {span(max(0.0, now - saved))} ago",
             "" if last.number == 1 else f"attempt {last.number}",
             *(slow(one) for one in last.stragglers if one.until is None),
         )
     return _joined(f"{run.name}: {run.state}", _step(run.step, run.steps), run.detail)
+
+
+def _loss(run: Run) -> str:
+    if run.nan_since is not None:
+        return f"loss nan since step {run.nan_since}"
+    return "" if run.loss is None else f"loss {run.loss:.4g}"
+
+
+def _speed(run: Run, now: float) -> str:
+    """The speed, unless it is that of a supervisor that no longer writes."""
+    if run.updated is not None and now - run.updated > _STALE:
+        return f"last heard of {span(now - run.updated)} ago"
+    return "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s"
+
+
+def _unwatched(run: Run, attempt: Attempt, now: float) -> str:
+    """What a program that reports no progress misses, once it has had the time to report some."""
+    if run.watched == "steps" or run.step is not None or run.updated is None or now - attempt.begin < _STALE:
+        return ""
+    if run.watched == "output":
+        return "reports no steps, so a hang is noticed by its output"
+    return "reports no steps, so a hang would not be noticed"
+
+
+def goodput(run: Run, now: float) -> Optional[float]:
+    """The fraction of the time of all nodes held that went into steps which count; None if no steps are known.
+
+    Steps that a later attempt repeats do not count, nor does the time to start, to restart and to save.
+    """
+    held = useful = 0.0
+    for number, one in enumerate(run.attempts):
+        later = run.attempts[number + 1 :]
+        begun = later[0].begin if later and later[0].job == one.job else one.end or now
+        nodes = one.held or len(one.nodes)
+        held += max(0.0, begun - one.begin) * nodes
+        if one.first is None or one.last is None or not one.stepping:
+            continue
+        repeated = min((next_one.first for next_one in later if next_one.first is not None), default=one.last + 1)
+        kept = max(0, min(one.last + 1, repeated) - one.first)
+        useful += one.stepping * len(one.nodes) * kept / (one.last + 1 - one.first)
+    return useful / held if held and useful else None
 
 
 def _joined(*parts: str) -> str:
@@ -99,4 +144,7 @@ def full(request: Request, run: Run, now: float, waits: str = "") -> str:
         heads.append(_one_line(f"  data of {request.stage} in {request.stage_dir} on each node"))
     if request.profile:
         heads.append(_one_line(f"  profile ({request.profile}) in {request.folder}/profile"))
+    share = goodput(run, now)
+    if share is not None:
+        heads.append(f"  goodput {share:.0%}: the time in steps that count, of all time for which nodes were held")
     return "\n".join([*heads, *attempts(run, now)])

@@ -29,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     scheduler,
     show,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import Limits
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder, unwritable
@@ -52,6 +53,8 @@ _HOLD = 60
 _SPAN = 60.0
 #: Seconds, in addition to the grace time, before a time limit at which the ranks are warned.
 _RESERVE = 30.0
+#: A volume that takes longer than so many seconds for run.json has not answered.
+_BLOCKED = 2.0
 #: The range of MASTER_PORT: a different port for each attempt, since the previous one may still be in use. Below the
 #: ephemeral ports.
 _PORTS = range(25000, 29000)
@@ -371,7 +374,7 @@ class Supervisor:
             self.request.commit,
         )
         ranks = len(nodes) * request.ranks_per_node
-        attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
+        attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time(), held=len(post.allocated))
         self._started = number
         before = self._run
         while not self._save(before._replace(state="running", attempts=(*before.attempts, attempt))):
@@ -385,7 +388,8 @@ class Supervisor:
         self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
         step = Step(post.program, post.job, task, request.gpus_per_node)
-        watch = Watch(request, nodes, time.monotonic(), tells=self._run.step is not None)
+        limits = Limits(self._run.longest_gap, self._run.longest_start)
+        watch = Watch(request, nodes, time.monotonic(), tells=self._run.step is not None, limits=limits)
         course = Course(self, step, watch)
         try:
             cause = course.follow()
@@ -415,7 +419,13 @@ class Supervisor:
             last=last.last if now.step is None else now.step,
             checkpoint=last.checkpoint if now.checkpoint is None else now.checkpoint,
             stragglers=tuple(watch.pace.stragglers),
+            stepping=watch.stepping,
         )
+        nan_since = self._run.nan_since
+        if now.nan and nan_since is None:
+            nan_since = now.step
+        elif now.loss is not None:
+            nan_since = None
         self._save(
             self._run._replace(
                 attempts=(*self._run.attempts[:-1], last),
@@ -425,6 +435,12 @@ class Supervisor:
                 steps_per_second=speed,
                 checkpoint_at=time.time() if saved else self._run.checkpoint_at,
                 detail=watch.staging(),
+                nan_since=nan_since,
+                busy=now.busy or "",
+                longest_gap=round(watch.limits.gap, 1),
+                longest_start=round(watch.limits.start, 1),
+                watched=watch.watched,
+                updated=time.time(),
             )
         )
 
@@ -497,6 +513,9 @@ class Course:
             if now - self._noted > _NOTE:
                 self._noted = now
                 self._supervisor.take_progress(self._watch, self._speed(now))
+                took = time.monotonic() - now
+                if took > _BLOCKED:
+                    self._watch.excuse(took)
 
     def _listen(self, deadline: float) -> None:
         """Process the messages that have arrived, and those that arrive before the deadline."""
@@ -518,6 +537,8 @@ class Course:
         cause = self._watch.verdict(now)
         if cause is not None:
             return self._supervisor.explained(cause)
+        if self._supervisor.request.stop_on_nan and self._watch.progress().nan:
+            return Cause("diverged", "the loss is not a number (--stop-on-nan)")
         if self._warned is not None and now - self._warned_at > self._supervisor.request.grace:
             return self._warned
         if self._step.over():

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause as causes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STARTING, UNKNOWN, Limits, Output
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.pace import Pace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, Progress, RankEnd, Request
 
@@ -25,20 +26,24 @@ _SETTLE = 3.0
 _LOOK = 5.0
 #: The message that Slurm has killed processes of a node since the memory of the job was used up.
 MEMORY = "memory"
-#: Additional seconds before the first step of an attempt, to load libraries, connect the ranks and read a checkpoint.
-STARTING = 120.0
 
 
 class Watch:
     """One attempt. Times are in seconds of a monotonic clock.
 
-    ``tells``: the program has reported steps before, so it is also judged before its first one.
+    ``tells``: the program has reported steps before, so it is also judged before its first one. ``limits``: what is known
+    of its pace from earlier attempts.
     """
 
-    def __init__(self, request: Request, nodes: Sequence[str], now: float, tells: bool = False) -> None:
+    def __init__(
+        self, request: Request, nodes: Sequence[str], now: float, tells: bool = False, limits: Limits = UNKNOWN
+    ) -> None:
         self._request = request
+        self.limits = limits
+        self._output = Output()
         self.nodes = nodes
         self._began = now
+        self._ranks_began = now
         self._heard: Dict[str, float] = {}
         self._ends: Dict[int, RankEnd] = {}
         self._progress: Dict[int, Progress] = {}
@@ -59,8 +64,10 @@ class Watch:
         #: Nodes on which no rank runs any more, and why; those that respond can be used again.
         self.lost: Dict[str, str] = {}
         self.alive: Set[str] = set()
-        #: The first step that was reported.
+        #: The first step that was made, and when the first and the last one were reported.
         self.first: Optional[int] = None
+        self._first_at = 0.0
+        self._last_at = 0.0
         self.pace = Pace(self.world_size)
 
     @property
@@ -102,9 +109,13 @@ class Watch:
             self._gone.add(said.node)
 
     def _beat(self, said: Said, now: float) -> None:
+        self._output.tell(said.node, int(said.values.get("printed") or 0), now)
         for rank, told in said.values["ranks"].items():
+            before = self._progress.get(int(rank), Progress()).step
             self._tell(int(rank), told, now)
-            self.pace.tell(int(rank), said.node, self._progress.get(int(rank), Progress()), now)
+            progress = self._progress.get(int(rank), Progress())
+            if progress.step != before:
+                self.pace.tell(int(rank), said.node, progress, now)
 
     def _started(self, said: Said, _now: float) -> None:
         self._rank_nodes.update({int(rank): said.node for rank in said.values["ranks"]})
@@ -112,8 +123,9 @@ class Watch:
     def _stage(self, said: Said, now: float) -> None:
         values = said.values
         self._staging[said.node] = (int(values["done"]), int(values["total"]), bool(values["ready"]))
+        # Ranks that have not started cannot hang.
+        self._ranks_began = now
         if self._moved is not None:
-            # Ranks that have not started cannot hang.
             self._moved = now
 
     def staged(self) -> bool:
@@ -153,11 +165,43 @@ class Watch:
 
     def _tell(self, rank: int, told: Mapping[str, Any], now: float) -> None:
         progress = Progress(**{name: told.get(name) for name in Progress._fields})
+        if progress == Progress():
+            return
+        if self.first is not None and self._moved is not None and not self._busy():
+            self.limits = self.limits.with_gap(now - self._moved)
+        # Any report is a sign of life.
+        self._moved = now
         if progress.step is not None and progress.step != self._progress.get(rank, Progress()).step:
-            self._moved = now
-            self.first = progress.step if self.first is None else self.first
-        if progress != Progress():
-            self._progress[rank] = progress
+            if self.first is None:
+                self.limits = self.limits.with_start(now - self._ranks_began)
+                self._first_at = now
+            made = progress.step if progress.first is None else progress.first
+            self.first = made if self.first is None else min(self.first, made)
+            self._last_at = now
+        self._progress[rank] = progress
+
+    def _busy(self) -> Dict[str, float]:
+        """What ranks are busy with instead of steps, with the seconds that it may take."""
+        busy = {progress.busy: progress.limit or 0.0 for progress in self._progress.values() if progress.busy}
+        return {what: limit for what, limit in busy.items() if what}
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count a time in which the shared volume did not answer: ranks may have waited for it as well."""
+        if self._moved is not None:
+            self._moved += seconds
+        self._output.excuse(seconds)
+
+    @property
+    def stepping(self) -> Optional[float]:
+        """The seconds from the first step to the last; None without steps."""
+        return None if self.first is None else self._last_at - self._first_at
+
+    @property
+    def watched(self) -> str:
+        """What shows that the program hangs: its steps, or its output; empty for nothing."""
+        if self._moved is not None:
+            return "steps"
+        return "output" if self._output.regular(self._request.hang_timeout) else ""
 
     def silent(self, now: float) -> List[str]:
         """Nodes that have been silent for long, and are not finished."""
@@ -175,16 +219,22 @@ class Watch:
             self.alive.add(node)
 
     def hangs(self, now: float) -> bool:
-        """Whether no rank has made a step, or ended, within the allowed time; before the first one, it may start.
+        """Whether no rank has shown a sign of life, or ended, within the allowed time; before the first step, it may start.
 
-        A program that reports no steps is not judged.
+        A program that reports nothing is judged by its output, if it has printed regularly.
         """
-        waits = self._failed_at is None and len(self._ends) < self.world_size
-        return waits and self._moved is not None and now - self._moved > self._allowed
+        if self._failed_at is not None or len(self._ends) == self.world_size:
+            return False
+        if self._moved is not None:
+            return now - self._moved > self._allowed
+        return self._output.stopped(self._request.hang_timeout, now)
 
     @property
     def _allowed(self) -> float:
-        return self._request.hang_timeout + (STARTING if self.first is None else 0.0)
+        limit = self._request.hang_timeout
+        if self.first is None:
+            return self.limits.of_start(limit + STARTING)
+        return max([self.limits.of_gap(limit), *self._busy().values()])
 
     def asks(self, now: float) -> bool:
         """Whether the agents should now report what their ranks do: once, when the program hangs, and once when ranks
@@ -268,4 +318,11 @@ class Watch:
         first = self._progress.get(0, Progress())
         checkpoints = [progress.checkpoint for progress in self._progress.values() if progress.checkpoint is not None]
         loss = first.loss if first.loss is not None and math.isfinite(first.loss) else None
-        return Progress(min(told) if told else None, first.steps, loss, max(checkpoints) if checkpoints else None)
+        return Progress(
+            min(told) if told else None,
+            first.steps,
+            loss,
+            max(checkpoints) if checkpoints else None,
+            busy=", ".join(sorted(self._busy())) or None,
+            nan=first.nan,
+        )

@@ -11,6 +11,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import contract, gpumesh_run, show
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
@@ -109,3 +112,68 @@ print(open("told").read())
     )
     told = contract.parse_progress(done.stdout.encode())
     assert told is not None and told.step == 2, done.stderr
+
+
+def running(**values: Any) -> Run:
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 1000.0, first=1, last=10)
+    return Run("nano", "running", "token", 41, attempts=(attempt,), **{"updated": 2000.0, "watched": "steps", **values})
+
+
+def test_a_loss_that_is_not_a_number_is_shown() -> None:
+    text = show.line(running(step=6000, loss=2.31, nan_since=5001), 2001.0)
+    assert "loss nan since step 5001" in text and "2.31" not in text
+
+
+def test_a_speed_that_was_reported_long_ago_is_not_shown_as_that_of_now() -> None:
+    run = running(step=6000, steps_per_second=14.2)
+    assert "14.2 steps/s" in show.line(run, 2059.0)
+    text = show.line(run, 2000.0 + 600.0)
+    assert "steps/s" not in text and "last heard of 10 min ago" in text
+
+
+def test_it_says_what_the_program_is_busy_with_and_what_is_not_watched() -> None:
+    assert " · validation" in show.line(running(step=6, busy="validation"), 2001.0)
+    assert "so a hang would not be noticed" in show.line(running(watched=""), 2001.0)
+    assert "a hang is noticed by its output" in show.line(running(watched="output"), 2001.0)
+    for run in (running(), running(step=6, watched="")):
+        assert "reports no steps" not in show.line(run, 2001.0)
+    # It has just begun.
+    assert "reports no steps" not in show.line(running(watched="", updated=1010.0), 1010.0)
+
+
+def test_goodput_counts_the_time_in_steps_that_no_later_attempt_repeats() -> None:
+    first = Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, 100.0, first=1, last=80, held=2, stepping=80.0)
+    second = Attempt(2, 41, ("n1", "n2"), 2, "n1", 110.0, 200.0, first=61, last=140, held=2, stepping=80.0)
+    share = show.goodput(Run("nano", "finished", attempts=(first, second)), 300.0)
+    # 60 of the first 80 steps count; the nodes were held for 200 seconds, those between the attempts included.
+    assert share == pytest.approx((60 + 80) / 200)
+    spare = show.goodput(Run("nano", "finished", attempts=(second._replace(held=4),)), 300.0)
+    assert spare == pytest.approx(80 / 180)
+    assert show.goodput(Run("nano", "finished", attempts=(first._replace(first=None, last=None),)), 300.0) is None
+
+
+def test_a_program_reports_its_first_step_and_what_it_is_busy_with(tmp_path: Path) -> None:
+    program = (
+        "import gpumesh_run, json, os\n"
+        "def told(): print(open(os.environ['GPUMESH_PROGRESS_FILE']).read())\n"
+        "gpumesh_run.progress(61, 100, loss=float('nan'), checkpoint=60)\n"
+        "gpumesh_run.progress(62, 100, loss=2.0)\n"
+        "with gpumesh_run.busy('validation', 600):\n"
+        "    told()\n"
+        "    with gpumesh_run.busy('saving', 60): told()\n"
+        "    told()\n"
+        "told()\n"
+    )
+    (tmp_path / "gpumesh_run.py").write_text(inspect.getsource(gpumesh_run), encoding="utf-8")
+    variables = {**os.environ, "GPUMESH_PROGRESS_FILE": str(tmp_path / "progress"), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+    reports = [contract.parse_progress(text.encode()) for text in done.stdout.splitlines()]
+    assert [(report.busy, report.limit) for report in reports if report] == [
+        ("validation", 600.0),
+        ("saving", 60.0),
+        ("validation", 600.0),
+        (None, None),
+    ]
+    assert all(report and (report.first, report.step, report.nan) == (61, 62, None) for report in reports)
+    not_a_number = contract.parse_progress(b'{"step": 61, "loss": NaN}')
+    assert not_a_number is not None and (not_a_number.loss, not_a_number.nan) == (None, True)

@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -416,3 +418,26 @@ def test_a_new_job_gives_no_attempt_the_number_of_one_that_was_not_recorded(
     assert made.supervise() == 0
     assert steps.begun == [3]
     assert "run.json could not be written" in folder.read().attempts[1].cause.detail  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("stop", "kind"), [(True, "diverged"), (False, None)])
+def test_a_loss_that_is_not_a_number_stops_the_run_if_asked(folder: Folder, stop: bool, kind: str | None) -> None:
+    made = supervised(folder, inherited=0)
+    made.request = made.request._replace(stop_on_nan=stop)
+    watch = supervisor.Watch(made.request, ["n1"], 0.0)
+    for step, nan in ((5001, True), (5002, True)):
+        beat = {"ranks": {"0": {"step": step, "nan": nan}}, "printed": 0}
+        watch.hear(supervisor.lines.Said("beat", "n1", beat), 1.0)
+        made.take_progress(watch, None)
+    assert folder.read().nan_since == 5001
+    course = supervisor.Course(made, cast("supervisor.Step", SimpleNamespace(over=lambda: False)), watch)
+    cause = course._end(2.0)
+    assert (cause and cause.kind) == kind
+    if cause:
+        made._replace_last(made._run.attempts[-1]._replace(end=1.0, cause=cause))
+        decision = made._verdict()
+        assert decision is not None and (decision.action, decision.reason) == ("fail", cause.detail)
+    # It is one again.
+    watch.hear(supervisor.lines.Said("beat", "n1", {"ranks": {"0": {"step": 5003, "loss": 2.0}}, "printed": 0}), 3.0)
+    made.take_progress(watch, None)
+    assert folder.read().nan_since is None

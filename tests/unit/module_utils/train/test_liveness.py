@@ -1,0 +1,133 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A pause that is normal for a program is not taken for a hang, and a hang is found in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STARTING, UNKNOWN, Limits, Output
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
+
+NODES = ["n1", "n2"]
+REQUEST = Request(name="nano", command=["true"], folder="/x/nano", nodes=2, hang_timeout=60)
+
+
+def watching(limits: Limits = UNKNOWN) -> Watch:
+    made = Watch(REQUEST, NODES, 0.0, limits=limits)
+    for rank, node in enumerate(NODES):
+        made.hear(Said("started", node, {"ranks": [rank]}), 1.0)
+    return made
+
+
+def report(watch: Watch, now: float, rank: int = 0, printed: int = 0, **told: Any) -> None:
+    ranks = {str(rank): told} if told else {}
+    watch.hear(Said("beat", NODES[rank], {"ranks": ranks, "printed": printed}), now)
+
+
+def test_a_report_of_the_same_step_is_a_sign_of_life() -> None:
+    watch = watching()
+    for now in range(10, 500, 10):
+        report(watch, float(now), step=7)
+    assert not watch.hangs(500.0)
+    assert watch.hangs(560.0)
+
+
+def test_a_report_without_a_step_is_a_sign_of_life() -> None:
+    watch = watching()
+    report(watch, 10.0, step=7)
+    report(watch, 60.0, loss=1.0)
+    assert not watch.hangs(200.0)
+    assert watch.hangs(211.0)
+
+
+def test_a_program_that_says_it_is_busy_may_take_as_long_as_it_says() -> None:
+    watch = watching()
+    for rank in (0, 1):
+        report(watch, 10.0, rank, step=7)
+    report(watch, 11.0, step=7, busy="validation", limit=600.0)
+    assert watch.progress().busy == "validation"
+    assert not watch.hangs(600.0)
+    assert watch.hangs(612.0)
+    report(watch, 400.0, step=8)
+    assert watch.progress().busy is None
+    assert watch.hangs(461.0), "the pause that was announced does not count as a normal one"
+
+
+def test_the_limits_follow_the_longest_pause_and_the_longest_start_of_the_run() -> None:
+    watch = watching()
+    report(watch, 100.0, step=1)
+    report(watch, 150.0, step=2)
+    assert not watch.hangs(150.0 + 149.0)
+    assert watch.hangs(150.0 + 151.0)
+    assert watch.limits == Limits(gap=50.0, start=100.0)
+    later = Watch(REQUEST, NODES, 0.0, tells=True, limits=watch.limits)
+    assert not later.hangs(299.0)
+    assert later.hangs(301.0)
+
+
+@pytest.mark.parametrize("limits", [Limits(gap=1e6, start=1e6)])
+def test_a_hang_is_found_in_the_end(limits: Limits) -> None:
+    assert limits.of_gap(60.0) == 240.0
+    assert limits.of_start(60.0 + STARTING) == 720.0
+    assert Limits(gap=1.0).of_gap(60.0) == 60.0
+
+
+def test_a_time_in_which_the_volume_did_not_answer_is_not_counted() -> None:
+    watch = watching()
+    report(watch, 10.0, step=7)
+    watch.excuse(100.0)
+    assert not watch.hangs(169.0)
+    assert watch.hangs(171.0)
+
+
+def test_a_program_that_reports_nothing_is_judged_by_its_output_if_it_prints_regularly() -> None:
+    watch = watching()
+    for now in range(10, 100, 10):
+        report(watch, float(now), printed=now)
+        report(watch, float(now), rank=1)
+    assert watch.watched == "output"
+    assert not watch.hangs(149.0)
+    assert watch.hangs(151.0)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        # Little, at the start only.
+        [10, 11, 12, 13],
+        # Not regularly.
+        [10, 40, 70, 100, 130],
+        [],
+    ],
+)
+def test_a_program_whose_silence_means_nothing_is_not_judged(times: list[int]) -> None:
+    watch = watching()
+    for now in times:
+        report(watch, float(now), printed=now)
+    assert watch.watched == ""
+    assert not watch.hangs(1e6)
+
+
+def test_output_is_counted_by_node() -> None:
+    output = Output()
+    for now in range(0, 100, 5):
+        output.tell("n1", 1000 + now, float(now))
+        output.tell("n2", 7, float(now))
+    assert output.regular(60.0)
+    assert output.stopped(60.0, 156.0)
+    assert not output.stopped(60.0, 154.0)
+
+
+def test_the_first_step_is_the_one_that_was_made_first_not_the_one_that_was_seen_first() -> None:
+    watch = watching()
+    report(watch, 10.0, step=72, first=61)
+    report(watch, 10.0, rank=1, step=73, first=61)
+    assert watch.first == 61
+    report(watch, 20.0, step=80, first=61)
+    assert (watch.first, watch.stepping) == (61, 10.0)
