@@ -19,7 +19,7 @@ import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import program as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import manage, profile, program
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
 from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 
@@ -133,9 +133,9 @@ def test_another_command_names_what_there_is(document: Path, line: str) -> None:
     elif words[0] == "ansible-builder":
         assert (ROOT / "execution-environment.yml").exists()
     elif words[0] == "gpumesh-train":
-        named = words[1] in program.COMMANDS
+        named = words[1] in manage.COMMANDS
         ours, _sbatch, command = program.split(words[1:])
-        given = program.manager().parse_args(ours) if named else program.parser().parse_args(ours)
+        given = manage.parser().parse_args(ours) if named else program.parser().parse_args(ours)
         assert named or (given.name and command)
         assert named or not given.profile or profile.parse(given.profile)
     elif words[0] == "gpumesh-session":

@@ -17,8 +17,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, snapshot
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.runs import copy_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import logs, program, snapshot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -76,7 +75,7 @@ def test_a_log_without_line_ends_is_not_held_in_memory(runs: Path) -> None:
     with log.open("wb") as stream:
         stream.truncate(64 << 20)
     tracemalloc.start()
-    copy_log(Folder(f"{runs}/nano"), 0, 1, lambda _text: None)
+    logs.copy(Folder(f"{runs}/nano"), 0, 1, lambda _text: None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20

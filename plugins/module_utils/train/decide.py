@@ -133,7 +133,7 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
         return Decision(
             "fail",
             f"the program has failed {REPEATED} times at the same step in the same way: {cause.detail}. Correct it, then "
-            f"run 'gpumesh-train resume {request.name}'.",
+            f"run 'gpumesh-train resume {request.name}', with '-- COMMAND' for another command.",
         )
     if restarts(attempts) > request.max_restarts:
         return Decision(

@@ -6,41 +6,44 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import getpass
 import os
 import signal
 import sys
-import time
 from typing import Any, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import of_user
-from ansible_collections.gpumesh.cluster.plugins.module_utils.program import complain, exit_status, say, write
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status, say
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import inherited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health as node_health
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    manage,
     runs,
     scheduler,
-    show,
     snapshot,
-    store,
     supervisor,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import NAME, STAGE
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, HANG_TIMEOUT, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import HANG_TIMEOUT, Request
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
-#: The commands for existing runs.
-COMMANDS = ("list", "show", "logs", "cancel", "resume")
-#: Seconds between two queries of a run that is followed.
-_FOLLOW = 2.0
-#: Seconds between two lines of a running run, if they are not redrawn.
-_SELDOM = 30.0
-_USAGE = """gpumesh-train --nodes N --name NAME [options] [--sbatch OPTION...] -- COMMAND [ARGUMENT...]
-       gpumesh-train list | show NAME | logs NAME | cancel NAME | resume NAME"""
+#: What people type for the commands.
+_MEANT = {
+    **dict.fromkeys(("ls", "ps", "runs"), "list"),
+    **dict.fromkeys(("status", "info", "describe"), "show"),
+    **dict.fromkeys(("watch", "follow"), "attach"),
+    **dict.fromkeys(("log", "tail", "output"), "logs"),
+    **dict.fromkeys(("stop", "kill", "abort", "end"), "cancel"),
+    **dict.fromkeys(("continue", "restart", "retry"), "resume"),
+    **dict.fromkeys(("rm", "remove", "del"), "delete"),
+}
+#: Options that sbatch has as well.
+_SHARED = ("-h", "--help", "--name", "--nodes", "--gpus-per-node", "--time", "--partition")
 
 
 class Settings:
@@ -90,9 +93,22 @@ def _main(settings: Settings, arguments: List[str]) -> int:
         return _examine(settings, arguments[1])
     if first == "agent":
         return _agent(program, arguments[1])
-    if first in COMMANDS:
-        return _manage(host, settings, arguments)
+    if first in manage.COMMANDS:
+        return manage.main(host, settings.base, *split(arguments)[::2])
+    if not first.startswith("-"):
+        raise _unknown(first)
     return _start(host, settings, arguments)
+
+
+def _unknown(word: str) -> InputError:
+    """The message for a first word that is neither a command nor an option."""
+    meant = _MEANT.get(word) or next(iter(difflib.get_close_matches(word, manage.COMMANDS, 1)), "")
+    if meant:
+        return InputError(f"There is no command '{word}'.", f"Did you mean: {NAME} {meant} NAME")
+    return InputError(
+        f"There is no command '{word}'.",
+        f"Use one of {', '.join(manage.COMMANDS)}, or start a run: {NAME} --name NAME -- {word}",
+    )
 
 
 # --- For users
@@ -102,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     """The options of a new run."""
     made = argparse.ArgumentParser(
         NAME,
-        _USAGE,
+        manage.USAGE,
         "Run a training program on nodes of the cluster, and keep it running when nodes fail.",
         add_help=True,
     )
@@ -177,9 +193,27 @@ def split(arguments: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
     return ours, sbatch, command
 
 
+def _own_options(made: argparse.ArgumentParser) -> List[str]:
+    """The options that sbatch does not have."""
+    names = [requests.option(name) for name in vars(made.parse_args(["--name", "any"]))]
+    return [name for name in names if name not in _SHARED]
+
+
 def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int:
     ours, sbatch, command = split(arguments)
-    given = parser().parse_args(ours)
+    made = parser()
+    misplaced = [option for option in sbatch if option.partition("=")[0] in _own_options(made)]
+    if misplaced:
+        raise InputError(
+            f"'{misplaced[0]}' comes after --sbatch, which takes all options up to '--'.", "Put it before."
+        )
+    given, rest = made.parse_known_args(ours)
+    if rest and not command and not rest[0].startswith("-"):
+        raise InputError(
+            f"The command '{' '.join(rest)}' does not follow '--'.",
+            f"Write: {NAME} --name {given.name} ... -- {' '.join(rest)}",
+        )
+    given = made.parse_args(ours)
     options = {name: value for name, value in vars(given).items() if name in Request._fields}
     options.update(
         command=tuple(command),
@@ -198,94 +232,7 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
         say(requests.shown(runs.placed(host, request), host.program).rstrip("\n"))
         return 0
     run = runs.start(host, request)
-    return _follow(host, Folder(request.folder), run, given.detach)
-
-
-def manager() -> argparse.ArgumentParser:
-    """The parser of the commands for existing runs."""
-    made = argparse.ArgumentParser(NAME, _USAGE)
-    made.add_argument("command", choices=COMMANDS)
-    made.add_argument("name", nargs="?", default="", help="name of the run")
-    made.add_argument("--run-dir", default="", help="directory that contains the runs")
-    made.add_argument("--rank", type=int, default=0, help="logs: the rank (default: 0)")
-    made.add_argument("--attempt", type=int, default=0, help="logs: the attempt (default: the last one)")
-    made.add_argument("--detach", action="store_true", help="resume: return as soon as the run is submitted")
-    return made
-
-
-def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int:
-    made = manager()
-    given = made.parse_args(arguments)
-    base = settings.base(given.run_dir)
-    now = time.time()
-    if given.command == "list":
-        names = store.names(base)
-        if not names:
-            # Not for programs, which read a line for each run.
-            complain(f"There are no runs in {base}.")
-        for name in names:
-            try:
-                text = show.line(*_seen(host, runs.find(base, name), now))
-            except (HostStateError, InputError) as failure:
-                # The remaining runs are still shown.
-                text = f"{name}: {failure.message}"
-            say(" ".join(text.split("\n")))
-        return 0
-    if not given.name:
-        made.error(f"give the name of a run: {NAME} {given.command} NAME")
-    folder = runs.find(base, given.name)
-    if given.command == "show":
-        say(show.full(folder.request(), *_seen(host, folder, now)))
-    elif given.command == "logs":
-        runs.copy_log(folder, given.rank, given.attempt, write)
-    elif given.command == "cancel":
-        say(show.line(runs.cancel(host, folder), now))
-    else:
-        return _follow(host, folder, runs.resume(host, folder)[0], given.detach)
-    return 0
-
-
-def _seen(host: runs.Host, folder: Folder, now: float) -> Tuple[Run, float, str]:
-    run, waits = runs.look(host, folder)
-    return run, now, waits
-
-
-def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
-    """Show the run until it has ended. Stopping to watch does not end it."""
-    if detach:
-        say(show.line(run, time.time()))
-        return 0
-    screen = Screen()
-    try:
-        while True:
-            run, waits = runs.follow(host, folder)
-            screen.show(show.line(run, time.time(), waits), f"{run.state} {run.job} {len(run.attempts)} {waits}")
-            if run.state in ENDED:
-                write("\n" if sys.stdout.isatty() else "")
-                return 0 if run.state == "finished" else 1
-            time.sleep(_FOLLOW)
-    except KeyboardInterrupt:
-        say(f"\nThe run continues. To end it: {NAME} cancel {run.name}")
-        return 0
-
-
-class Screen:
-    """On a terminal, one line that is redrawn; otherwise a line for each event, and one from time to time."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stdout.isatty()
-        self._state = ""
-        self._said = 0.0
-
-    def show(self, text: str, state: str) -> None:
-        """Show a text. ``state``: a new line is started when it changes."""
-        now = time.monotonic()
-        if self._terminal:
-            write(text, "\r\x1b[K")
-        elif state != self._state or now - self._said > _SELDOM:
-            self._state, self._said = state, now
-            say(text)
-        sys.stdout.flush()
+    return manage.follow(host, Folder(request.folder), run, given.detach)
 
 
 # --- For jobs

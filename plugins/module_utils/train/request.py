@@ -72,12 +72,16 @@ def checked(request: Request) -> Request:
     return request
 
 
+def option(name: str) -> str:
+    """The option of the program that sets this field."""
+    return "--ranks-per-node" if name == "ranks" else f"--{name.replace('_', '-')}"
+
+
 def _check_numbers(request: Request) -> None:
     lowest = {"nodes": 1, "min_nodes": 1, "spare": 0, "gpus_per_node": 0, "ranks": 0, "max_restarts": 0}
     for name, least in lowest.items():
         if getattr(request, name) < least:
-            option = "ranks-per-node" if name == "ranks" else name.replace("_", "-")
-            raise InputError(f"Invalid --{option} {getattr(request, name)}.", f"Give {least} or more.")
+            raise InputError(f"Invalid {option(name)} {getattr(request, name)}.", f"Give {least} or more.")
     if request.min_nodes > request.nodes:
         raise InputError(
             f"--min-nodes {request.min_nodes} is more than --nodes {request.nodes}.", "Give at most that many."

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import untyped
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    CommandError,
+    GpumeshError,
+    HostStateError,
+    InputError,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     preflight,
     profile,
@@ -84,10 +85,10 @@ def start(host: Host, request: Request) -> Run:
     return _submit(host, folder, Run(request.name))
 
 
-def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
+def resume(host: Host, folder: Folder, again: bool = False, command: Sequence[str] = ()) -> Tuple[Run, bool]:
     """Resume a run. Returns whether it had to be submitted again. A queued or running run is left unchanged.
 
-    Raises GpumeshError.
+    ``again``: also one that has finished. ``command``: replaces that of the run. Raises GpumeshError.
     """
     request = folder.request()
     try:
@@ -96,14 +97,23 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
         _refuse_foreign(folder)
         folder.read_or_restore()
         run, waits = look(host, folder)
-    if run.state == "finished":
+    if run.state == "finished" and not again:
         return run, False
     if run.state not in ENDED and waits:
+        if command:
+            raise InputError(
+                f"The run '{run.name}' still exists with its former command.",
+                f"Run 'gpumesh-train cancel {run.name}' first.",
+            )
         return run, False
     _refuse_foreign(folder)
+    if command:
+        request = checked(request._replace(command=tuple(command)))
     preflight.check(host.run, request, host.program, host.volumes)
     if request.stage:
         stage.write(request.folder, stage.listed(request.stage))
+    if command:
+        folder.write_request(request)
     run = folder.with_unrecorded(run)
     return _submit(host, folder, run._replace(counted=len(run.attempts) + 1)), True
 
@@ -203,6 +213,20 @@ def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
     return run
 
 
+def delete(host: Host, folder: Folder) -> None:
+    """Delete a run that has ended, with its checkpoints. Raises GpumeshError, OSError.
+
+    If that is interrupted, it is still a run, which can be deleted.
+    """
+    run, waits = look(host, folder)
+    if run.state not in ENDED or waits:
+        raise InputError(
+            f"The run '{run.name}' has not ended.", f"Run 'gpumesh-train cancel {run.name}' first.", run=run.name
+        )
+    _refuse_foreign(folder)
+    folder.delete()
+
+
 def _moved(folder: Folder, before: Submission) -> bool:
     """Whether another job is in charge by now."""
     return folder.submission().token not in (before.token, "")
@@ -213,17 +237,3 @@ def find(base: str, name: str) -> Folder:
     folder = Folder(f"{base}/{name}")
     folder.request()
     return folder
-
-
-def copy_log(folder: Folder, rank: int, attempt: int, write: Callable[[str], Any]) -> None:
-    """Write the output of a rank in an attempt (0: the last one), a line at a time. Raises HostStateError."""
-    number = attempt or len(folder.read().attempts)
-    path = folder.attempt(number) / f"rank-{rank}.log"
-    try:
-        with os.fdopen(open_plain(str(path)), encoding="utf-8", errors="replace", newline="\n") as stream:
-            for line in limited.lines(stream):
-                write(untyped(line))
-    except OSError as failure:
-        raise HostStateError(
-            f"{path} cannot be read: {failure.strerror}.", "See the attempts of the run with 'gpumesh-train show'."
-        ) from failure

@@ -135,7 +135,9 @@ def attempts(run: Run, now: float) -> List[str]:
 
 def full(request: Request, run: Run, now: float, waits: str = "") -> str:
     """All details of a run."""
-    nodes = f"{request.nodes} nodes" + (f", at least {request.min_nodes}" if request.min_nodes < request.nodes else "")
+    nodes = f"{request.nodes} node{'s' if request.nodes > 1 else ''}" + (
+        f", at least {request.min_nodes}" if request.min_nodes < request.nodes else ""
+    )
     command = _one_line(" ".join(request.command))
     heads = [line(run, now, waits), _one_line(f"  {nodes}, {request.folder}"), f"  {command}"]
     if request.code:

@@ -72,12 +72,35 @@ class Folder:
         try:
             self.refuse_foreign(self.writer())
             fill()
-            write_atomic(str(self.path / _REQUEST), requests.to_text(request), 0o644)
+            self.write_request(request)
         except BaseException as failure:
             shutil.rmtree(self.path, ignore_errors=True)
             if isinstance(failure, OSError):
                 raise unwritable(self, failure, "start the run again") from failure
             raise
+
+    def write_request(self, request: Request) -> None:
+        """Replace the request. Raises OSError."""
+        write_atomic(str(self.path / _REQUEST), requests.to_text(request), 0o644)
+
+    def delete(self) -> None:
+        """Delete the folder; the request, without which it is no run, comes last. Raises OSError."""
+        for path in self.path.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != _REQUEST:
+                path.unlink()
+        (self.path / _REQUEST).unlink()
+        self.path.rmdir()
+
+    def size(self) -> int:
+        """The bytes of all files below the folder."""
+        sizes = (
+            os.lstat(os.path.join(place, name)).st_size
+            for place, _folders, names in os.walk(self.path)
+            for name in names
+        )
+        return sum(sizes)
 
     def writer(self) -> int:
         """The owner of what this process creates in the directory: nobody for root on most volumes. Raises OSError."""

@@ -356,3 +356,74 @@ def test_nsight_systems_must_be_on_each_node(host: Host) -> None:
     (host.folder / "bin" / "nsys").chmod(0o755)
     assert host.start("", "--profile", "nsys").returncode == 0
     assert host.train("logs", "nano").stdout.splitlines()[-1] == "done 1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["stop", "nano"], "Did you mean: gpumesh-train cancel NAME"),
+        (["status", "nano"], "Did you mean: gpumesh-train show NAME"),
+        (["rm", "nano"], "Did you mean: gpumesh-train delete NAME"),
+        (["resme", "nano"], "Did you mean: gpumesh-train resume NAME"),
+        (["python3", "train.py"], "or start a run: gpumesh-train --name NAME -- python3"),
+        (["--name", "nano", "python3", "x.py"], "Write: gpumesh-train --name nano ... -- python3 x.py"),
+        (["--name", "nano", "--sbatch", "--detach", "--", "true"], "'--detach' comes after --sbatch"),
+        (["--name", "nano", "--sbatch", "--spare=1", "--", "true"], "'--spare=1' comes after --sbatch"),
+        (["cancel", "nano", "--", "true"], "cancel takes no command after '--'"),
+        (["--name", "nano", "--ranks-per-node", "-1", "--", "true"], "Invalid --ranks-per-node -1"),
+    ],
+)
+def test_what_people_type_is_understood_or_explained(host: Host, arguments: list[str], words: str) -> None:
+    done = host.train(*arguments)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_the_life_of_a_run_at_the_command_line(host: Host) -> None:
+    """Two ranks on a node without GPUs, a wrong command that is replaced, another round, and the end."""
+    done = host.start("always", "--ranks-per-node", "2")
+    assert done.returncode == 1 and "with '-- COMMAND' for another command" in done.stdout
+    again = host.train("resume", "nano", "--", sys.executable, "train.py", "none")
+    assert again.returncode == 0, again.stderr
+    assert host.train("logs", "nano", "--rank", "all").stdout == "[rank 0] done 2\n[rank 1] done 2\n"
+    finished = host.train("resume", "nano")
+    assert finished.returncode == 0 and "resume nano --again" in finished.stderr
+    attempts = len(host.run["attempts"])
+    assert host.train("resume", "nano", "--again").returncode == 0
+    assert len(host.run["attempts"]) == attempts + 1
+    assert "finished" in host.train("attach", "nano").stdout
+    asked = host.train("delete", "nano")
+    assert asked.returncode == 2 and "checkpoints included" in asked.stderr and "delete nano --yes" in asked.stderr
+    assert (host.runs / "nano").exists()
+    assert host.train("delete", "nano", "--yes").stdout == "nano: deleted\n"
+    assert not (host.runs / "nano").exists()
+    assert host.start("none").returncode == 0
+
+
+def test_the_log_of_a_run_is_followed_through_its_attempts(host: Host) -> None:
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    refused = host.train("delete", "nano", "--yes")
+    assert refused.returncode == 2 and "has not ended" in refused.stderr
+    still = host.train("resume", "nano", "--", "true")
+    assert still.returncode == 2 and "cancel nano" in still.stderr
+    with subprocess.Popen(
+        [str(host.folder / "bin" / "gpumesh-train"), "logs", "nano", "--follow"],
+        cwd=host.folder,
+        env={**os.environ, "PATH": f"{host.folder / 'bin'}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as following:
+        assert following.stderr and following.stderr.readline() == "--- attempt 1\n"
+        for name in os.listdir("/proc"):
+            if name.isdigit() and f"GPUMESH_RUN_DIR={host.runs}/nano\0".encode() in _environment(name):
+                os.kill(int(name), signal.SIGKILL)
+        output, errors = following.communicate(timeout=120)
+    assert (following.returncode, output, errors) == (0, "done 1\n", "--- attempt 2\n")
+
+
+def _environment(pid: str) -> bytes:
+    try:
+        return Path("/proc", pid, "environ").read_bytes()
+    except OSError:
+        return b""

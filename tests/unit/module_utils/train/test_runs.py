@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, program, runs, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import logs, preflight, program, runs, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
     Attempt,
     Cause,
@@ -259,7 +259,7 @@ def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder.attempt(1).mkdir(parents=True)
     os.mkfifo(folder.attempt(1) / "rank-0.log")
     with pytest.raises(HostStateError, match="rank-0.log is a named pipe"):
-        runs.copy_log(folder, 0, 1, print)
+        logs.copy(folder, 0, 1, print)
 
 
 def test_files_of_a_newer_version_are_understood(folder: Folder) -> None:
