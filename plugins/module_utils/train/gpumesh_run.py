@@ -10,6 +10,9 @@ It is available in every rank, requires only Python, and does nothing if the pro
     with gpumesh_run.waiting(): all_reduce(...)                       to identify a rank that is slower than the others
     with gpumesh_run.busy("validation", 1800): ...                    for up to so many seconds without a step
 
+    callbacks=[gpumesh_run.hf()], callbacks=[gpumesh_run.lightning()]
+    gpumesh_run.newest_checkpoint(directory)                          the newest one that is complete
+
 The first one is also what `--profile torch` needs, and `gpumesh-trace record` in jobs without `gpumesh-train`.
 """
 
@@ -21,6 +24,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -87,7 +91,28 @@ def stopping() -> bool:
     return bool(_warnings) or (bool(_STOP_FILE) and os.path.exists(_STOP_FILE))
 
 
-def _warn(number: int, _frame: Any) -> None:
+def hf() -> Any:
+    """A callback for the Trainer of Hugging Face: Trainer(..., callbacks=[gpumesh_run.hf()])."""
+    return importlib.import_module("gpumesh_frameworks").hf(sys.modules[__name__])
+
+
+def lightning() -> Any:
+    """A callback for the Trainer of Lightning: Trainer(..., callbacks=[gpumesh_run.lightning()])."""
+    return importlib.import_module("gpumesh_frameworks").lightning(sys.modules[__name__])
+
+
+def newest_checkpoint(directory: str = "") -> Optional[str]:
+    """The path of the newest complete checkpoint in a directory, by default GPUMESH_CHECKPOINT_DIR; None without one.
+
+    It knows those of torch.save, of Hugging Face's Trainer, of Lightning and of torch.distributed.checkpoint.
+    """
+    directory = directory or os.environ.get("GPUMESH_CHECKPOINT_DIR", ".")
+    found: Optional[str] = importlib.import_module("gpumesh_frameworks").newest_checkpoint(directory)
+    return found
+
+
+def warn(number: int, _frame: Any) -> None:
+    """The handler of the signal that announces the end."""
     _warnings.append(number)
 
 
@@ -95,4 +120,4 @@ if _PROGRESS_FILE:
     # Print the stacks of all threads, for a rank that hangs.
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        signal.signal(signal.SIGUSR1, _warn)
+        signal.signal(signal.SIGUSR1, warn)

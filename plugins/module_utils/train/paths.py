@@ -13,6 +13,8 @@ PATH, TRACE_PATH = f"/usr/local/bin/{NAME}", f"/usr/local/bin/{TRACE_NAME}"
 ENTRY, TRACE_ENTRY = f"{_ROOM}.program", f"{_ROOM.rpartition('.')[0]}.trace.program"
 #: Where programs that were not started by gpumesh-train find the modules that they can import.
 LIBRARY = "/usr/local/lib/gpumesh/python"
-MODULES = {name: f"{_ROOM}.{name}" for name in ("gpumesh_run", "gpumesh_profile", "gpumesh_track")}
+MODULES = {
+    name: f"{_ROOM}.{name}" for name in ("gpumesh_run", "gpumesh_profile", "gpumesh_track", "gpumesh_frameworks")
+}
 #: The default directory for copies of data on the nodes; {user} is the user of the run.
 STAGE = "/var/tmp/gpumesh-{user}"

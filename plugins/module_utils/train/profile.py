@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_profile, gpumesh_run, gpumesh_track
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    gpumesh_frameworks,
+    gpumesh_profile,
+    gpumesh_run,
+    gpumesh_track,
+)
 
 _FORM = re.compile(r"(torch|nsys)(?::([0-9]{1,6}))?")
 #: The default amount, in steps or seconds, and the maximum: a trace may have 10 MB per step.
@@ -89,7 +94,12 @@ def modules() -> Dict[str, str]:
     return {f"{name}.py": inspect.getsource(one) for name, one in _MODULES.items()}
 
 
-_MODULES = {"gpumesh_run": gpumesh_run, "gpumesh_profile": gpumesh_profile, "gpumesh_track": gpumesh_track}
+_MODULES = {
+    "gpumesh_run": gpumesh_run,
+    "gpumesh_profile": gpumesh_profile,
+    "gpumesh_track": gpumesh_track,
+    "gpumesh_frameworks": gpumesh_frameworks,
+}
 
 
 def needed(profile: str) -> List[str]:

@@ -25,6 +25,7 @@ ORDER = (
     "test_profile",
     "test_torchrun",
     "test_train",
+    "test_frameworks",
     "test_chapter",
     "test_closed",
     "test_pages",
