@@ -17,6 +17,8 @@ _START = 300.0
 #: Who has failed, and how many others then did: cause.crash() writes both around the error.
 _CULPRIT = re.compile(r"^rank \d+ on \S+(?::| is) ")
 _OTHERS = re.compile(r" \(\d+ other ranks? failed after it\)$")
+#: The error of a rank of which nothing is known but that it was killed.
+_KILLED = re.compile(r"killed by (?:SIG[A-Z0-9]+|signal \d+)")
 #: What differs between two reports of the same error, and what is compared instead. The order matters: a time may
 #: contain what looks like a size.
 _VARYING = tuple(
@@ -68,7 +70,7 @@ def of(attempt: Attempt) -> Optional[Failure]:
     if attempt.last is not None:
         return Failure(cause.kind, error(attempt), attempt.last)
     lasted = (attempt.begin if attempt.end is None else attempt.end) - attempt.begin
-    if error(attempt).startswith("killed by ") or lasted > _START:
+    if _KILLED.fullmatch(error(attempt)) or lasted > _START:
         return None
     return Failure(cause.kind, error(attempt), "start")
 

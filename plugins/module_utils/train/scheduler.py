@@ -20,6 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import
 
 #: Node states in which an attempt continues, but no new one starts.
 _LEAVING = ("drain", "fail")
+#: Job states after a time limit.
+_OUT_OF_TIME = ("TIMEOUT", "DEADLINE")
 #: Node states in which nothing runs.
 _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
 
@@ -146,15 +148,19 @@ def parse_fate(text: str, restarts: int) -> str:
     """What Slurm does with a job, from ``scontrol --oneliner show job``. ``restarts``: how often the caller's job has begun
     again.
 
-    ``preempted``: its time will soon be over. ``requeued``: it has been stopped, and will begin again. Empty for neither.
+    ``preempted``: its time will soon be over. ``requeued``: it has been stopped, and will begin again. ``timeout``: it has
+    been stopped at its time limit. Empty for none of them.
     """
     words: Dict[str, str] = {}
     for word in text.split():
         name, _equals, value = word.partition("=")
         # What a user has chosen, such as a comment, comes later.
         words.setdefault(name, value)
-    if words.get("JobState", "").startswith("CANCELLED"):
+    state = words.get("JobState", "")
+    if state.startswith("CANCELLED"):
         return ""
+    if state.startswith(_OUT_OF_TIME):
+        return "timeout"
     if int(words.get("Restarts", "0")) > restarts:
         return "requeued"
     return "preempted" if words.get("PreemptTime", "None") not in ("None", "") else ""
@@ -167,6 +173,11 @@ def fate(run: Runner, job: int) -> str:
     except CommandError:
         return ""
     return parse_fate(text, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+
+
+def requeue(run: Runner, job: int) -> None:
+    """Have a job start again later. Raises CommandError."""
+    run(["scontrol", "requeue", str(job)], timeout=30.0)
 
 
 def cancel(run: Runner, job: int) -> None:

@@ -123,7 +123,12 @@ class Asking:
         self._pending: Dict[str, threading.Thread] = {}
         self.answers: queue.Queue[Tuple[str, bool]] = queue.Queue()
         self.states: Dict[str, str] = {}
-        self.time_left: Optional[float] = None
+        self._deadline: Optional[float] = None
+
+    @property
+    def time_left(self) -> Optional[float]:
+        """The seconds until the time limit of the job, also while the controller is away; None if there is none."""
+        return None if self._deadline is None else self._deadline - time.monotonic()
 
     def node(self, node: str) -> None:
         """Check whether a node answers; ``answers`` receives the result."""
@@ -142,7 +147,8 @@ class Asking:
         """A controller that does not answer has no consequences."""
         with contextlib.suppress(CommandError):
             self.states = scheduler.node_states(self._runner)
-            self.time_left = scheduler.time_left(self._runner, self._job)
+            left = scheduler.time_left(self._runner, self._job)
+            self._deadline = None if left is None else time.monotonic() + left
 
     def _srun(self, node: str) -> List[str]:
         one = [f"--jobid={self._job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet"]

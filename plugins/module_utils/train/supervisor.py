@@ -30,7 +30,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     show,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import Limits
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
+    ENDED,
+    Attempt,
+    Cause,
+    Request,
+    Run,
+    Submission,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder, unwritable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
@@ -47,6 +54,8 @@ _ARRIVAL = 3.0
 _RETURN = 10.0
 #: The same after an outage of the controller.
 _RECOVERY = 60.0
+#: How often another job is requested again if Slurm refuses it.
+_TRIES = 120
 #: Seconds by which the next job is delayed if it might get the same nodes.
 _HOLD = 60
 #: Seconds over which the speed is measured.
@@ -66,7 +75,11 @@ _FULL = 900.0
 #: Why a process that is not lost does not go on.
 _SUCCEEDED = "another node considers this one dead, and continues the run"
 #: The words for what Slurm does with a job; see `scheduler.fate`.
-_FATES = {"preempted": "Slurm has preempted the job", "requeued": "Slurm has requeued the job"}
+_FATES = {
+    "preempted": "Slurm has preempted the job",
+    "requeued": "Slurm has requeued the job",
+    "timeout": "Slurm has ended the job at its time limit",
+}
 #: How a job ends with each decision: the state of the run, and what is noted with the last attempt.
 _ENDS = {
     "finish": ("finished", ""),
@@ -313,18 +326,44 @@ class Supervisor:
 
     def _resubmit(self, excluded: Sequence[str]) -> None:
         """Submit another job, which starts within seconds on other nodes. A requeued one would wait for minutes."""
-        barred = sorted(decide.barred(self._counted()))
+        refusal = self._refusal(excluded)
+        for _try in range(_TRIES):
+            if refusal is None or self.cancelled:
+                break
+            # A limit on the number of jobs, or a controller that is just starting, may refuse it only for a while.
+            _say(f"another job will be requested again: {refusal}")
+            time.sleep(_STAND_BY)
+            refusal = self._refusal(excluded)
+        if refusal is None or self._requeued():
+            return
+        self._folder.write(self._run._replace(state="failed", detail=f"{self._run.detail}. {refusal}"))
+        raise refusal
+
+    def _requeued(self) -> bool:
+        """Whether Slurm starts this job again, which takes minutes, but needs no new job. The job of an heir ends."""
+        if self._post.inherited or self.cancelled:
+            return False
         try:
-            without = sorted({*excluded, *barred})
+            self._folder.write_submission(Submission(self._post.token, self._post.job))
+            scheduler.requeue(self._runner, self._post.job)
+        except (CommandError, OSError) as failure:
+            _say(f"the job cannot be requeued: {failure}")
+            return False
+        return True
+
+    def _refusal(self, excluded: Sequence[str]) -> Optional[GpumeshError]:
+        """Submit another job. Returns why Slurm refuses it; None if it has accepted one."""
+        barred = sorted(decide.barred(self._counted()))
+        without = sorted({*excluded, *barred})
+        try:
             scheduler.submit(self._runner, self._folder, self._post.program, without, fewer=True)
         except GpumeshError as failure:
-            _say(f"without {', '.join(excluded)}: {failure}")
+            _say(f"without {', '.join(without)}: {failure}")
             try:
                 scheduler.submit(self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD)
             except GpumeshError as last:
-                detail = f"{self._run.detail}. {last}"
-                self._folder.write(self._run._replace(state="failed", detail=detail))
-                raise
+                return last
+        return None
 
     def _profile(self) -> str:
         """The profile of the next attempt; none if an earlier attempt has recorded it."""

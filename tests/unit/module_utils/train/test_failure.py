@@ -80,3 +80,5 @@ def test_only_known_failures_are_the_same() -> None:
     assert not failure.same([lost, lost])
     killed = attempt("rank 0 on gpu1: killed by SIGKILL", last=None)
     assert not failure.same([killed, killed])
+    used_up = attempt("rank 0 on gpu1: killed by SIGKILL: the memory of the job was used up", last=None)
+    assert failure.same([used_up, used_up])

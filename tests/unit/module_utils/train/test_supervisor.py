@@ -106,15 +106,18 @@ def test_a_job_with_time_for_a_checkpoint_alone_submits_no_other(
     assert ("90 s are reserved for a checkpoint" in folder.read().detail) == (state == "failed")
 
 
-#: As Slurm 24.11 shows jobs: running, in the grace time of a preemption, requeued after it, and cancelled.
+#: As Slurm 24.11 shows jobs: running, in the grace time of a preemption, requeued after it, cancelled, and after the time
+#: limit.
 RUNNING = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restarts=0 PreemptTime=None"
 PREEMPTED = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restarts=0 PreemptTime=2026-11-25T03:17:57"
 REQUEUED = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=1 EndTime=Unknown"
 CANCELLED = "JobId=41 JobName=nano JobState=CANCELLED Reason=None Requeue=1 Restarts=2 PreemptTime=None"
+TIMEOUT = "JobId=41 JobName=nano JobState=TIMEOUT Reason=TimeLimit Requeue=1 Restarts=0 PreemptTime=None"
 
 
 @pytest.mark.parametrize(
-    ("job", "kind"), [(RUNNING, "crash"), (PREEMPTED, "warned"), (REQUEUED, "warned"), (CANCELLED, "crash")]
+    ("job", "kind"),
+    [(RUNNING, "crash"), (PREEMPTED, "warned"), (REQUEUED, "warned"), (CANCELLED, "crash"), (TIMEOUT, "warned")],
 )
 def test_ranks_that_slurm_stops_for_a_preemption_have_not_crashed(folder: Folder, job: str, kind: str) -> None:
     folder.write(Run("nano", "running", "token", 41))
@@ -174,6 +177,45 @@ def test_a_volume_that_fails_for_a_moment_does_not_end_the_run(folder: Folder, m
     assert made._profile() == ""
     made.request = made.request._replace(profile="torch:5")
     assert made._profile() == "torch:5"
+
+
+class Refusing(Slurm):
+    """Slurm, which refuses so many jobs, such as for a limit of the user. ``requeues``: whether it requeues one."""
+
+    def __init__(self, refused: int, requeues: bool = True) -> None:
+        super().__init__(0)
+        self.refused = refused
+        self.requeues = requeues
+
+    def __call__(self, argv: list[str], **options: object) -> Completed:
+        done = super().__call__(argv, **options)
+        if self.asked[-1] == "sbatch":
+            self.refused -= 1
+            if self.refused >= 0:
+                return Completed(1, "", "sbatch: error: AssocMaxSubmitJobLimit")
+        if "requeue" in argv and not self.requeues:
+            raise supervisor.CommandError(argv, "exited 1", rc=1)
+        return done
+
+
+def test_another_job_is_requested_until_slurm_accepts_it(folder: Folder) -> None:
+    slurm = Refusing(9)
+    assert left(folder, "warned", slurm) == 0
+    assert slurm.asked.count("sbatch") == 10
+    assert folder.submission().job == 42 and folder.read().state == "queued"
+
+
+def test_a_job_that_may_have_no_successor_is_requeued(folder: Folder) -> None:
+    assert left(folder, "warned", Refusing(10**6)) == 0
+    assert folder.submission() == Submission("token", 41), "the job itself remains in charge"
+    assert folder.read().state == "queued"
+
+
+def test_a_run_that_slurm_gives_no_other_job_fails_with_its_reason(folder: Folder) -> None:
+    with pytest.raises(supervisor.GpumeshError, match="AssocMaxSubmitJobLimit"):
+        left(folder, "warned", Refusing(10**6, requeues=False))
+    found = folder.read()
+    assert found.state == "failed" and "AssocMaxSubmitJobLimit" in found.detail
 
 
 class Steps:
@@ -441,3 +483,17 @@ def test_a_loss_that_is_not_a_number_stops_the_run_if_asked(folder: Folder, stop
     watch.hear(supervisor.lines.Said("beat", "n1", {"ranks": {"0": {"step": 5003, "loss": 2.0}}, "printed": 0}), 3.0)
     made.take_progress(watch, None)
     assert folder.read().nan_since is None
+
+
+def test_the_time_left_runs_out_also_while_the_controller_is_away(folder: Folder) -> None:
+    """It would otherwise be the one that the controller has said last, until Slurm kills the ranks."""
+    made = supervised(folder, inherited=0)
+    made.asking._runner = Slurm(0, squeue="2:00\n")
+    made.asking._ask()
+    assert made.interruption(["n1"]) is None
+    made.asking._runner = Slurm(10**6)
+    made.asking._ask()
+    assert made.asking._deadline is not None
+    made.asking._deadline -= 60
+    cause = made.interruption(["n1"])
+    assert cause is not None and cause.kind == "warned"
