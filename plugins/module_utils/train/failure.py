@@ -14,9 +14,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 OF_PROGRAM = ("crash", "hang", "start")
 #: Seconds: a program that fails sooner, before it has reported a step, has failed at its start.
 _START = 300.0
-#: Who has failed, and how many others then did: cause.crash() writes both around the error.
+#: Who has failed, and how many others then did: cause writes both around the error.
 _CULPRIT = re.compile(r"^rank \d+ on \S+(?::| is) ")
-_OTHERS = re.compile(r" \(\d+ other ranks? failed after it\)$")
+_OTHERS = re.compile(r"(?: \(\d+ other ranks? failed after it\)|; \d+ other ranks? gave up waiting for it: .*)$")
 #: The error of a rank of which nothing is known but that it was killed.
 _KILLED = re.compile(r"killed by (?:SIG[A-Z0-9]+|signal \d+)")
 #: What differs between two reports of the same error, and what is compared instead. The order matters: a time may

@@ -138,7 +138,7 @@ class Attempt(NamedTuple):
     """One attempt. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
 
     ``supervisor``: the node of the process that has started it and monitors it. ``excluded``: the node that no later
-    attempt uses because of its end. ``held``: the number of nodes of its job; ``stepping``: the seconds from its first
+    attempt uses because of its end. ``allocated``: the nodes of its job; ``stepping``: the seconds from its first
     step to its last.
     """
 
@@ -156,7 +156,7 @@ class Attempt(NamedTuple):
     action: str = ""
     stragglers: Tuple[Straggler, ...] = ()
     excluded: str = ""
-    held: int = 0
+    allocated: Tuple[str, ...] = ()
     stepping: Optional[float] = None
 
 
@@ -208,6 +208,7 @@ def as_values(run: Run) -> Dict[str, Any]:
         {
             **attempt._asdict(),
             "nodes": list(attempt.nodes),
+            "allocated": list(attempt.allocated),
             "cause": attempt.cause and dict(attempt.cause._asdict()),
             "stragglers": [dict(straggler._asdict()) for straggler in attempt.stragglers],
         }
@@ -225,6 +226,7 @@ def from_values(values: Any) -> Run:
                 {
                     **attempt,
                     "nodes": tuple(attempt["nodes"]),
+                    "allocated": tuple(attempt.get("allocated", ())),
                     "cause": known(Cause, attempt["cause"]) if attempt["cause"] else None,
                     "stragglers": tuple(known(Straggler, one) for one in attempt.get("stragglers", ())),
                 },

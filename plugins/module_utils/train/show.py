@@ -41,6 +41,7 @@ def line(run: Run, now: float, waits: str = "") -> str:
             _speed(run, now),
             run.busy,
             _unwatched(run, last, now),
+            _idle(last),
             "" if saved is None else f"last checkpoint {span(max(0.0, now - saved))} ago",
             "" if last.number == 1 else f"attempt {last.number}",
             *(slow(one) for one in last.stragglers if one.until is None),
@@ -70,6 +71,12 @@ def _unwatched(run: Run, attempt: Attempt, now: float) -> str:
     return "reports no steps, so a hang would not be noticed"
 
 
+def _idle(attempt: Attempt) -> str:
+    """The nodes of the job on which nothing runs: spares, and those that have failed or come back."""
+    idle = [node for node in attempt.allocated if node not in attempt.nodes]
+    return f"held idle: {', '.join(idle)}" if idle else ""
+
+
 def goodput(run: Run, now: float) -> Optional[float]:
     """The fraction of the time of all nodes held that went into steps which count; None if no steps are known.
 
@@ -79,7 +86,7 @@ def goodput(run: Run, now: float) -> Optional[float]:
     for number, one in enumerate(run.attempts):
         later = run.attempts[number + 1 :]
         begun = later[0].begin if later and later[0].job == one.job else one.end or now
-        nodes = one.held or len(one.nodes)
+        nodes = len(one.allocated or one.nodes)
         held += max(0.0, begun - one.begin) * nodes
         if one.first is None or one.last is None or not one.stepping:
             continue

@@ -413,7 +413,9 @@ class Supervisor:
             self.request.commit,
         )
         ranks = len(nodes) * request.ranks_per_node
-        attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time(), held=len(post.allocated))
+        attempt = Attempt(
+            number, post.job, tuple(nodes), ranks, post.node, time.time(), allocated=tuple(post.allocated)
+        )
         self._started = number
         before = self._run
         while not self._save(before._replace(state="running", attempts=(*before.attempts, attempt))):

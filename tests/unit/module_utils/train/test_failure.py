@@ -20,6 +20,10 @@ def attempt(detail: str, node: str = "gpu1", last: int | None = 7, kind: str = "
     [
         ("rank 0 on gpu1: exit status 1: E: x", "rank 3 on gpu2: exit status 1: E: x (1 other rank failed after it)"),
         (
+            "rank 1 on gpu1 is stopped (SIGSTOP); 1 other rank gave up waiting for it: rank 0: killed by SIGABRT",
+            "rank 2 on gpu2 is stopped (SIGSTOP); 7 other ranks gave up waiting for it: rank 3: exit status 1: x",
+        ),
+        (
             "rank 1 on gpu1: exit status 1: [rank1]: ValueError: x",
             "rank 12 on gpu1: exit status 1: [rank12]: ValueError: x (15 other ranks failed after it)",
         ),

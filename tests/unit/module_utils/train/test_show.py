@@ -142,12 +142,16 @@ def test_it_says_what_the_program_is_busy_with_and_what_is_not_watched() -> None
 
 
 def test_goodput_counts_the_time_in_steps_that_no_later_attempt_repeats() -> None:
-    first = Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, 100.0, first=1, last=80, held=2, stepping=80.0)
-    second = Attempt(2, 41, ("n1", "n2"), 2, "n1", 110.0, 200.0, first=61, last=140, held=2, stepping=80.0)
+    first = Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, 100.0, first=1, last=80, allocated=("n1", "n2"), stepping=80.0)
+    second = Attempt(
+        2, 41, ("n1", "n2"), 2, "n1", 110.0, 200.0, first=61, last=140, allocated=("n1", "n2"), stepping=80.0
+    )
     share = show.goodput(Run("nano", "finished", attempts=(first, second)), 300.0)
     # 60 of the first 80 steps count; the nodes were held for 200 seconds, those between the attempts included.
     assert share == pytest.approx((60 + 80) / 200)
-    spare = show.goodput(Run("nano", "finished", attempts=(second._replace(held=4),)), 300.0)
+    spare = show.goodput(
+        Run("nano", "finished", attempts=(second._replace(allocated=("n1", "n2", "n3", "n4")),)), 300.0
+    )
     assert spare == pytest.approx(80 / 180)
     assert show.goodput(Run("nano", "finished", attempts=(first._replace(first=None, last=None),)), 300.0) is None
 
@@ -177,3 +181,11 @@ def test_a_program_reports_its_first_step_and_what_it_is_busy_with(tmp_path: Pat
     assert all(report and (report.first, report.step, report.nan) == (61, 62, None) for report in reports)
     not_a_number = contract.parse_progress(b'{"step": 61, "loss": NaN}')
     assert not_a_number is not None and (not_a_number.loss, not_a_number.nan) == (None, True)
+
+
+def test_nodes_of_the_job_on_which_nothing_runs_are_named() -> None:
+    run = running(step=6)
+    assert "held idle" not in show.line(run, 2001.0)
+    more = run._replace(attempts=(run.attempts[0]._replace(allocated=("n1", "n4")),))
+    assert " · held idle: n4" in show.line(more, 2001.0)
+    assert from_values(json.loads(json.dumps(as_values(more)))) == more
