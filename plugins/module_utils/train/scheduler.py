@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from typing import Dict, List, Optional, Sequence
 
@@ -20,6 +21,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import
 
 #: Node states in which an attempt continues, but no new one starts.
 _LEAVING = ("drain", "fail")
+#: Words of sbatch for what may pass: a limit on jobs of the user, of an account or a QOS, and a controller that is just
+#: starting. What else it refuses, it would refuse again.
+_PASSING = re.compile(
+    r"limit|temporarily|contact slurm|timed out|zero bytes|connection|endpoint|communication", re.IGNORECASE
+)
 #: Job states after a time limit.
 _OUT_OF_TIME = ("TIMEOUT", "DEADLINE")
 #: Node states in which nothing runs.
@@ -68,6 +74,11 @@ def refuse_impossible(run: Runner, request: Request, program: str) -> None:
     """Query whether Slurm could ever run the job. Raises HostStateError with its answer."""
     text = requests.batch_script(request, program, "")
     _sbatch(run, ["--test-only", *requests.submission(request)], text)
+
+
+def may_pass(refusal: str) -> bool:
+    """Whether Slurm may accept later what it has refused with these words."""
+    return _PASSING.search(refusal) is not None
 
 
 def _sbatch(run: Runner, options: Sequence[str], script: str) -> str:

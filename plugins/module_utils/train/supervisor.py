@@ -328,13 +328,12 @@ class Supervisor:
         """Submit another job, which starts within seconds on other nodes. A requeued one would wait for minutes."""
         refusal = self._refusal(excluded)
         for _try in range(_TRIES):
-            if refusal is None or self.cancelled:
+            if refusal is None or self.cancelled or not scheduler.may_pass(refusal.message):
                 break
-            # A limit on the number of jobs, or a controller that is just starting, may refuse it only for a while.
             _say(f"another job will be requested again: {refusal}")
             time.sleep(_STAND_BY)
             refusal = self._refusal(excluded)
-        if refusal is None or self._requeued():
+        if refusal is None or (scheduler.may_pass(refusal.message) and self._requeued()):
             return
         self._folder.write(self._run._replace(state="failed", detail=f"{self._run.detail}. {refusal}"))
         raise refusal

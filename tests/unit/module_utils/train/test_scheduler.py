@@ -105,3 +105,25 @@ def test_what_slurm_says_when_it_refuses(said: str, words: str) -> None:
     asked = Request(name="nano", command=("true",), folder="/x/nano")
     with pytest.raises(HostStateError, match=re.escape(words)):
         scheduler.refuse_impossible(lambda *_args, **_options: Completed(1, "", said), asked, "/bin/x")
+
+
+@pytest.mark.parametrize(
+    ("words", "passes"),
+    [
+        ("Slurm refuses the job: AssocMaxSubmitJobLimit.", True),
+        (
+            "Slurm refuses the job: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits).",
+            True,
+        ),
+        (
+            "Slurm refuses the job: Batch job submission failed: Unable to contact slurm controller (connect failure).",
+            True,
+        ),
+        ("Slurm refuses the job: Batch job submission failed: Socket timed out on send/recv operation.", True),
+        ("Slurm refuses the job: Batch job submission failed: Slurm temporarily unable to accept job.", True),
+        ("Slurm refuses the job: Batch job submission failed: Requested node configuration is not available.", False),
+        ("Slurm refuses the job: invalid partition specified: gone, Batch job submission failed.", False),
+    ],
+)
+def test_what_slurm_refuses_may_pass_or_not(words: str, passes: bool) -> None:
+    assert scheduler.may_pass(words) == passes
