@@ -312,6 +312,9 @@ def test_ssh_names_the_peer_and_the_reason(tmp_path: Path) -> None:
     assert "n2: Host key verification failed; n3: Host key verification failed." in result["reason"]
     (result,) = run.make_checks(context(expected, tmp_path, {"ssh": Completed(0, "", "")}), "n1", ["ssh"])
     assert (result["status"], result["actual"], result["required"]) == ("pass", 2, 2)
+    # As where ssh_trust_users is empty: nobody has logins.
+    (result,) = run.make_checks(context(Expected(), tmp_path), "n1", ["ssh"])
+    assert result["status"] == "skipped"
 
 
 def with_driver(tmp_path: Path, *files: str) -> None:
