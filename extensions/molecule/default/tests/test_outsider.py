@@ -9,7 +9,6 @@ It was marked before the first run. Each test continues from the state that the 
 from __future__ import annotations
 
 from lab_hosts import Lab
-from told_secrets import Rotation
 
 OUTSIDER = "outsider"
 #: A group with a host that is not to be in the cluster.
@@ -29,12 +28,6 @@ def untouched(lab: Lab) -> bool:
 
 def test_neither_the_first_site_nor_a_playbook_of_a_layer_has_reached_it(lab: Lab) -> None:
     """Those of test_interrupted.py had it in their group."""
-    assert untouched(lab)
-
-
-def test_neither_does_site(lab: Lab, rotation: Rotation) -> None:
-    assert rotation.site.code == 0, rotation.site.output[-4000:]
-    assert f"{OUTSIDER}: not among the members of cluster 'default'" in rotation.site.words
     assert untouched(lab)
 
 
