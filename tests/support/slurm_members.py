@@ -43,6 +43,22 @@ for trusted, sent in ((trust, token), (trust, "no.such.token"), (None, token)):
     except urllib.error.URLError as failure:
         print("not verified" if isinstance(failure.reason, ssl.SSLCertVerificationError) else failure)
 """
+#: Requests a path from a server without TLS, at a Unix socket or a port of this host, with a token.
+_ASK_PLAINLY = """
+import http.client, json, socket, sys
+place, path, token = sys.argv[1:]
+connection = http.client.HTTPConnection("localhost", timeout=60)
+if place.startswith("/"):
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(place)
+else:
+    connection.sock = socket.create_connection(tuple(place.split(":")), timeout=60)
+try:
+    connection.request("GET", path, headers={"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token})
+    print(connection.getresponse().status)
+except (OSError, http.client.HTTPException):
+    print("no answer")
+"""
 #: Seconds to allow on a busy machine for what usually takes one.
 PATIENCE = 300.0
 
@@ -88,6 +104,29 @@ def ask_rest(lab: Lab, client: str, manager: str) -> list[str]:
     """What the REST interface answers a member with a token, with a wrong one, and without its certificate."""
     url = f"https://{ADDRESSES[manager]}:6820{rest_path(lab)}"
     return lab.run(client, "python3", "-c", _ASK, url, rest.TRUST, token(lab, manager)).splitlines()
+
+
+def listeners(lab: Lab) -> list[str]:
+    """The programs on the manager that listen on the port of the REST interface, and slurmrestd on any."""
+    shown = lab.run("s1", "ss", "--no-header", "--tcp", "--listening", "--numeric", "--processes")
+    return re.findall(r'^.*(?::6820\s.*|slurmrestd.*)\(\("([\w-]+)', shown, re.MULTILINE)
+
+
+def ask_plainly(lab: Lab, place: str) -> str:
+    """The status that the manager's REST interface answers at a Unix socket or a port, without TLS."""
+    return lab.run("s1", "python3", "-c", _ASK_PLAINLY, place, rest_path(lab), token(lab, "s1")).strip()
+
+
+def write(lab: Lab, machine: str, path: str, text: str) -> None:
+    """Write a file on the machine."""
+    lab.run(machine, "sh", "-c", 'printf %s "$1" > "$2"', "sh", text, path)
+
+
+def sacct(lab: Lab, machine: str) -> set[str]:
+    """The IDs of the jobs in the accounting, once it answers: slurmdbd may still be starting."""
+    asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
+    lab.wait("the accounting answers", lambda: lab.run(machine, *asked, check=False) != "", PATIENCE)
+    return set(lab.run(machine, *asked).split())
 
 
 def submit(lab: Lab, script: str, *options: str) -> str:

@@ -18,13 +18,14 @@ from slurm_members import (
     PATIENCE,
     SLURM,
     TRAINERS,
+    ask_plainly,
     ask_rest,
     job,
+    listeners,
     processes,
-    rest_path,
     states,
-    token,
     wait_until_idle,
+    write,
 )
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import own_certificate
@@ -36,33 +37,6 @@ import json, os
 hosts = open(os.environ["GPUMESH_HOSTFILE"]).read()
 with open("/root/task.json", "w") as stream:
     json.dump({"environment": dict(os.environ), "hosts": hosts}, stream)
-"""
-#: Requests a path from a server without TLS, at a Unix socket or a port of this host, with a token.
-ASK_PLAINLY = """
-import http.client, json, socket, sys
-place, path, token = sys.argv[1:]
-connection = http.client.HTTPConnection("localhost", timeout=60)
-if place.startswith("/"):
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(place)
-else:
-    connection.sock = socket.create_connection(tuple(place.split(":")), timeout=60)
-try:
-    connection.request("GET", path, headers={"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token})
-    print(connection.getresponse().status)
-except (OSError, http.client.HTTPException):
-    print("no answer")
-"""
-#: The drop-in of slurmrestd in earlier versions, which had no proxy.
-FORMER_REST = """[Unit]
-StartLimitIntervalSec=0
-[Service]
-DynamicUser=yes
-Environment=SLURM_JWT=daemon
-ExecStart=
-ExecStart=/usr/sbin/slurmrestd -a rest_auth/jwt 127.0.0.1:6820
-Restart=on-failure
-RestartSec=5
 """
 #: Prints rank 0 and the nodes as each part of a job sees them: the script, its tasks, a login on each node.
 ASK_ALL = """#!/bin/bash
@@ -76,10 +50,6 @@ srun python3 -c 'from os import environ as e; print("python", e["MASTER_ADDR"], 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> Lab:
     return LAB
-
-
-def write(lab: Lab, machine: str, path: str, text: str) -> None:
-    lab.run(machine, "sh", "-c", 'printf %s "$1" > "$2"', "sh", text, path)
 
 
 # --- Nodes, devices, accounts
@@ -132,16 +102,6 @@ def test_a_job_of_an_account_with_a_quality_of_service(lab: Lab) -> None:
 # --- The REST interface
 
 
-def listeners(lab: Lab) -> list[str]:
-    """The programs on the manager that listen on the port of the REST interface, and slurmrestd on any."""
-    shown = lab.run("s1", "ss", "--no-header", "--tcp", "--listening", "--numeric", "--processes")
-    return re.findall(r'^.*(?::6820\s.*|slurmrestd.*)\(\("([\w-]+)', shown, re.MULTILINE)
-
-
-def ask_plainly(lab: Lab, place: str) -> str:
-    return lab.run("s1", "python3", "-c", ASK_PLAINLY, place, rest_path(lab), token(lab, "s1")).strip()
-
-
 def modes(lab: Lab, *paths: str) -> list[str]:
     return lab.run("s1", "stat", "--format=%a %U", *paths).splitlines()
 
@@ -165,27 +125,6 @@ def test_nobody_listens_for_tokens_without_tls(lab: Lab) -> None:
     assert modes(lab, "/run", rest.SOCKET_FOLDER) == ["755 root", f"755 {rest.ACCOUNT}"]
     for name, user in (("slurmrestd", rest.ACCOUNT), ("stunnel", rest.PROXY_ACCOUNT)):
         assert set(lab.run("s1", "ps", "-o", "user:32=", "-C", name).split()) == {user}
-
-
-def test_without_an_address_there_is_no_listener_not_even_that_of_an_earlier_version(lab: Lab) -> None:
-    lab.run("s1", "systemctl", "disable", "--now", rest.PROXY)
-    write(lab, "s1", "/etc/systemd/system/slurmrestd.service.d/gpumesh.conf", FORMER_REST)
-    lab.run("s1", "systemctl", "daemon-reload")
-    lab.run("s1", "systemctl", "restart", "slurmrestd")
-    lab.wait("it listens", lambda: listeners(lab) == ["slurmrestd"], PATIENCE)
-    assert ask_plainly(lab, "127.0.0.1:6820") == "200"
-    run = lab.play(SLURM, "-e", json.dumps({"slurm_rest_address": None}))
-    assert run.code == 0, run.output[-4000:]
-    assert listeners(lab) == []
-    assert ask_plainly(lab, rest.SOCKET) == "200"
-    shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", rest.PROXY)
-    assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"]
-    for machine in MACHINES:
-        assert lab.run(machine, "sh", "-c", f"ls -d {rest.TRUST} {rest.FOLDER}", check=False) == ""
-    run = lab.play(SLURM)
-    assert run.code == 0, run.output[-4000:]
-    assert listeners(lab) == ["stunnel"]
-    assert ask_rest(lab, "s4", "s1") == ["s1 s2 s3 s4", "refused", "not verified"]
 
 
 # --- Devices

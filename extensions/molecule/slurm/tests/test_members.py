@@ -25,6 +25,7 @@ from slurm_members import (
     ask_rest,
     job,
     processes,
+    sacct,
     submit,
     wait_for_job,
     wait_until_idle,
@@ -117,35 +118,6 @@ def boot(lab: Lab) -> None:
     """Start s4, which was killed. Nothing but sshd starts with it."""
     subprocess.run(["docker", "start", f"gpumesh-{lab.name}-s4"], check=True, capture_output=True, timeout=120)
     lab.wait("s4 answers", lambda: listens("s4", 22), PATIENCE)
-
-
-def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab) -> None:
-    chosen = (rest.PROXY, rest.DAEMON, "slurmdbd", "mariadb")
-    history = sacct(lab, "s1")
-    off = {"slurm_rest": False, "slurm_accounting": False, "job_environment_dialects": []}
-    run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(off))
-    assert run.code == 0, run.output[-4000:]
-    for name in chosen:
-        shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", name)
-        assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"], name
-    files = ("/etc/slurm/slurmdbd.conf", "/var/lib/slurm/slurmctld/jwt_hs256.key")
-    files += (rest.FOLDER, rest.TRUST, rest.SOCKET_FOLDER)
-    assert lab.run("s1", "ls", "-d", *files, check=False) == ""
-    environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)
-    assert "MASTER_ADDR=" in environment
-    assert not re.findall(r"^(?:BACKENDAI|DSTACK|SKYPILOT|PRIMARY)_.*", environment, re.MULTILINE)
-    run = lab.play(SLURM, "--limit", "s1")
-    assert run.code == 0, run.output[-4000:]
-    wait_until_idle(lab)
-    processes(lab)
-    assert history <= sacct(lab, "s1")
-
-
-def sacct(lab: Lab, machine: str) -> set[str]:
-    """The IDs of the jobs in the accounting, once it answers: slurmdbd may still be starting."""
-    asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
-    lab.wait("the accounting answers", lambda: lab.run(machine, *asked, check=False) != "", PATIENCE)
-    return set(lab.run(machine, *asked).split())
 
 
 # --- The manager is a rented container

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an earlier version and former choices leave on the hosts goes.
+
+The tests run in the order of the file. They share their runs of the playbook; the last one leaves the cluster as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from lab_hosts import Lab, Run
+from slurm_members import (
+    LAB,
+    MACHINES,
+    PATIENCE,
+    SLURM,
+    ask_plainly,
+    ask_rest,
+    listeners,
+    processes,
+    sacct,
+    wait_until_idle,
+    write,
+)
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, rest
+
+#: The drop-in of slurmrestd in earlier versions, which had no proxy.
+FORMER_REST = """[Unit]
+StartLimitIntervalSec=0
+[Service]
+DynamicUser=yes
+Environment=SLURM_JWT=daemon
+ExecStart=
+ExecStart=/usr/sbin/slurmrestd -a rest_auth/jwt 127.0.0.1:6820
+Restart=on-failure
+RestartSec=5
+"""
+#: An oci.conf of an earlier version, by which any user could run commands as root on each node.
+FILE = "/etc/slurm/oci.conf"
+_CRUN = "unset NOTIFY_SOCKET; r=%r; d=${r%%/bundle/rootfs}/crun; exec crun --cgroup-manager=disabled --root=$d"
+FORMER = conf.text_of(
+    [
+        f'RunTimeQuery="{_CRUN} state %n.%u.%j.%s.%t"',
+        f'RunTimeKill="{_CRUN} kill --all %n.%u.%j.%s.%t"',
+        f'RunTimeDelete="{_CRUN} delete --force %n.%u.%j.%s.%t"',
+        f'RunTimeRun="{_CRUN} run --bundle=%b %n.%u.%j.%s.%t"',
+    ]
+)
+BUNDLE = "/home/mallory/bundle"
+#: What Slurm puts in place of %r; root's shell would make a file with the number of its user.
+CONFIG = json.dumps({"ociVersion": "1.0.0", "root": {"path": "/x;id>/tmp/oci.$(id -u);#"}})
+PREPARE = f"""
+id mallory 2>/dev/null || useradd --uid 2300 --create-home mallory
+mkdir -p {BUNDLE} && printf %s "$1" > {BUNDLE}/config.json && chmod -R a+rX /home/mallory
+"""
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Iterator[Lab]:
+    for machine in MACHINES:
+        LAB.run(machine, "sh", "-c", PREPARE, "-", CONFIG)
+    yield LAB
+    for machine in MACHINES:
+        LAB.run(machine, "sh", "-c", f"userdel --remove mallory; rm -f /tmp/oci.* {FILE}")
+
+
+def attacked(lab: Lab) -> list[str]:
+    """Where root has run what an ordinary user has written, after that user has tried it on each node."""
+    for machine in MACHINES:
+        lab.run(machine, "sh", "-c", "rm -f /tmp/oci.*")
+        attack = ("srun", "--immediate=60", "--chdir=/", f"--nodelist={machine}", f"--container={BUNDLE}", "true")
+        lab.run("s1", "runuser", "-u", "mallory", "--", *attack, check=False)
+    return [machine for machine in MACHINES if lab.run(machine, "sh", "-c", "ls /tmp/oci.0", check=False)]
+
+
+@pytest.fixture(name="upgraded", scope="module")
+def _upgraded(lab: Lab) -> Run:
+    """A run without an address of the REST interface, on a cluster as an earlier version made it."""
+    wait_until_idle(lab)
+    lab.run("s1", "systemctl", "disable", "--now", rest.PROXY)
+    write(lab, "s1", "/etc/systemd/system/slurmrestd.service.d/gpumesh.conf", FORMER_REST)
+    lab.run("s1", "systemctl", "daemon-reload")
+    lab.run("s1", "systemctl", "restart", "slurmrestd")
+    lab.wait("it listens", lambda: listeners(lab) == ["slurmrestd"], PATIENCE)
+    assert ask_plainly(lab, "127.0.0.1:6820") == "200"
+    write(lab, "s1", FILE, FORMER)
+    lab.run("s1", "scontrol", "reconfigure")
+    lab.wait("the attack succeeds on every node", lambda: attacked(lab) == list(MACHINES), PATIENCE)
+    run = lab.play(SLURM, "-e", json.dumps({"slurm_rest_address": None}))
+    assert run.code == 0, run.output[-4000:]
+    return run
+
+
+@pytest.mark.release
+def test_an_oci_conf_of_an_earlier_version_goes_from_every_node(lab: Lab, upgraded: Run) -> None:
+    assert upgraded.changed["s1"], upgraded.output
+    lab.wait("no node has it", lambda: not attacked(lab), PATIENCE)
+    assert attacked(lab) == []
+    assert not [machine for machine in MACHINES if lab.run(machine, "find", "/", "-xdev", "-name", "oci.conf")]
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_without_an_address_there_is_no_listener_not_even_that_of_an_earlier_version(lab: Lab) -> None:
+    assert listeners(lab) == []
+    assert ask_plainly(lab, rest.SOCKET) == "200"
+    shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", rest.PROXY)
+    assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"]
+    for machine in MACHINES:
+        assert lab.run(machine, "sh", "-c", f"ls -d {rest.TRUST} {rest.FOLDER}", check=False) == ""
+
+
+@pytest.fixture(name="history", scope="module")
+def _history(lab: Lab) -> set[str]:
+    """The jobs in the accounting before it was switched off."""
+    return sacct(lab, "s1")
+
+
+def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab, history: set[str]) -> None:
+    assert history
+    chosen = (rest.PROXY, rest.DAEMON, "slurmdbd", "mariadb")
+    off = {"slurm_rest": False, "slurm_accounting": False, "job_environment_dialects": []}
+    run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(off))
+    assert run.code == 0, run.output[-4000:]
+    for name in chosen:
+        shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", name)
+        assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"], name
+    files = ("/etc/slurm/slurmdbd.conf", "/var/lib/slurm/slurmctld/jwt_hs256.key")
+    files += (rest.FOLDER, rest.TRUST, rest.SOCKET_FOLDER)
+    assert lab.run("s1", "ls", "-d", *files, check=False) == ""
+    environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)
+    assert "MASTER_ADDR=" in environment
+    assert not re.findall(r"^(?:BACKENDAI|DSTACK|SKYPILOT|PRIMARY)_.*", environment, re.MULTILINE)
+
+
+def test_what_is_chosen_again_comes_back_and_an_oci_conf_of_the_administrators_own_stays(
+    lab: Lab, history: set[str]
+) -> None:
+    own = 'RunTimeQuery="true"\n'
+    write(lab, "s1", FILE, own)
+    run = lab.play(SLURM)
+    assert run.code == 0, run.output[-4000:]
+    assert lab.read("s1", FILE).decode() == own
+    assert listeners(lab) == ["stunnel"]
+    assert ask_rest(lab, "s4", "s1") == ["s1 s2 s3 s4", "refused", "not verified"]
+    wait_until_idle(lab)
+    processes(lab)
+    assert history <= sacct(lab, "s1")
