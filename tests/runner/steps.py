@@ -48,8 +48,8 @@ _COMMANDS = {
     "sanity": {"sanity": "tests/matrix sanity"},
     "integration": {"integration": "pytest -q tests/integration"},
 }
-#: With the packages of `check`, and so with the layers of all images.
-_IMAGE = "ansible-playbook --inventory localhost, --extra-vars @extensions/molecule/check/lab.yml lab/image.yml"
+#: With the packages of `work`, and so with the layers of all images.
+_IMAGE = "ansible-playbook --inventory localhost, --extra-vars @extensions/molecule/work/lab.yml lab/image.yml"
 
 
 @dataclass(frozen=True)
