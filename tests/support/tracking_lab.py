@@ -11,11 +11,14 @@ import ssl
 import subprocess
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from desk import GUIDES, Desk
 from lab_hosts import ROOT, Lab, Run
+from told_secrets import watched
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import LIBRARY
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import FOLDER, LIBRARY
+from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks
 
 NAME = "molecule-work"
 MANAGER, _SECOND, _THIRD, BARE = MACHINES = ("gpu1", "gpu2", "gpu3", "gpu4")
@@ -124,6 +127,11 @@ class TrackingLab(Lab):
         """Give a host the environment of MLflow that was kept, as if it had installed it before."""
         self.run(host, "sh", "-c", f"mkdir -p {LIBRARY} && cp -a {LIBRARY_KEPT}/*/ {LIBRARY}", timeout=600)
 
+    def secrets(self) -> set[str]:
+        """The passwords, and the lines of the private key, that only some of the first server's files may have."""
+        made = self.run(MANAGER, "sh", "-c", f"cat {FOLDER}/checker; echo; cat {FOLDER}/*.key")
+        return {line for line in made.splitlines() if len(line) > 20 and not line.startswith("-----")}
+
     def versions(self, host: str) -> str:
         """The version of the schema in PostgreSQL."""
         return self.in_database(host, "SELECT version_num FROM alembic_version", "gpumesh_tracking")
@@ -144,3 +152,40 @@ def certificate(machine: str, folder: Path) -> tuple[Path, Path]:
 
 def tags(run: dict[str, Any]) -> dict[str, str]:
     return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+
+
+class Told(NamedTuple):
+    """What playbooks have told about the passwords of users and the keys of the server, while both were new and the
+    processes of all members were watched; see `watched`.
+    """
+
+    tracking: Run
+    show: Run
+    check: Run
+    #: The folder with the report of the check.
+    report: Path
+    passwords: dict[str, str]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.tracking, self.show, self.check
+
+
+def written(name: str) -> str:
+    """The content of a file, as the guide shows it."""
+    (text,) = (block.text for block in blocks(GUIDES / f"{GUIDE}.md") if block.file == name)
+    return f"{text}\n"
+
+
+def tell(desk: Desk, lab: TrackingLab, folder: Path) -> Told:
+    """Type the guide's command that starts the server, with a user more than in its file."""
+    eve = 'eve\'s \\own "p@ss" 4711'
+    desk.write("secrets/tracking-users", f"{written('secrets/tracking-users')}eve:{eve}\n")
+    checked = ("--diff", "--tags", "tracking", "-e", f"check_report_dir={folder}")
+    with watched(lab, MACHINES):
+        tracking = desk.run(*desk.type(GUIDE, ON), "-vvv", "--diff")
+        show = lab.play("gpumesh.cluster.show", "-vvv", "-e", "show_output=json")
+        check = lab.play("gpumesh.cluster.check", "-vvv", *checked)
+    lab.find_server()
+    passwords = {name: PASSWORDS[name] for name in ("admin", "alice")}
+    return Told(tracking, show, check, folder, {**passwords, "eve": eve})

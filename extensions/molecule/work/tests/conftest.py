@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from desk import Desk
 from lab_hosts import ROOT
-from tracking_lab import LIBRARY_KEPT, MANAGER, NAME, NETWORK, SHARED, TrackingLab
+from tracking_lab import LIBRARY_KEPT, MANAGER, NAME, NETWORK, SHARED, Told, TrackingLab, tell
 from train_runs import TrainLab
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import install
 
-#: Sessions, whose placement needs idle nodes; training runs; and the guide with its server, at whose end the cluster is
+#: A second run; sessions, whose placement needs idle nodes; training runs; and the guide with its server, at whose end the cluster is
 #: deleted.
 ORDER = (
+    "test_again",
     "test_session",
     "test_full",
     "test_preempted",
@@ -55,6 +56,12 @@ def _desk(tmp_path_factory: pytest.TempPathFactory, lab: TrackingLab) -> Desk:
     desk.write("inventories/lan/hosts.yml", lab.inventory.read_text())
     shutil.copytree(ROOT / "examples", SHARED / "examples", dirs_exist_ok=True)
     return desk
+
+
+@pytest.fixture(name="told", scope="session")
+def _told(tmp_path_factory: pytest.TempPathFactory, desk: Desk, lab: TrackingLab) -> Told:
+    """The start of the server, and what was told meanwhile."""
+    return tell(desk, lab, tmp_path_factory.mktemp("told"))
 
 
 @pytest.fixture(name="library", scope="session")

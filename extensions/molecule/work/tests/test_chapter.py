@@ -13,10 +13,8 @@ from statistics import median
 from typing import Any
 
 import pytest
-from desk import GUIDES, Desk
-from tracking_lab import GUIDE, MACHINES, MANAGER, ON, SHARED, STEPS, TrackingLab, tags
-
-from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks
+from desk import Desk
+from tracking_lab import GUIDE, MACHINES, MANAGER, SHARED, STEPS, Told, TrackingLab, tags, written
 
 HERE = "/mnt/shared/alice/tracking"
 RUNS = SHARED / "alice" / "runs"
@@ -24,12 +22,6 @@ RUNS = SHARED / "alice" / "runs"
 SLOW, PAUSE = 1, 1000.0
 #: The recorded steps: 5 are skipped, and the profiler warms up in 2.
 FIRST, RECORDED = 8, 5
-
-
-def written(name: str) -> str:
-    """The content of a file, as the guide shows it."""
-    (text,) = (block.text for block in blocks(GUIDES / f"{GUIDE}.md") if block.file == name)
-    return f"{text}\n"
 
 
 def alice(desk: Desk, line: str, now: str = "", machine: str = MANAGER, folder: str = HERE) -> str:
@@ -42,10 +34,8 @@ def report(name: str) -> list[dict[str, Any]]:
     return list(json.loads((RUNS / name).read_text(encoding="utf-8")))
 
 
-def test_track(desk: Desk, lab: TrackingLab) -> None:
-    desk.write("secrets/tracking-users", written("secrets/tracking-users"))
-    desk.play(GUIDE, ON)
-    lab.find_server()
+def test_track(desk: Desk, lab: TrackingLab, told: Told) -> None:
+    assert told.tracking.code == 0, told.tracking.output[-6000:]
     assert lab.answers()
     for machine in MACHINES:
         made = f"mkdir -p ~/.mlflow && cat > ~/.mlflow/credentials <<END\n{written('~/.mlflow/credentials')}END"

@@ -7,18 +7,15 @@ says: TLS, an upgrade, a backup, off and on, a move. Each run of a playbook show
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from desk import GUIDES, Desk
-from told_secrets import watched
 from tracking_lab import (
     ADDRESS,
     AGAIN,
@@ -31,6 +28,7 @@ from tracking_lab import (
     SERVICE,
     SHARED,
     STEPS,
+    Told,
     TrackingLab,
     certificate,
     tags,
@@ -52,9 +50,8 @@ OLD = "3.16.1"
 OLDER = """
 set -e
 environment=$(ls -d /usr/local/lib/gpumesh/mlflow/*/)
-$environment/bin/python -m pip install -q --no-deps --target /root/older mlflow==$1 mlflow-skinny==$1 mlflow-tracing==$1
+$environment/bin/python -m pip install -q --no-deps --no-compile --target /root/older mlflow==$1 mlflow-skinny==$1 mlflow-tracing==$1
 chmod -R go+rX /root/older && mv /root/older /opt/older
-systemctl stop gpumesh-tracking
 runuser -u postgres -- psql -q -c 'DROP DATABASE gpumesh_tracking WITH (FORCE)' \
     -c 'CREATE DATABASE gpumesh_tracking OWNER gpumesh_tracking'
 cd / && PYTHONPATH=/opt/older runuser -u gpumesh_tracking -- env HOME=/var/lib/gpumesh/tracking \
@@ -79,7 +76,6 @@ trust = os.environ.get('MLFLOW_TRACKING_SERVER_CERT_PATH')
 print(u.urlopen(os.environ['MLFLOW_TRACKING_URI'] + '/health',
                 context=ssl.create_default_context(cafile=trust) if trust else None).url)" """
 
-NO_INDEX = r"[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 0\n"
 #: A run that begins after the backup.
 LATE = (
     "export GPUMESH_RUN_DIR=/mnt/shared/alice/runs/late PYTHONPATH=/usr/local/lib/gpumesh/python; "
@@ -98,22 +94,20 @@ def as_root(desk: Desk, line: str) -> None:
     desk.log_in(MANAGER, "root", "/root", GUIDE, line)
 
 
-def test_show_knows_it_and_the_check_writes_a_run(lab: TrackingLab, tmp_path: Path) -> None:
-    shown = lab.play("gpumesh.cluster.show", "-e", "show_output=json")
-    (cluster,) = shown.shown
+def test_show_knows_it_and_the_check_writes_a_run(told: Told) -> None:
+    (cluster,) = told.show.shown
     layers = {member["machine"]: member["layers"] for member in cluster["members"]}
     assert [machine for machine in layers if "tracking" in layers[machine]] == [MANAGER]
     assert {member["machine"]: member["drift"].get("tracking") for member in cluster["members"]} == dict.fromkeys(
         layers
     )
-    done = lab.play("gpumesh.cluster.check", "--tags", "tracking", "-e", f"check_report_dir={tmp_path}")
-    verdict = json.loads((tmp_path / "lan" / "part" / "verdict.json").read_text(encoding="utf-8"))
+    verdict = json.loads((told.report / "lan" / "part" / "verdict.json").read_text(encoding="utf-8"))
     found = {(one["id"], one["host"]): one["status"] for one in verdict["checks"] if one["id"].startswith("tracking")}
     assert found == {
         ("tracking.run", MANAGER): "pass",
         ("tracking.certificate", MANAGER): "pass",
         **{("tracking.answer", machine): "pass" for machine in MACHINES if machine != MANAGER},
-    }, done.output
+    }, told.check.output
 
 
 def test_only_users_get_in_and_nobody_else_reads_the_secrets(lab: TrackingLab) -> None:
@@ -130,57 +124,31 @@ def test_only_users_get_in_and_nobody_else_reads_the_secrets(lab: TrackingLab) -
     assert addresses.split()[3] == f"{ADDRESS[MANAGER]}:5000"
 
 
-def secrets_of(lab: TrackingLab) -> set[str]:
-    """The passwords, and the lines of the private key, that only some of the server's files may have."""
-    made = lab.run(MANAGER, "sh", "-c", f"cat {settings.FOLDER}/checker; echo; cat {settings.FOLDER}/*.key")
-    return {line for line in made.splitlines() if len(line) > 20 and not line.startswith("-----")}
-
-
-def test_nothing_tells_a_secret(lab: TrackingLab, tmp_path: Path) -> None:
-    """While a user gets a password and the server makes a new certificate, and the processes of members are watched."""
-    passwords = {
-        "admin": "an-administrator-of-mlflow",
-        "alice": "only-alice-knows-this",
-        "eve": 'eve\'s \\own "p@ss" 4711',
-    }
-    users = tmp_path / "users"
-    users.write_text("".join(f"{name}:{password}\n" for name, password in passwords.items()), encoding="ascii")
-    former = secrets_of(lab)
-    lab.run(MANAGER, "rm", settings.OWN_CERTIFICATE, settings.OWN_KEY)
-    with watched(lab, MACHINES):
-        runs = [
-            lab.play("gpumesh.cluster.tracking", "-vvv", "--diff", "-e", f"tracking_users_file={users}"),
-            lab.play("gpumesh.cluster.show", "-vvv", "-e", "show_output=json"),
-            lab.play(
-                *("gpumesh.cluster.check", "-vvv", "--diff", "--tags", "tracking"),
-                *("-e", f"check_report_dir={tmp_path / 'report'}"),
-            ),
-        ]
-    lab.find_server()
-    assert [run.code for run in runs] == [0, 0, 0], runs[0].output[-3000:]
+def test_nothing_tells_a_secret(lab: TrackingLab, told: Told) -> None:
+    assert [run.code for run in told.runs] == [0, 0, 0], told.tracking.output[-3000:]
     assert lab.ask("mlflow/experiments/get-by-name?experiment_name=eve")
-    own = secrets_of(lab)
-    assert len(own - former) >= 2, "no key was made, so nothing was tried"
+    own = lab.secrets()
+    assert len(own) >= 3, "no key was made besides the password, so nothing was tried"
     in_environment = {lab.run(MANAGER, "cat", path).strip() for path in (settings.SECRET, settings.PASSPHRASE)}
-    secrets = {form for word in (*own, *former, *passwords.values()) for form in (word, json.dumps(word)[1:-1])}
-    told = "\n".join(run.output for run in runs)
-    told += "\n".join(path.read_text("latin-1") for path in (tmp_path / "report").rglob("*") if path.is_file())
+    secrets = {form for word in (*own, *told.passwords.values()) for form in (word, json.dumps(word)[1:-1])}
+    words = "\n".join(run.output for run in told.runs)
+    words += "\n".join(path.read_text("latin-1") for path in told.report.rglob("*") if path.is_file())
     logs = "journalctl --no-pager --output=cat; find /var/log /var/lib/gpumesh/clusters -xdev -type f -not -path '*/journal/*'"
     for machine in MACHINES:
-        told += lab.run(machine, "sh", "-c", f"({logs} -exec cat {{}} +) 2>/dev/null; true")
+        words += lab.run(machine, "sh", "-c", f"({logs} -exec cat {{}} +) 2>/dev/null; true")
     # MLflow has them in its environment.
-    assert not [secret for secret in in_environment if secret in told]
+    assert not [secret for secret in in_environment if secret in words]
     for machine in MACHINES:
-        told += lab.read(machine, "/root/seen").decode("latin-1")
+        words += lab.read(machine, "/root/seen").decode("latin-1")
         lab.run(machine, "rm", "/root/seen", "/root/enough")
-    assert not [secret for secret in secrets if secret in told]
+    assert not [secret for secret in secrets if secret in words]
     homes = {f"{settings.FOLDER}/{name}" for name in ("checker", "own.key", "passphrase", "secret")}
     for machine in MACHINES:
         lab.run(
             machine,
             "python3",
             "-c",
-            f"open('/root/lines', 'w').write({chr(10).join(sorted({*own, *former, *in_environment}))!r})",
+            f"open('/root/lines', 'w').write({chr(10).join(sorted({*own, *in_environment}))!r})",
         )
         grep = "grep -rlaF -f /root/lines /etc /var /run /tmp /root/.ansible /home 2>/dev/null; rm /root/lines"
         assert set(lab.run(machine, "sh", "-c", grep).split()) == (homes if machine == MANAGER else set()), machine
@@ -261,21 +229,34 @@ def _backup(desk: Desk, lab: TrackingLab) -> dict[str, Any]:
     return runs
 
 
-def test_an_older_schema_is_migrated_and_the_server_gets_a_certificate(
+@pytest.mark.usefixtures("library")
+def test_off_and_on_again_with_an_older_schema_and_a_certificate(
     desk: Desk, lab: TrackingLab, backup: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A database with a run, as the last minor version of MLflow created it."""
+    """It is on again with a database with a run, as the last minor version of MLflow created it."""
     heads = lab.versions(MANAGER)
+    desk.play(GUIDE, f"{AGAIN} -e tracking_state=absent")
+    assert lab.record()["tracking"] is None and not lab.answers()
+    assert "MLFLOW" not in lab.job("env")
+    for machine in MACHINES:
+        assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "*tracking*", check=False), machine
+    assert not lab.run(MANAGER, "find", settings.LIBRARY, check=False)
+    kept = lab.in_database(MANAGER, "SELECT name FROM runs", "gpumesh_tracking").split()
+    assert set(kept) >= set(backup)
+    lab.give_packages(MANAGER)
     lab.run(MANAGER, "sh", "-c", OLDER, "-", OLD, timeout=300)
     assert lab.versions(MANAGER) != heads
     made, key = certificate(MANAGER, tmp_path)
     for name, source in (("gpu1.pem", made), ("our-ca.pem", made), ("secrets/gpu1.key", key)):
         desk.write(name, source.read_text())
-    desk.play(
+    provided = desk.type(
         GUIDE,
         f"{AGAIN} -e tracking_certificate_file=gpu1.pem -e tracking_key_file=secrets/gpu1.key "
         "-e tracking_ca_file=our-ca.pem",
     )
+    *_command, users = desk.type(GUIDE, ON)
+    done = desk.run(*provided, "-e", users)
+    assert done.code == 0, done.output
     lab.trust = made.read_text()
     lab.find_server()
     assert lab.versions(MANAGER) == heads
@@ -287,12 +268,19 @@ def test_an_older_schema_is_migrated_and_the_server_gets_a_certificate(
 def test_a_backup_is_restored_and_each_user_in_it_gets_an_experiment(
     desk: Desk, lab: TrackingLab, backup: dict[str, Any]
 ) -> None:
+    """The same run switches TLS off."""
     as_root(
         desk,
         "runuser -u gpumesh_tracking -- sh -ec 'cd /mnt/shared/mlflow-lan; umask 077; cat > new; mv new database.dump' "
         "< tracking.dump",
     )
-    desk.play(GUIDE, AGAIN)
+    desk.type(GUIDE, AGAIN)
+    desk.play(GUIDE, f"{AGAIN} -e tracking_tls=false")
+    lab.find_server()
+    assert lab.uri.startswith("http:")
+    for machine in MACHINES:
+        assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "tracking-ca*", check=False), machine
+    assert lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
     assert lab.known("alice") == backup
     line = "srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/*/track"
     desk.log_in(MANAGER, "alice", "/mnt/shared/alice", GUIDE, line)
@@ -317,62 +305,10 @@ def test_a_backup_is_restored_and_each_user_in_it_gets_an_experiment(
         lab.ask("mlflow/runs/create", {"experiment_id": own}, user="mallory")
 
 
-def test_a_second_run_changes_nothing(lab: TrackingLab) -> None:
-    done = lab.track()
-    assert done.code == 0 and set(done.changed.values()) == {0}, done.output
-
-
-@contextlib.contextmanager
-def without_index(lab: TrackingLab) -> Iterator[None]:
-    """While the manager does not reach the package index of pip."""
-    lab.run(
-        MANAGER,
-        "sh",
-        "-c",
-        'test ! -e /etc/pip.conf || mv /etc/pip.conf /root; printf "$1" > /etc/pip.conf',
-        "-",
-        NO_INDEX,
-    )
-    try:
-        yield
-    finally:
-        lab.run(MANAGER, "sh", "-c", "rm /etc/pip.conf; test ! -e /root/pip.conf || mv /root/pip.conf /etc")
-
-
-@pytest.mark.usefixtures("library")
-def test_off_and_on_again_with_a_certificate_of_its_own(desk: Desk, lab: TrackingLab) -> None:
-    runs = lab.known("alice")
-    desk.play(GUIDE, f"{AGAIN} -e tracking_state=absent")
-    assert lab.record()["tracking"] is None and not lab.answers()
-    assert "MLFLOW" not in lab.job("env")
-    for machine in MACHINES:
-        assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "*tracking*", check=False), machine
-    assert not lab.run(MANAGER, "find", settings.LIBRARY, check=False)
-    # It cannot be installed: jobs look for no server, everything else is done, and the reason is told.
-    with without_index(lab):
-        failed = lab.play(
-            *("gpumesh.cluster.join", "-e", f"cluster_machines={BARE}", "-e", "cluster_prove_subnet=false"),
-            *("-e", f"tracking_server={MANAGER}"),
-        )
-    assert failed.code and f"but experiments are not tracked: {MANAGER}: pip cannot install" in failed.words
-    assert lab.record()["tracking"] is None and "MLFLOW" not in lab.job("env")
-    # On all members, although the change is refused on all.
-    rest = failed.output.partition("gpumesh.cluster.slurm : ")[2]
-    assert all(f"ok: [{machine}]" in rest for machine in MACHINES), failed.output
-    lab.give_packages(MANAGER)
-    desk.play(GUIDE, ON)
-    lab.find_server()
-    assert lab.trust in lab.record()["tracking"]["certificates"] and lab.known("alice") == runs
-
-
-def test_without_tls(desk: Desk, lab: TrackingLab) -> None:
-    runs = lab.known("alice")
-    desk.play(GUIDE, f"{AGAIN} -e tracking_tls=false")
-    lab.find_server()
-    assert lab.uri.startswith("http:") and lab.known("alice") == runs
-    for machine in MACHINES:
-        assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "tracking-ca*", check=False), machine
-    assert lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
+def test_a_second_run_changes_nothing_on_the_server(lab: TrackingLab) -> None:
+    """On all members after the move, where no systemd keeps the server running."""
+    done = lab.track("--limit", MANAGER)
+    assert (done.code, done.changed) == (0, {MANAGER: 0}), done.output
 
 
 @pytest.mark.usefixtures("library")
@@ -405,12 +341,6 @@ def test_it_moves_to_a_machine_without_systemd_and_the_former_server_leaves_noth
     assert int(lab.in_database(MANAGER, "SELECT count(*) FROM runs", kept)) >= len(runs)
     again = lab.track()
     assert again.code == 0 and set(again.changed.values()) == {0}, again.output
-
-
-def test_its_machine_is_not_removed(lab: TrackingLab) -> None:
-    refused = lab.play("gpumesh.cluster.remove", "-e", f"cluster_machine={BARE}")
-    assert refused.code and "Move it first, with the playbook tracking" in refused.words, refused.output
-    assert lab.answers()
 
 
 def test_delete_removes_it_and_leaves_the_data(lab: TrackingLab) -> None:

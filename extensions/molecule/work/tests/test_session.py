@@ -187,12 +187,6 @@ Demo = dict[str, tuple[str, str]]
 # --- The layer
 
 
-def test_a_second_run_of_the_layer_changes_nothing() -> None:
-    done = LAB.play("gpumesh.cluster.slurm")
-    assert done.code == 0, done.output
-    assert set(done.changed.values()) == {0}, done.changes
-
-
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_plugin_and_the_rules_are_on_every_node(host: str) -> None:
     assert "gpumesh_session.so" in LAB.run(host, "cat", "/etc/slurm/plugstack.conf.d/gpumesh.conf")
