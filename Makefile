@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help venv dev lab lab-down test changed lint unit integration security molecule build check publication docs sanity matrix chaos
+.PHONY: help venv dev lab lab-down test changed lint unit integration security molecule build check publication docs sanity matrix chaos upgrade
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ molecule: ## Run the scenarios on real hosts (SCENARIO=name for one)
 chaos: ## Kill operations everywhere and run them again (hours; CHAOS="--count 20 --seed 7" for less; PART=train: training runs, PART=session: sessions)
 	@lab/bootstrap dev engine
 	@.venv/bin/python tests/chaos/$(or $(PART),chaos).py $(or $(CHAOS),$(if $(PART),$(if $(filter train,$(PART)),--full),--all))
+
+upgrade: ## Upgrade a cluster in use that an older commit has built, and compare it with a new one (FROM=commit)
+	@lab/bootstrap dev engine
+	@.venv/bin/python tests/upgrade/upgrade.py $(FROM)
 
 check: ## Run all gates that need no hosts: what to run before each commit
 	@lab/bootstrap dev

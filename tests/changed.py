@@ -49,7 +49,7 @@ _LAYERS = frozenset().union(*SCENARIOS.values())
 _READ = ("docs", "examples", "inventories", "meta", "playbooks", "plugins", "roles")
 #: What no unit test and no scenario reads.
 _UNREAD = re.compile(
-    r"(changelogs/|tests/(bench|integration|publication)/|\.github/|[A-Z]+\.md$|LICENSE$|\.gitignore$)"
+    r"(changelogs/|tests/(bench|integration|publication)/|tests/upgrade/upgrade\.py$|\.github/|[A-Z]+\.md$|LICENSE$|\.gitignore$)"
 )
 _PREFIX = "ansible_collections.gpumesh.cluster."
 _NAMED = re.compile(r"\bgpumesh\.cluster\.([a-z_]+)(:?)")

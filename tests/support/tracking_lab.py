@@ -55,8 +55,10 @@ def opener(trust: str) -> urllib.request.OpenerDirector:
 class TrackingLab(Lab):
     """``uri`` is the current address of the server, ``trust`` the certificates by which it is verified."""
 
-    def __init__(self) -> None:
-        super().__init__(NAME)
+    def __init__(self, name: str = NAME, network: str = NETWORK) -> None:
+        """``network`` begins the addresses of the lab's hosts."""
+        super().__init__(name)
+        self.network = network
         self.trust = ""
         self.uri = ""
         self.find_server()
@@ -66,7 +68,10 @@ class TrackingLab(Lab):
         tracking = self.record()["tracking"]
         if tracking:
             self.trust = "".join(tracking["certificates"]) or self.trust
-            self.uri = f"{'https' if tracking['tls'] else 'http'}://{ADDRESS[tracking['server']]}:5000"
+            self.uri = f"{'https' if tracking['tls'] else 'http'}://{self.address(tracking['server'])}:5000"
+
+    def address(self, machine: str) -> str:
+        return f"{self.network}1{machine[-1]}"
 
     def record(self) -> dict[str, Any]:
         return dict(json.loads(self.read(MANAGER, "/var/lib/gpumesh/clusters/lan.json")))

@@ -95,7 +95,7 @@ def test_what_a_scenario_reads_affects_it() -> None:
 def test_an_unknown_file_affects_everything_and_a_fragment_nothing() -> None:
     everything = (UNITS, sorted(SCENARIOS))
     assert selected("requirements.txt") == everything
-    assert selected("changelogs/fragments/new.yml", "tests/bench/new.py") == ([], [])
+    assert selected("changelogs/fragments/new.yml", "tests/bench/new.py", "tests/upgrade/upgrade.py") == ([], [])
     assert selected("changelogs/fragments/new.yml", "requirements.txt") == everything
     assert selected() == ([], [])
 

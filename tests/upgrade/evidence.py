@@ -1,0 +1,93 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What runs on a cluster and what is on its hosts, as data, and what an upgrade has lost or left behind.
+
+This module runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class Job(NamedTuple):
+    """A job of Slurm. ``process`` is that of its batch script; empty if it has none."""
+
+    state: str
+    restarts: str
+    started: str
+    process: str
+
+
+class Work(NamedTuple):
+    """What users have on the cluster at one moment.
+
+    ``attempts`` are the jobs of the attempts of the training run, ``points`` the steps of it that the tracking server has,
+    ``containers`` identifies the first process of each container of the session, ``experiments`` is what identifies each
+    tracked run, and ``logins`` has the shell of the user on each host.
+    """
+
+    run: str
+    attempts: tuple[int, ...]
+    step: int
+    points: tuple[int, ...]
+    containers: Mapping[str, str]
+    jobs: Mapping[str, Job]
+    experiments: Mapping[str, Mapping[str, Any]]
+    logins: Mapping[str, str]
+
+
+#: What differs between two clusters of the same version and the same options, apart from their contents: what users and
+#: their jobs have written, keys, certificates and passwords that each cluster makes, and numbers that each counts itself.
+_OWN = re.compile(
+    r"/home/|/var/spool/slurm|/var/lib/slurm|/var/log/"
+    r"|/etc/(munge/munge\.key|gpumesh/[^:]*/([^:/]*\.(key|pem|crt)|secret|passphrase|checker|auth\.ini))"
+    r": (0o100\d+ \d+ \d+ )[0-9a-f]{64} -> \4[0-9a-f]{64}$"
+)
+
+
+def find_losses(before: Work, after: Work) -> list[str]:
+    """Each loss between two moments, such as a run that began again or a container that is another one."""
+    found = []
+    if (after.run, after.attempts) != (before.run, before.attempts):
+        found.append(
+            f"the training run is {after.run} in the jobs {after.attempts}, and was {before.run} in {before.attempts}"
+        )
+    if after.step < before.step:
+        found.append(f"the training run went back from step {before.step} to {after.step}")
+    if missing := sorted(set(before.points) - set(after.points)):
+        found.append(f"the tracking server no longer has {len(missing)} points of the run: {missing[:9]}")
+    for what, old, new in (
+        ("container", before.containers, after.containers),
+        ("job", before.jobs, after.jobs),
+        ("tracked run", before.experiments, after.experiments),
+        ("login on", before.logins, after.logins),
+    ):
+        found += [f"{what} {name} was {old[name]} and is {new.get(name)}" for name in old if new.get(name) != old[name]]
+    return found
+
+
+def find_standstill(before: Work, after: Work) -> list[str]:
+    """What did not go on between two moments."""
+    found = [] if after.step > before.step else [f"the training run is still at step {before.step}"]
+    if len(after.points) <= len(before.points):
+        found.append(f"the tracking server still has {len(before.points)} points of the run")
+    return found
+
+
+def find_restarts(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The daemons that are another process than before, by host."""
+    return [
+        f"{name} on {host}"
+        for host, daemons in before.items()
+        for name, process in daemons.items()
+        if after[host].get(name) != process
+    ]
+
+
+def find_leftovers(differences: Iterable[str]) -> list[str]:
+    """The differences between a host of a new cluster and the upgraded one that the upgrade has to answer for."""
+    return [line for line in differences if not _OWN.match(line)]
