@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.tests.upgrade.evidence import (
     find_losses,
     find_restarts,
     find_standstill,
+    mask,
 )
 
 RUNS, WAITS = Job("RUNNING", "0", "12:00", "812"), Job("PENDING", "0", "Unknown", "")
@@ -102,3 +103,12 @@ def test_what_a_new_host_does_not_have_is_left_behind(upgraded: dict[str, Any], 
     found = find_leftovers(host_state.differences(host(SHARED_FILES), upgraded))
     assert len(found) == len(expected)
     assert all(words in line for words, line in zip(expected, found))
+
+
+def test_a_text_is_compared_without_keys_and_the_generation() -> None:
+    old, new = (
+        f'"GPUMESH_GENERATION": "{generation}"\nssh-ed25519 AAAA{key} root@gpu1\n'
+        for generation, key in ((3, "b+/"), (4, "c="))
+    )
+    assert mask(old) == mask(new)
+    assert mask(f"{new}ssh-rsa AAAAd former\n") == [*mask(old), "ssh-rsa (own) former"]

@@ -40,12 +40,21 @@ class Work(NamedTuple):
     logins: Mapping[str, str]
 
 
-#: What differs between two clusters of the same version and the same options, apart from their contents: what users and
-#: their jobs have written, keys, certificates and passwords that each cluster makes, and numbers that each counts itself.
+#: Files whose text is compared without what each cluster has of its own in it: keys, and the generation of its record.
+TEXTS = ("/etc/gpumesh/job_environment.json", "/etc/gpumesh/ssh/lan/known_hosts", "/root/.ssh/authorized_keys")
+_MASKED = re.compile(r'AAAA[\w+/=]+|(?<="GPUMESH_GENERATION": )"\d+"')
+
+#: What differs between two clusters of the same version and options: what users, jobs and databases have written, and the
+#: contents of keys, certificates and passwords that each host or cluster makes.
 _OWN = re.compile(
-    r"/home/|/var/spool/slurm|/var/lib/slurm|/var/log/"
-    r"|/etc/(munge/munge\.key|gpumesh/[^:]*/([^:/]*\.(key|pem|crt)|secret|passphrase|checker|auth\.ini))"
-    r": (0o100\d+ \d+ \d+ )[0-9a-f]{64} -> \4[0-9a-f]{64}$"
+    r"/home/|/var/(log|spool/slurm|lib/(slurm|docker-registry|postgresql/\d+/main/(base|pg_wal)))"
+    r"|shared memory: . (PostgreSQL\.\d+|libpod_(rootless_)?lock\w*)$"
+    r"|(/etc/machine-id|/etc/ssh/ssh_host_\w+_key(\.pub)?|/etc/ssl/private/ssl-cert-snakeoil\.key|/etc/munge/munge\.key"
+    r"|/etc/gpumesh/(ssh/lan/(SIGNING|root)(-cert)?(\.pub)?|tracking-ca-lan\.crt)"
+    r"|/etc/gpumesh/tracking/(own\.(key|crt)|secret|passphrase|checker|auth\.ini)"
+    r"|/root/\.config/mlflow/telemetry\.json"
+    rf"|{'|'.join(map(re.escape, TEXTS))})"
+    r": (?P<mode>0o100\d+ \d+ \d+) [0-9a-f]{64} -> (?P=mode) [0-9a-f]{64}$"
 )
 
 
@@ -91,3 +100,8 @@ def find_restarts(before: Mapping[str, Mapping[str, str]], after: Mapping[str, M
 def find_leftovers(differences: Iterable[str]) -> list[str]:
     """The differences between a host of a new cluster and the upgraded one that the upgrade has to answer for."""
     return [line for line in differences if not _OWN.match(line)]
+
+
+def mask(text: str) -> list[str]:
+    """The lines of a text without what each cluster has of its own."""
+    return _MASKED.sub("(own)", text).splitlines()

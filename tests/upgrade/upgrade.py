@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import host_state
 import session_lab
-from evidence import Job, Work, find_leftovers, find_losses, find_restarts, find_standstill
+from evidence import TEXTS, Job, Work, find_leftovers, find_losses, find_restarts, find_standstill, mask
 from lab_hosts import ROOT, Run, ansible, lab_playbook
 from session_lab import LAB, by, everywhere, inside, job_of, places, role, start
 from tracking_lab import MACHINES, MANAGER, PASSWORDS, TrackingLab
@@ -175,9 +175,8 @@ class Upgrade:
         old = self.logs / "older"
         check_out(self.commit, old)
         with self.collection(old):
-            if not self.options.running:
-                self.up()
-                self.build("older")
+            self.up()
+            self.build("older")
             self.say(f"{self.commit[:10]} has built the cluster")
         self.tracking = TrackingLab(self.options.lab, f"{self.options.network}.")
         reference = self.begin_work()
@@ -187,7 +186,10 @@ class Upgrade:
         after = self.look()
         self.expect("one site of this tree succeeds", self.failures(done))
         print("".join(f"         {line}\n" for line in done.changes), end="")
-        self.say(f"restarted: {', '.join(find_restarts(daemons, self.daemons())) or 'nothing'}")
+        restarts = find_restarts(daemons, self.daemons())
+        self.say(f"restarted: {', '.join(restarts) or 'nothing'}")
+        if not git("diff", "--name-only", self.commit, "--", "playbooks", "plugins", "roles"):
+            self.expect("nothing was restarted without need", restarts)
         self.expect("nothing that runs is lost", find_losses(before, after))
         self.expect("it goes on", find_standstill(before, after))
         self.expect("new points arrive", self.await_points(after))
@@ -221,7 +223,9 @@ class Upgrade:
         self.expect("the upgraded hosts are like new ones", wrong)
 
     def states(self) -> dict[str, Any]:
-        return {host: host_state.read(LAB, host) for host in MACHINES}
+        """What is on each host, with the lines of some files."""
+        texts = {host: {path: mask(LAB.run(host, "cat", path)) for path in TEXTS} for host in MACHINES}
+        return {host: {**host_state.read(LAB, host), **texts[host]} for host in MACHINES}
 
     # The lab and its cluster
 
@@ -408,6 +412,8 @@ class Upgrade:
             said = (self.shared / "bob" / name).read_text(encoding="utf-8").strip()
             if (state := self.job(name).state) != "COMPLETED" or said != text:
                 wrong.append(f"the job that {name} is {state} and has printed '{said}'")
+        # Slurm forgets them.
+        self.jobs = {}
         return wrong
 
     def prove_losses_are_seen(self) -> list[str]:
@@ -447,9 +453,6 @@ def read_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", nargs="?", default="", help="the commit that builds the cluster")
-    parser.add_argument(
-        "--running", action="store_true", help="upgrade the cluster that the older commit has built before"
-    )
     parser.add_argument(
         "--keep", action="store_true", help="keep the upgraded hosts, and do not compare them with new ones"
     )
