@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Upgrade a cluster in use: an older commit builds it, and one `site` of this tree takes it over.
 
-    make upgrade                 # from origin/main, or, on it, from the first commit that this test was written for
+    make upgrade                 # from origin/main, or on it, from the commit FIRST
     make upgrade FROM=3f316e26   # from another commit
     python tests/upgrade/upgrade.py 3f316e26 --keep
 
@@ -45,7 +45,7 @@ from train_runs import BARE, ENDED, PATIENCE, all_samples
 from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 
 SCENARIO = session_lab.SCENARIO
-#: The commit from which main itself is upgraded.
+#: The commit from which origin/main itself is upgraded: the main branch when this test was written.
 FIRST = "fe4dba67c0394a85649eb216d1011cc3ffbb6b15"
 #: The steps of the training, and the seconds of one until the run may end: it must last longer than the upgrade.
 STEPS, SECONDS = 1200, 3.0
