@@ -160,6 +160,8 @@ class Upgrade:
                 self.compare_with_a_new_one()
         except (AssertionError, subprocess.SubprocessError, OSError, KeyError, ValueError) as failure:
             self.wrong.append(f"{type(failure).__name__}: {failure}")
+            with contextlib.suppress(AssertionError, subprocess.SubprocessError, OSError):
+                self.keep_logs()
         finally:
             for login in self.logins.values():
                 login.end()
@@ -204,7 +206,15 @@ class Upgrade:
         self.expect("nothing that runs is lost by then", find_losses(before, self.look()))
         self.expect("everything ends well", self.end_work(reference))
         self.expect("losses are seen", self.prove_losses_are_seen())
+        self.keep_logs()
         self.leave()
+
+    def keep_logs(self) -> None:
+        """Save what helps to find why something was lost: the hosts are soon other ones."""
+        shutil.copytree(self.shared / "alice" / "runs", self.logs / "runs", dirs_exist_ok=True)
+        for host in MACHINES:
+            said = LAB.run(host, "sh", "-c", "tail -n 2000 /var/log/slurm/*.log /var/log/gpumesh-* 2>&1", check=False)
+            (self.logs / f"{host}.slurm").write_text(said, encoding="utf-8")
 
     def compare_with_a_new_one(self) -> None:
         """Build the same cluster on new hosts, and compare the upgraded ones with them."""
@@ -367,9 +377,10 @@ class Upgrade:
         by("alice", "srun", "python3", "/usr/local/lib/gpumesh/python/gpumesh_track.py", track)
 
     def result(self, name: str) -> str:
-        """The last line of rank 0."""
+        """The line with the result of rank 0. What tracks the run may print another one after it."""
         log = self.shared / "alice" / "runs" / name / "attempts" / "001" / "rank-0.log"
-        return log.read_text(encoding="utf-8").splitlines()[-1]
+        lines = log.read_text(encoding="utf-8").splitlines()
+        return next((line for line in lines if line.startswith("weight ")), f"no result: {lines[-1:]}")
 
     def await_end(self, name: str) -> dict[str, Any]:
         LAB.wait(f"the run {name} has ended", lambda: self.state(name)["state"] in ENDED, 2 * PATIENCE)
