@@ -21,6 +21,7 @@ def _lab() -> TrainLab:
     lab = TrainLab("molecule-work")
     lab.idle()
     shutil.copytree(ROOT / "examples" / "frameworks", lab.shared / "frameworks" / "examples", dirs_exist_ok=True)
+    lab.run(MANAGER, "sh", "-c", "apt-get update --quiet && apt-get install --yes python3-venv", timeout=PATIENCE)
     lab.run(MANAGER, "python3", "-m", "venv", "--system-site-packages", ENVIRONMENT, timeout=PATIENCE)
     install = ("install", "--quiet", "--no-deps", "--only-binary=:all:", "-r", f"{FOLDER}/requirements.txt")
     lab.run(MANAGER, f"{ENVIRONMENT}/bin/pip", *install, timeout=2 * PATIENCE)
