@@ -19,6 +19,10 @@ on all nodes, and each user's job must still be running unless its node was kill
 a change of keys, without the option that requests it). Hosts that are not members must be as bare as before. Boundaries
 are only tried after tasks that changed something in a recorded run: others leave the hosts as they were.
 
+`install` is `create` on hosts that have no packages yet. `storage-c2` is `storage` while c2 is down and excluded with
+--limit; of the kind `away` are all operations with such a member. It is started once the command has succeeded. Then a
+run of site without a limit must succeed, with the same result, and another one must change nothing.
+
 The seed is printed first. With the same seed and the same tasks the experiments are the same; --only N repeats one.
 Logs and diagnostics of the hosts are in .lab/NAME-logs/. Exits 1 if an experiment failed. With --stop, the lab stays as
 the first failure left it; otherwise it is rebuilt.
@@ -39,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import experiments
 from arguments import listed, new_parser
 from cluster import Cluster, ProofError
-from experiments import KILLS, OPERATIONS, VARIANTS, Experiment, Kill, Operation, Task
+from experiments import KILLS, KINDS, VARIANTS, Experiment, Kill, Operation, Task
 from lab_hosts import ROOT
 from runs import Chaos, Result
 
@@ -49,7 +53,7 @@ def read_arguments() -> argparse.Namespace:
     parser = new_parser(__doc__, "chaos", "10.79.81")
     parser.add_argument("--count", type=int, default=0, help="random experiments (60)")
     parser.add_argument("--all", action="store_true", help="also a kill at each boundary")
-    parser.add_argument("--operations", type=listed, default=list(OPERATIONS), help="of " + ",".join(OPERATIONS))
+    parser.add_argument("--operations", type=listed, default=list(KINDS), help="of " + ",".join(KINDS))
     parser.add_argument("--kills", type=listed, default=list(KILLS), help="of " + ",".join(KILLS))
     parser.add_argument("--sample", action="store_true", help="six short experiments, without recording first")
     parser.add_argument("--only", type=int, help="only the experiment with this number")
@@ -79,7 +83,7 @@ class Session:
         if self.options.recorded and kept.exists():
             found = json.loads(kept.read_text(encoding="utf-8"))
             self.recorded = {Operation.parse(name): [Task(*task) for task in tasks] for name, tasks in found.items()}
-        wanted = [variant for variant in VARIANTS if variant.name in self.options.operations]
+        wanted = [variant for variant in VARIANTS if variant.kind in self.options.operations]
         for operation in wanted:
             if operation not in self.recorded:
                 self.reach(operation)
@@ -101,7 +105,10 @@ class Session:
     def reach(self, operation: Operation) -> None:
         """Bring the cluster to the state in which the operation starts."""
         for step in experiments.way(self.cluster.state, operation.before(self.cluster.state)):
-            self.step(step)
+            if step.name == "rebuild":
+                self.cluster.up(step.machine)
+            else:
+                self.step(step)
 
     def plan(self) -> list[Experiment]:
         """All experiments, in the order of their numbers."""
@@ -181,15 +188,15 @@ class Session:
 
     def table(self) -> None:
         """Print how many converged, by operation and kind of kill."""
-        counts = Counter((result.experiment.operation.name, result.experiment.kill.kind) for result in self.results)
+        counts = Counter((result.experiment.operation.kind, result.experiment.kill.kind) for result in self.results)
         well = Counter(
-            (result.experiment.operation.name, result.experiment.kill.kind)
+            (result.experiment.operation.kind, result.experiment.kill.kind)
             for result in self.results
             if not result.failure
         )
         print("\n" + "operation".ljust(12) + "".join(kind.rjust(12) for kind in KILLS))
-        for name in OPERATIONS:
-            cells = [f"{well[name, kind]}/{counts[name, kind]}" if counts[name, kind] else "-" for kind in KILLS]
+        for name in KINDS:
+            cells = [f"{well[name, kill]}/{counts[name, kill]}" if counts[name, kill] else "-" for kill in KILLS]
             print(name.ljust(12) + "".join(cell.rjust(12) for cell in cells))
         missed = sum(not result.hit and not result.failure for result in self.results)
         print(

@@ -53,11 +53,11 @@ class Cluster:
 
     # The lab
 
-    def up(self) -> None:
+    def up(self, image: str = "prepared") -> None:
         """Create hosts that never had a cluster."""
         self._playbook("down")
-        self._playbook("up")
-        self.state, self.jobs = State(), []
+        self._playbook("up", lab_prepared=image == "prepared")
+        self.state, self.jobs = State(image=image), []
         self._remember()
 
     def take_over(self) -> None:
@@ -84,18 +84,26 @@ class Cluster:
     def down(self) -> None:
         self._playbook("down")
 
-    def _playbook(self, name: str) -> None:
-        lab_playbook(name, DESCRIPTION, {"lab_name": self.lab.name, "chaos_network": self.network})
+    def _playbook(self, name: str, **settings: bool) -> None:
+        lab_playbook(name, DESCRIPTION, {"lab_name": self.lab.name, "chaos_network": self.network, **settings})
 
     # The command lines of operations
 
     def command(self, operation: Operation, steady: bool = False) -> list[str]:
         """The command line; ``steady`` omits options that change something on every run, such as new keys."""
         name, variables = self._what(operation, steady)
-        return ["-i", str(self.lab.inventory), f"gpumesh.cluster.{name}", "-e", json.dumps(variables)]
+        limit = ["--limit", f"!{operation.away}"] if operation.away else []
+        return [*self._playbook_of(name), "-e", json.dumps(variables), *limit]
+
+    def completion(self) -> list[str]:
+        """The command line that brings members up to date, wherever they were."""
+        return self._playbook_of("site")
+
+    def _playbook_of(self, name: str) -> list[str]:
+        return ["-i", str(self.lab.inventory), f"gpumesh.cluster.{name}"]
 
     def _what(self, operation: Operation, steady: bool) -> tuple[str, dict[str, Any]]:
-        if operation.name == "create":
+        if operation.name in {"create", "install"}:
             return "site", {"cluster_manager": operation.manager, "storage_volumes": VOLUMES["one"]}
         if operation.name == "join":
             return "join", {"cluster_machines": operation.machine}
@@ -115,9 +123,17 @@ class Cluster:
 
     def strike(self, host: str) -> None:
         """Cut the power of the host, and restore it."""
+        self.lab.kill(host)
+        self._start(host)
+
+    def _start(self, host: str) -> None:
         container = f"gpumesh-{self.lab.name}-{host}"
-        subprocess.run(["docker", "kill", container], check=True, capture_output=True, timeout=120)
         subprocess.run(["docker", "start", container], check=True, capture_output=True, timeout=120)
+
+    def switch_on(self, host: str) -> None:
+        """Start the host, and wait until it has booted."""
+        self._start(host)
+        self.await_host(host)
 
     def await_host(self, host: str) -> None:
         """Wait until the host has booted. Start supervisord where nothing else does, as the guide on containers says."""
@@ -133,11 +149,11 @@ class Cluster:
     # Jobs
 
     def start_jobs(self, operation: Operation) -> None:
-        """Start a job on each member that remains after the operation. A machine with jobs cannot be removed."""
+        """Start a job on each member that is up and remains after the operation. A machine with jobs cannot be removed."""
         if not self.state.members:
             self.jobs = []
             return
-        ending = set(MACHINES) if operation.name == "delete" else {operation.leaving}
+        ending = set(MACHINES) if operation.name == "delete" else {operation.leaving, operation.away}
         stay = [job for job in self.jobs if job.node not in ending and self._alive(job)]
         manager = self.state.manager
         running = self.lab.run(manager, "squeue", "--noheader", "--format=%i").split()

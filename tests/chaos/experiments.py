@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MACHINES = ("c1", "c2", "c3")
-OPERATIONS = ("create", "join", "remove", "hand-over", "delete", "mesh-keys", "munge-key", "storage")
+OPERATIONS = ("create", "join", "remove", "hand-over", "delete", "mesh-keys", "munge-key", "storage", "install")
+#: What experiments are drawn from and counted by: the operations with all members, and any with a member away.
+KINDS = (*OPERATIONS, "away")
 KILLS = ("boundary", "controller", "module", "host")
 VOLUMES = {
     "one": ({"name": "shared", "mount_point": "/mnt/shared"},),
@@ -23,26 +25,33 @@ VOLUMES = {
     ),
 }
 
-#: The approximate range of tasks in which an operation changes hosts. Moments are drawn from it if nothing was
-#: recorded.
-TASKS = {
-    "create": range(38, 149),
-    "join": range(34, 150),
-    "remove": range(23, 138),
-    "hand-over": range(23, 200),
-    "delete": range(29, 100),
-    "mesh-keys": range(32, 44),
-    "munge-key": range(28, 45),
-    "storage": range(23, 30),
+#: The approximate numbers of the tasks in which an operation changes hosts. Moments are drawn from them if nothing was
+#: recorded. To install: the tasks that install packages.
+TASKS: Mapping[str, Sequence[int]] = {
+    "create": range(22, 95),
+    "join": range(22, 95),
+    "remove": range(16, 105),
+    "hand-over": range(16, 150),
+    "delete": range(16, 80),
+    "mesh-keys": range(22, 40),
+    "munge-key": range(12, 25),
+    "storage": range(6, 18),
+    "install": (35, 44, 76, 77, 83, 91),
 }
+#: The longest time between the start of such a task and the kill, in seconds.
+DELAYS = {"install": 30.0}
 
 
 class State(NamedTuple):
-    """The state of the cluster between two operations. Without members there is no cluster."""
+    """The state of the cluster between two operations. Without members there is no cluster.
+
+    ``image``: what the hosts were started from: an image with all packages ("prepared"), or without any ("host").
+    """
 
     members: frozenset[str] = frozenset()
     manager: str = "c1"
     volumes: str = "one"
+    image: str = "prepared"
 
     @property
     def whole(self) -> bool:
@@ -50,26 +59,42 @@ class State(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One command. ``machine`` joins, leaves or becomes the manager; ``manager`` is the manager before it."""
+    """One command. ``machine`` joins, leaves or becomes the manager; ``manager`` is the manager before it; ``away`` is a
+    member that is down and excluded from the run. To rebuild hosts, ``machine`` is their image.
+    """
 
     name: str
     machine: str = ""
     manager: str = "c1"
+    away: str = ""
 
     def __str__(self) -> str:
         words = self.name + (f":{self.machine}" if self.machine else "")
-        return words + (f"@{self.manager}" if self.manager != "c1" else "")
+        words += f"@{self.manager}" if self.manager != "c1" else ""
+        return words + (f"-{self.away}" if self.away else "")
 
     @classmethod
     def parse(cls, text: str) -> Operation:
-        words, _at, manager = text.partition("@")
+        rest, _sign, away = text.rpartition("-")
+        if away not in MACHINES:
+            rest, away = text, ""
+        words, _at, manager = rest.partition("@")
         name, _at, machine = words.partition(":")
         if name not in OPERATIONS:
             raise ValueError(f"unknown operation '{name}'. Choose from {', '.join(OPERATIONS)}.")
         manager = manager or "c1"
         if name in {"join", "remove", "hand-over"} and not machine:
             machine = next(other for other in reversed(MACHINES) if other != manager)
-        return cls(name, machine, manager)
+        return cls(name, machine, manager, away)
+
+    @property
+    def kind(self) -> str:
+        return "away" if self.away else self.name
+
+    @property
+    def present(self) -> list[str]:
+        """The machines that are up."""
+        return [machine for machine in MACHINES if machine != self.away]
 
     @property
     def leaving(self) -> str:
@@ -78,15 +103,19 @@ class Operation(NamedTuple):
 
     def before(self, state: State) -> State:
         """The state closest to this one in which the operation can be performed."""
-        if self.name == "create":
-            return State(frozenset(), self.manager, "one")
+        if self.name == "rebuild":
+            return state
+        if self.name in {"create", "install"}:
+            return State(frozenset(), self.manager, "one", "host" if self.name == "install" else "prepared")
         members = frozenset(MACHINES) - ({self.machine} if self.name == "join" else set())
         return State(members, self.manager, state.volumes)
 
     def after(self, state: State) -> State:
         """The state afterwards."""
         everybody = frozenset(MACHINES)
-        if self.name in {"create", "join"}:
+        if self.name == "rebuild":
+            return State(image=self.machine)
+        if self.name in {"create", "install", "join"}:
             return state._replace(members=everybody)
         if self.name == "delete":
             return State()
@@ -98,7 +127,8 @@ class Operation(NamedTuple):
         return state
 
 
-#: The operations, in an order in which each starts in the final state of the previous one. c3 has no service manager.
+#: The operations, in an order in which each starts in the final state of the previous one, except for that on hosts
+#: without packages. c3 has no service manager.
 VARIANTS = tuple(
     Operation.parse(text)
     for text in (
@@ -116,7 +146,16 @@ VARIANTS = tuple(
         "join:c2@c3",
         "hand-over:c1@c3",
         "join:c3",
+        "storage-c2",
+        "storage-c3",
+        "remove:c3-c2",
+        "join:c3-c2",
+        "hand-over:c2-c3",
+        "join:c1@c2-c3",
+        "hand-over:c1@c2-c3",
+        "join:c2-c3",
         "delete",
+        "install",
     )
 )
 
@@ -173,7 +212,7 @@ def boundaries(tasks: Sequence[Task]) -> list[int]:
 def draw_moment(chance: random.Random, tasks: Sequence[Task], name: str) -> tuple[int, float]:
     """Draw a moment of the run, as a task and the seconds since its start, which depends least on the machine's speed."""
     if not tasks:
-        return chance.choice(TASKS[name]), round(chance.uniform(0, 1.0), 2)
+        return chance.choice(TASKS[name]), round(chance.uniform(0, DELAYS.get(name, 1.0)), 2)
     moment = chance.uniform(0, tasks[-1].at)
     number = max(index for index, task in enumerate(tasks) if task.at <= moment)
     return number + 1, round(moment - tasks[number].at, 2)
@@ -185,22 +224,22 @@ def draw_kill(chance: random.Random, kind: str, operation: Operation, tasks: Seq
         # If nothing was recorded, use any task.
         return Kill("boundary", chance.choice(boundaries(tasks) or TASKS[operation.name]))
     task, delay = draw_moment(chance, tasks, operation.name)
-    return Kill(kind, task, delay, "" if kind == "controller" else chance.choice(MACHINES))
+    return Kill(kind, task, delay, "" if kind == "controller" else chance.choice(operation.present))
 
 
 def draw(
     chance: random.Random,
     count: int,
-    operations: Sequence[str],
+    kinds: Sequence[str],
     kills: Sequence[str],
     recorded: Mapping[Operation, Sequence[Task]],
 ) -> list[Experiment]:
-    """Draw random experiments, with each operation and each kind of kill equally often."""
+    """Draw random experiments, with each kind of operation and each kind of kill equally often."""
     found = []
     for number in range(count):
-        name = operations[number % len(operations)]
-        operation = chance.choice([variant for variant in VARIANTS if variant.name == name])
-        kind = kills[number // len(operations) % len(kills)] if count > len(kills) else chance.choice(kills)
+        name = kinds[number % len(kinds)]
+        operation = chance.choice([variant for variant in VARIANTS if variant.kind == name])
+        kind = kills[number // len(kinds) % len(kills)] if count > len(kills) else chance.choice(kills)
         found.append(Experiment(operation, draw_kill(chance, kind, operation, recorded.get(operation, ()))))
     return found
 
@@ -222,18 +261,21 @@ def sample(chance: random.Random) -> list[Experiment]:
     ]
 
 
-def all_boundaries(operations: Sequence[str], recorded: Mapping[Operation, Sequence[Task]]) -> list[Experiment]:
+def all_boundaries(kinds: Sequence[str], recorded: Mapping[Operation, Sequence[Task]]) -> list[Experiment]:
     """An experiment at each boundary of the recorded operations."""
     return [
         Experiment(operation, Kill("boundary", task))
         for operation, tasks in recorded.items()
-        if operation.name in operations
+        if operation.kind in kinds
         for task in boundaries(tasks)
     ]
 
 
 def way(state: State, wanted: State) -> Iterator[Operation]:
     """Yield the operations that lead from one state to the other."""
+    if state != wanted and "host" in (state.image, wanted.image):
+        yield Operation("rebuild", wanted.image)
+        state = State(image=wanted.image)
     if not wanted.members:
         if state.members:
             yield from way(state, state._replace(members=frozenset(MACHINES)))

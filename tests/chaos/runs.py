@@ -140,26 +140,29 @@ class Chaos:
     def undisturbed(self, operation: Operation, folder: str) -> list[Task]:
         """Perform an operation to completion, to reach a state. Returns its tasks."""
         logs = self._folder(folder)
-        self.cluster.start_jobs(operation)
-        play = self._through(operation, logs / "undisturbed")
+        self._prepare(operation)
+        play = self._through(self.cluster.command(operation), logs / "undisturbed")
+        self._come_back(operation, logs)
         self.cluster.state = operation.after(self.cluster.state)
         self.cluster.prove(died="")
         return play.steps.tasks()
 
     def experiment(self, experiment: Experiment, folder: str) -> str:
-        """Kill an operation, run it again, check the result, and run it once more.
+        """Kill an operation, run it again, check the result, and run it once more. A member that was away comes back
+        before the check, and then it is the run without a limit that is made once more.
 
         Returns the name of the task in which it was killed, or an empty string if it ended before the kill.
         """
         logs = self._folder(folder)
         operation, kill = experiment
-        self.cluster.start_jobs(operation)
+        self._prepare(operation)
         hit = self._killed(operation, kill, logs / "killed")
         died = kill.host if hit and kill.kind == "host" else ""
         if died:
             self.cluster.await_host(died)
-        self._through(operation, logs / "rerun")
-        command = self.cluster.command(operation, steady=True)
+        self._through(self.cluster.command(operation), logs / "rerun")
+        self._come_back(operation, logs)
+        command = self.cluster.completion() if operation.away else self.cluster.command(operation, steady=True)
         self.cluster.state = operation.after(self.cluster.state)
         self.cluster.prove(died)
         again = Play(command, logs / "again.log")
@@ -192,8 +195,20 @@ class Chaos:
                 return True
         return False
 
-    def _through(self, operation: Operation, log: Path) -> Play:
-        play = Play(self.cluster.command(operation), log.with_suffix(".log"))
+    def _prepare(self, operation: Operation) -> None:
+        """Start the jobs, and cut the power of the member that is to be away."""
+        self.cluster.start_jobs(operation)
+        if operation.away:
+            self.cluster.lab.kill(operation.away)
+
+    def _come_back(self, operation: Operation, logs: Path) -> None:
+        """Start the member that was away. One run without a limit must bring it up to date."""
+        if operation.away:
+            self.cluster.switch_on(operation.away)
+            self._through(self.cluster.completion(), logs / "returned")
+
+    def _through(self, command: Sequence[str], log: Path) -> Play:
+        play = Play(command, log.with_suffix(".log"))
         code = play.wait()
         if code != 0:
             raise ProofError(f"{log.name}: ended with {code}:\n{play.output[-6000:]}")

@@ -12,8 +12,8 @@ import pytest
 from ansible_collections.gpumesh.cluster.tests.chaos import experiments
 from ansible_collections.gpumesh.cluster.tests.chaos.experiments import (
     KILLS,
+    KINDS,
     MACHINES,
-    OPERATIONS,
     VARIANTS,
     Experiment,
     Kill,
@@ -29,6 +29,8 @@ STATES = [
     State(EVERYBODY, "c3", "two"),
     State(EVERYBODY - {"c3"}),
     State(EVERYBODY - {"c1"}, "c2", "two"),
+    State(image="host"),
+    State(EVERYBODY, image="host"),
 ]
 
 
@@ -55,9 +57,28 @@ def test_a_sample_is_six_in_a_row_of_at_least_four_kinds(seed: int) -> None:
 
 
 def test_what_is_printed_repeats_it() -> None:
-    for experiment in experiments.draw(random.Random(3), 200, OPERATIONS, KILLS, {}):
+    for experiment in experiments.draw(random.Random(3), 200, KINDS, KILLS, {}):
         words = str(experiment).split()
         assert Experiment(Operation.parse(words[1]), Kill.parse(words[3])) == experiment
+
+
+def test_a_member_that_is_away_is_neither_killed_nor_part_of_the_operation() -> None:
+    found = experiments.draw(random.Random(5), 40, ["away"], KILLS, {})
+    assert {experiment.operation.away for experiment in found} == {"c2", "c3"}
+    for operation, kill in found:
+        before = operation.before(State())
+        assert operation.away in before.members & operation.after(before).members
+        assert operation.away not in {operation.machine, operation.manager, operation.leaving, kill.host}
+        assert not any(step.away for step in experiments.way(State(), before))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_packages_are_only_installed_on_hosts_that_never_had_them(state: State) -> None:
+    install = Operation.parse("install")
+    steps = list(experiments.way(state, install.before(state)))
+    assert [str(step) for step in steps] == ([] if state == State(image="host") else ["rebuild:host"])
+    installed = install.after(install.before(state))
+    assert [str(step) for step in experiments.way(installed, State())] == ["rebuild:prepared"]
 
 
 @pytest.mark.parametrize("text", ["boundary:x", "module:3", "host:3+1@c9", "power:3", "controller:"])
