@@ -95,9 +95,11 @@ class Cluster:
         limit = ["--limit", f"!{operation.away}"] if operation.away else []
         return [*self._playbook_of(name), "-e", json.dumps(variables), *limit]
 
-    def completion(self) -> list[str]:
-        """The command line that brings members up to date, wherever they were."""
-        return self._playbook_of("site")
+    def completion(self, trusted: str = "") -> list[str]:
+        """The command line that brings the members up to date. ``trusted``: the machine with the right copy of the record,
+        if nobody else confirms it.
+        """
+        return [*self._playbook_of("site"), "-e", json.dumps({"cluster_trusted_copy": trusted})]
 
     def _playbook_of(self, name: str) -> list[str]:
         return ["-i", str(self.lab.inventory), f"gpumesh.cluster.{name}"]

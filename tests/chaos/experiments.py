@@ -32,10 +32,10 @@ TASKS: Mapping[str, Sequence[int]] = {
     "join": range(22, 95),
     "remove": range(16, 105),
     "hand-over": range(16, 150),
-    "delete": range(16, 80),
-    "mesh-keys": range(22, 40),
-    "munge-key": range(12, 25),
-    "storage": range(6, 18),
+    "delete": range(29, 100),
+    "mesh-keys": range(32, 44),
+    "munge-key": range(28, 45),
+    "storage": range(20, 30),
     "install": (35, 44, 76, 77, 83, 91),
 }
 #: The longest time between the start of such a task and the kill, in seconds.
@@ -100,6 +100,13 @@ class Operation(NamedTuple):
     def leaving(self) -> str:
         """The machine that leaves, if one does."""
         return {"remove": self.machine, "hand-over": self.manager}.get(self.name, "")
+
+    @property
+    def trusted(self) -> str:
+        """The machine whose copy of the record has to be trusted when the member that was away is back, if it does not know
+        its manager.
+        """
+        return self.machine if self.away and self.name == "hand-over" else ""
 
     def before(self, state: State) -> State:
         """The state closest to this one in which the operation can be performed."""

@@ -205,7 +205,7 @@ class Chaos:
         """Start the member that was away. One run without a limit must bring it up to date."""
         if operation.away:
             self.cluster.switch_on(operation.away)
-            self._through(self.cluster.completion(), logs / "returned")
+            self._through(self.cluster.completion(operation.trusted), logs / "returned")
 
     def _through(self, command: Sequence[str], log: Path) -> Play:
         play = Play(command, log.with_suffix(".log"))

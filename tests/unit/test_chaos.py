@@ -70,6 +70,8 @@ def test_a_member_that_is_away_is_neither_killed_nor_part_of_the_operation() -> 
         assert operation.away in before.members & operation.after(before).members
         assert operation.away not in {operation.machine, operation.manager, operation.leaving, kill.host}
         assert not any(step.away for step in experiments.way(State(), before))
+        # The former manager has left, and cannot confirm its successor.
+        assert operation.trusted == ("" if operation.after(before).manager == operation.manager else operation.machine)
 
 
 @pytest.mark.parametrize("state", STATES)
