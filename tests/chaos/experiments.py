@@ -30,12 +30,12 @@ VOLUMES = {
 TASKS: Mapping[str, Sequence[int]] = {
     "create": range(22, 95),
     "join": range(22, 95),
-    "remove": range(16, 105),
-    "hand-over": range(16, 150),
+    "remove": range(12, 105),
+    "hand-over": range(12, 140),
     "delete": range(29, 100),
     "mesh-keys": range(32, 44),
     "munge-key": range(28, 45),
-    "storage": range(20, 30),
+    "storage": range(22, 31),
     "install": (35, 44, 76, 77, 83, 91),
 }
 #: The longest time between the start of such a task and the kill, in seconds.
