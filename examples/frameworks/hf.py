@@ -59,6 +59,8 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=gpumesh_run.newest_checkpoint(folder))
     print(f"{trainer.args.world_size} ranks: step {trainer.state.global_step}")
+    # Otherwise, a rank whose peers are faster may abort at its exit.
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

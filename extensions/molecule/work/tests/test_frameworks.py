@@ -48,7 +48,9 @@ def test_a_framework_goes_on_where_it_was(lab: TrainLab, program: str) -> None:
     name = program.partition(".")[0]
     begin(lab, name, program, (), 400)
     before = with_checkpoint(lab, name)
-    lab.run(before["attempts"][0]["nodes"][1], "pkill", "-KILL", "-f", program)
+    # Not the agent, whose command line contains that of the rank.
+    rank = f"^{ENVIRONMENT}/bin/python {FOLDER}/{program}"
+    lab.run(before["attempts"][0]["nodes"][1], "pkill", "-KILL", "-f", rank)
     found = lab.finish(name)
     assert [kind for kind, _rank, _node in causes(found)] == ["crash", "finished"], found
     first, second = found["attempts"]
