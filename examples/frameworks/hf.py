@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 import gpumesh_run
 import torch
@@ -59,8 +60,11 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=gpumesh_run.newest_checkpoint(folder))
     print(f"{trainer.args.world_size} ranks: step {trainer.state.global_step}")
-    # Otherwise, a rank whose peers are faster may abort at its exit.
-    trainer.accelerator.end_training()
+    # gloo may abort a process while Python takes itself apart, and the run would be started again for nothing.
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 import gpumesh_run
 import lightning
@@ -67,6 +68,11 @@ def main() -> None:
         Model(), DataLoader(data, batch_size=4), DataLoader(data[:40]), ckpt_path=gpumesh_run.newest_checkpoint(folder)
     )
     print(f"{trainer.world_size} ranks: step {trainer.global_step}")
+    # gloo may abort a process while Python takes itself apart, and the run would be started again for nothing.
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -67,15 +67,13 @@ class Output:
             self._gap = max(self._gap, now - self._last)
         self._last = now
 
-    def excuse(self, seconds: float) -> None:
-        """Do not count a time in which nothing could be printed."""
-        if self._since is not None:
-            self._last += seconds
-
     def regular(self, limit: float) -> bool:
         """Whether the program has printed for so long, and so regularly, that its silence means something."""
         return self._since is not None and self._last - self._since >= limit and self._gap <= _PART * limit
 
-    def stopped(self, limit: float, now: float) -> bool:
-        """Whether the program has printed regularly, and now nothing for longer than the limit."""
-        return self.regular(limit) and now - self._last > limit
+    def stopped(self, limit: float, now: float, since: float = 0.0) -> bool:
+        """Whether the program has printed regularly, and nothing for longer than the limit.
+
+        ``since``: what was before is not counted.
+        """
+        return self.regular(limit) and now - max(self._last, since) > limit

@@ -553,9 +553,8 @@ class Course:
             if now - self._noted > _NOTE:
                 self._noted = now
                 self._supervisor.take_progress(self._watch, self._speed(now))
-                took = time.monotonic() - now
-                if took > _BLOCKED:
-                    self._watch.excuse(took)
+                if time.monotonic() - now > _BLOCKED:
+                    self._watch.excuse(time.monotonic())
 
     def _listen(self, deadline: float) -> None:
         """Process the messages that have arrived, and those that arrive before the deadline."""

@@ -55,6 +55,8 @@ class Watch:
         self._used_up: Set[str] = set()
         self._failed_at: Optional[float] = None
         self._moved: Optional[float] = now if tells else None
+        #: When the shared volume answered again, if it did not for a while.
+        self._answered = now
         self._looked: Optional[float] = None
         self._searched: Optional[float] = None
         self._start_failure: Optional[Cause] = None
@@ -155,7 +157,10 @@ class Watch:
     def _ended(self, said: Said, now: float) -> None:
         values = said.values
         rank, status = int(values["rank"]), int(values["status"])
+        # The pause before the end of a rank may be a hang, and says nothing about what is normal.
+        normal = self.limits
         self._tell(rank, values, now)
+        self.limits = normal
         memory = bool(values.get("memory"))
         self._ends[rank] = RankEnd(rank, said.node, status, float(values["at"]), str(values["tail"]), memory)
         if status and self._failed_at is None:
@@ -185,11 +190,9 @@ class Watch:
         busy = {progress.busy: progress.limit or 0.0 for progress in self._progress.values() if progress.busy}
         return {what: limit for what, limit in busy.items() if what}
 
-    def excuse(self, seconds: float) -> None:
-        """Do not count a time in which the shared volume did not answer: ranks may have waited for it as well."""
-        if self._moved is not None:
-            self._moved += seconds
-        self._output.excuse(seconds)
+    def excuse(self, now: float) -> None:
+        """Do not count the time until now, since the shared volume did not answer: ranks may have waited for it as well."""
+        self._answered = now
 
     @property
     def stepping(self) -> Optional[float]:
@@ -226,15 +229,14 @@ class Watch:
         if self._failed_at is not None or len(self._ends) == self.world_size:
             return False
         if self._moved is not None:
-            return now - self._moved > self._allowed
-        return self._output.stopped(self._request.hang_timeout, now)
+            return now - max(self._moved, self._answered) > self._allowed
+        return self._output.stopped(self._request.hang_timeout, now, self._answered)
 
     @property
     def _allowed(self) -> float:
         limit = self._request.hang_timeout
-        if self.first is None:
-            return self.limits.of_start(limit + STARTING)
-        return max([self.limits.of_gap(limit), *self._busy().values()])
+        usual = self.limits.of_gap(limit) if self.first is not None else self.limits.of_start(limit + STARTING)
+        return max([usual, *self._busy().values()])
 
     def asks(self, now: float) -> bool:
         """Whether the agents should now report what their ranks do: once, when the program hangs, and once when ranks

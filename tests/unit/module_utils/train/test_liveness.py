@@ -82,8 +82,33 @@ def test_a_time_in_which_the_volume_did_not_answer_is_not_counted() -> None:
     watch = watching()
     report(watch, 10.0, step=7)
     watch.excuse(100.0)
-    assert not watch.hangs(169.0)
-    assert watch.hangs(171.0)
+    # A message that had arrived meanwhile is processed afterwards.
+    report(watch, 20.0, step=8)
+    assert not watch.hangs(159.0)
+    assert watch.hangs(161.0)
+
+
+def test_output_that_could_not_be_written_is_not_missed() -> None:
+    watch = watching()
+    for now in range(10, 100, 10):
+        report(watch, float(now), printed=now)
+    watch.excuse(200.0)
+    assert not watch.hangs(259.0)
+    assert watch.hangs(261.0)
+
+
+def test_a_program_may_be_busy_before_its_first_step() -> None:
+    watch = watching()
+    report(watch, 10.0, busy="compiling", limit=3600.0)
+    assert not watch.hangs(3600.0)
+    assert watch.hangs(3611.0)
+
+
+def test_a_pause_that_a_rank_did_not_survive_is_not_a_normal_one() -> None:
+    watch = watching()
+    report(watch, 10.0, step=7)
+    watch.hear(Said("ended", "n1", {"rank": 0, "status": 0, "at": 1.0, "tail": "", "step": 8}), 500.0)
+    assert watch.limits.gap == 0.0
 
 
 def test_a_program_that_reports_nothing_is_judged_by_its_output_if_it_prints_regularly() -> None:
