@@ -37,7 +37,8 @@ def test_it_changes_nothing_and_goes_on_without_a_server_that_cannot_be_installe
             *("-e", f"tracking_server={MANAGER}"),
         )
     assert again.code and f"but experiments are not tracked: {MANAGER}: pip cannot install" in again.words
-    assert set(again.changed.values()) == {0}, again.changes
+    # The server's certificate is made before the packages that cannot be installed.
+    assert all(change.startswith("gpumesh.cluster.tracking : ") for change in again.changes), again.changes
     # Jobs look for no server, and everything else is done on all members, although the change is refused on all.
     assert lab.record()["tracking"] is None and "MLFLOW" not in lab.job("env")
     rest = again.output.partition("gpumesh.cluster.slurm : ")[2]
