@@ -52,11 +52,10 @@ def with_archive() -> tuple[str, ...]:
     return ("-e", f"mesh_tailscale_archive={STATE / 'tailscale.tgz'}")
 
 
-def registered_again(lab: Lab) -> None:
-    """Put the container without TUN and without a service manager into the record again, for a run of the mesh alone."""
-    member = {"machine": "t3", "lan_address": "10.77.60.13"}
-    run = lab.module("t1", "gpumesh.cluster.cluster_member", cluster="tailscale", members=[member])
-    assert run.code == 0, run.output
+def joined(lab: Lab, *arguments: str) -> None:
+    """Join the container without TUN and without a service manager again. It was removed, so only a join adds it."""
+    run = lab.play("gpumesh.cluster.join", *with_key(), *with_archive(), "-e", "cluster_machines=t3", *arguments)
+    assert run.code == 0, run.output[-6000:]
 
 
 def removed(lab: Lab, *arguments: str) -> None:
@@ -253,8 +252,7 @@ def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
 
 
 def test_a_machine_whose_device_was_deleted_comes_back_under_its_own_name(lab: Lab) -> None:
-    registered_again(lab)
-    mesh(lab, "--limit", "t3", *with_archive(), "-e", f"mesh_auth_key={ephemeral_key(lab)}")
+    joined(lab, "-e", f"mesh_auth_key={ephemeral_key(lab)}")
     assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
     assert sorted(nodes(lab)) == list(MEMBERS)
     assert address(lab, "t3") in status(lab, "t3")["TailscaleIPs"]

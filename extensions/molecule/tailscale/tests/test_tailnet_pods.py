@@ -9,10 +9,10 @@ They join the cluster of test_tailnet.py, together with its userspace-only membe
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from pathlib import Path
 
 import pytest
-from lab_hosts import Lab, Run
+from lab_hosts import Lab
 from pods_lab import (
     LAB,
     MANAGER,
@@ -171,6 +171,33 @@ def test_the_output_of_a_job_comes_while_it_runs(lab: Lab) -> None:
     lab.run("p2", "rm", "/tmp/seen")
 
 
+def test_the_check_at_level_full_knows_pods(lab: Lab, tmp_path: Path) -> None:
+    """All ordered pairs, PyTorch collectives; a program that cannot use the library is named."""
+    source = (
+        "#include <sys/socket.h>\n#include <unistd.h>\n"
+        "int main(void) { return listen(socket(AF_INET, SOCK_STREAM, 0), 1) || pause(); }"
+    )
+    build = f"echo '{source}' | gcc -static -x c - -o /usr/local/bin/goes-alone"
+    lab.run("p1", "sh", "-c", f"{build} && (goes-alone > /dev/null 2>&1 &)")
+    given = {
+        "check_level": "full",
+        "check_collective_max_bytes": 1 << 20,
+        # It is measured by a timetable, which a busy machine may not keep.
+        "reachability_throughput": False,
+        "check_report_dir": str(tmp_path),
+    }
+    run = play("check", "--extra-vars", json.dumps(given))
+    assert run.code == 0, run.output[-6000:]
+    verdict = json.loads((tmp_path / "tailscale" / "verdict.json").read_text())
+    pairs = [(pair["from"], pair["to"]) for pair in verdict["reachability"]["pairs"] if pair["verdict"] == "ok"]
+    assert set(pairs) == {(a, b) for a in NODES for b in NODES if a != b}
+    (collective,) = verdict["collectives"]
+    assert (collective["ranks"], collective["nodes"], collective["status"]) == (4, 4, "pass")
+    preload = {one["host"]: one["actual"] for one in verdict["checks"] if one["id"] == "mesh.preload"}
+    assert preload == {"p1": "active; not for goes-alone (static)", "p2": "active"}
+    lab.run("p1", "sh", "-c", "pkill -x goes-alone; rm /usr/local/bin/goes-alone")
+
+
 def test_iperf3_measures_between_pods(lab: Lab) -> None:
     """With which the check measures the throughput."""
     with lab.begin_command("p2", "iperf3", "--server", "--one-off", "--forceflush") as server:
@@ -247,58 +274,16 @@ def test_site_brings_back_a_pod_without_our_start_command_and_slurmd_gets_a_new_
     assert lab.run("p1", "ssh", "-o", "BatchMode=yes", "p2", "hostname").strip() == "p2"
 
 
-class Again(NamedTuple):
-    """A second run of site with a check at level full, the services of two members before and after it, and its verdict."""
-
-    run: Run
-    before: dict[str, dict[str, str]]
-    after: dict[str, dict[str, str]]
-    verdict: dict[str, Any]
-
-
-@pytest.fixture(name="again", scope="module")
-def _again(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Again:
-    """Run site once more, with a program on p1 that cannot use the library."""
-    source = (
-        "#include <sys/socket.h>\n#include <unistd.h>\n"
-        "int main(void) { return listen(socket(AF_INET, SOCK_STREAM, 0), 1) || pause(); }"
-    )
-    build = f"echo '{source}' | gcc -static -x c - -o /usr/local/bin/goes-alone"
-    lab.run("p1", "sh", "-c", f"{build} && (goes-alone > /dev/null 2>&1 &)")
-    folder = tmp_path_factory.mktemp("report")
-    given = {
-        "check_level": "full",
-        "check_collective_max_bytes": 1 << 20,
-        # It is measured by a timetable, which a busy machine may not keep.
-        "reachability_throughput": False,
-        "check_report_dir": str(folder),
-    }
+def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing() -> None:
     before = {member: started(member) for member in (MANAGER, "t2")}
-    run = play("site", "--extra-vars", json.dumps(given))
-    after = {member: started(member) for member in (MANAGER, "t2")}
-    lab.run("p1", "sh", "-c", "pkill -x goes-alone; rm /usr/local/bin/goes-alone")
+    assert before[MANAGER]["tailscaled.service"] != "0"
+    run = play("site")
     assert run.code == 0, run.output[-6000:]
-    return Again(run, before, after, json.loads((folder / "tailscale" / "verdict.json").read_text()))
-
-
-def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing(again: Again) -> None:
-    assert again.before[MANAGER]["tailscaled.service"] != "0"
-    assert again.run.changed == dict.fromkeys(MEMBERS, 0), again.run.changes
-    assert again.after == again.before
-    words = again.run.words
-    assert "t3 is a userspace-only member" in words
-    assert "t3: in the mesh of cluster 'tailscale', but excluded from storage and Slurm." in words
-    assert "p1, p2: pods" in words and "sh -c .supervisord -c" in words.replace(chr(39), ".")
-
-
-def test_the_check_at_level_full_knows_pods(again: Again) -> None:
-    """All ordered pairs, PyTorch collectives; a program that cannot use the library is named."""
-    pairs = [(pair["from"], pair["to"]) for pair in again.verdict["reachability"]["pairs"] if pair["verdict"] == "ok"]
-    assert set(pairs) == {(a, b) for a in NODES for b in NODES if a != b}
-    (collective,) = again.verdict["collectives"]
-    assert (collective["ranks"], collective["nodes"], collective["status"]) == (4, 4, "pass")
-    preload = {one["host"]: one["actual"] for one in again.verdict["checks"] if one["id"] == "mesh.preload"}
-    assert preload == {"p1": "active; not for goes-alone (static)", "p2": "active"}
+    assert run.changed == dict.fromkeys(MEMBERS, 0), run.changes
+    assert {member: started(member) for member in (MANAGER, "t2")} == before
+    assert "t3 is a userspace-only member" in run.words
+    assert "t3: in the mesh of cluster 'tailscale', but excluded from storage and Slurm." in run.words
+    assert "p1, p2: pods" in run.words and "sh -c .supervisord -c" in run.words.replace(chr(39), ".")
 
 
 def test_a_restart_of_a_member_brings_it_and_its_firewall_back(lab: Lab) -> None:
