@@ -14,6 +14,8 @@ from train_programs import MANAGER
 from train_runs import PATIENCE, Found, TrainLab, causes
 
 FOLDER, ENVIRONMENT = "/mnt/shared/frameworks/examples", "/mnt/shared/frameworks/venv"
+#: Enough to be killed in between, also where that takes seconds.
+STEPS = 1000
 
 
 @pytest.fixture(name="lab", scope="module")
@@ -46,7 +48,7 @@ def with_checkpoint(lab: TrainLab, name: str) -> Found:
 @pytest.mark.parametrize("program", ["hf.py", "lightning_fit.py"])
 def test_a_framework_goes_on_where_it_was(lab: TrainLab, program: str) -> None:
     name = program.partition(".")[0]
-    begin(lab, name, program, (), 400)
+    begin(lab, name, program, (), STEPS)
     before = with_checkpoint(lab, name)
     # Not the agent, whose command line contains that of the rank.
     rank = f"^{ENVIRONMENT}/bin/python {FOLDER}/{program}"
@@ -56,9 +58,9 @@ def test_a_framework_goes_on_where_it_was(lab: TrainLab, program: str) -> None:
     first, second = found["attempts"]
     assert first["cause"]["rank"] == 1 and "SIGKILL" in first["cause"]["detail"]
     assert first["checkpoint"] < second["first"] <= first["last"] + 1
-    assert (second["last"], found["steps"]) == (400, 400)
+    assert (second["last"], found["steps"]) == (STEPS, STEPS)
     log = lab.runs / name / "attempts" / "002" / "rank-0.log"
-    assert log.read_text(encoding="utf-8").splitlines()[-1] == "2 ranks: step 400"
+    assert log.read_text(encoding="utf-8").splitlines()[-1] == f"2 ranks: step {STEPS}"
 
 
 @pytest.mark.parametrize("program", ["hf.py", "lightning_fit.py"])
