@@ -36,6 +36,14 @@ RESTLESS = (
 )
 
 
+def plain(output: str) -> str:
+    """Return the output of a playbook with each message on one line, as it was written.
+
+    ansible-core 2.18 prints messages as YAML alone, which wraps them and doubles their quotation marks.
+    """
+    return " ".join(output.split()).replace("''", "'")
+
+
 class Run(NamedTuple):
     """A playbook run that has ended. ``output`` is its stdout and stderr in order, ``changed`` the recap by host."""
 
@@ -45,8 +53,8 @@ class Run(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The output with line breaks replaced, so that a wrapped message is on one line."""
-        return " ".join(self.output.split())
+        """The output as ``plain`` has it."""
+        return plain(self.output)
 
     @property
     def changed(self) -> dict[str, int]:

@@ -48,6 +48,15 @@ def test_the_longest_scenarios_start_before_the_units():
     assert names.index("molecule: work") < names.index("unit") < names.index("molecule: registry")
 
 
+def test_the_readme_names_the_scenarios_that_run_with_the_oldest_ansible_core():
+    steps = plan_steps(PARTS, find_scenarios(ROOT))
+    oldest = [step.name.partition(": ")[2] for step in steps if "2.18" in step.command]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+    *most, last = (f"`{name}`" for name in sorted([*oldest, "awx"]))
+    assert f"support, in {', '.join(most)} and {last}, and 2.19 in all others" in readme
+
+
 def test_a_counter_goes_on_when_its_container_is_restarted():
     counter = usage.Counter()
     for reading in (1.0, 4.0, 0.5, 2.0):

@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from lab_hosts import plain
+
 ROOT = Path(__file__).resolve().parents[4]
 INVENTORY = ROOT / ".lab" / "molecule-registry" / "hosts.yml"
 RECORD = "/var/lib/gpumesh/clusters/lab.json"
@@ -77,7 +79,7 @@ def members_of(host: str) -> list[str]:
 
 def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
     assert done.returncode != 0, done.stdout
-    assert said in " ".join(done.stdout.split()), done.stdout
+    assert said in plain(done.stdout), done.stdout
 
 
 def ends_well(done: subprocess.CompletedProcess[str], changed: bool | None = None) -> str:

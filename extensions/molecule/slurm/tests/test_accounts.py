@@ -78,7 +78,7 @@ def test_what_could_not_be_read_again_is_refused(lab: Lab) -> None:
         "s1", "gpumesh.cluster.slurm_accounts", cluster="slurm", accounts={"a": {"Description": "b|c"}}
     )
     assert refused.code != 0
-    assert "separates the columns of sacctmgr" in refused.output
+    assert "separates the columns of sacctmgr" in refused.words
 
 
 def test_an_account_whose_jobs_would_be_rejected_changes_nothing(lab: Lab) -> None:
