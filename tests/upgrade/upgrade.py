@@ -448,6 +448,11 @@ class Upgrade:
         LAB.run(MANAGER, "scancel", "--user=alice,bob", check=False)
         session_lab.await_nothing()
         LAB.await_idle(MANAGER)
+        # What watches over sessions on a node ends by itself, a while after the last one.
+        watching = ("pgrep", "-x", "gpumesh-session")
+        LAB.wait(
+            "nothing watches", lambda: not any(LAB.run(host, *watching, check=False) for host in MACHINES), PATIENCE
+        )
 
 
 def identify_containers() -> dict[str, str]:
