@@ -280,9 +280,9 @@ def page(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def running() -> Iterator[tuple[Controller, str]]:
-    """A controller that listens on this machine, and its address."""
-    controller = Controller()
+def running(controller: Controller | None = None) -> Iterator[tuple[Controller, str]]:
+    """A controller that listens on this machine, and its address. Without one, it is a new one."""
+    controller = controller or Controller()
 
     class Handler(BaseHTTPRequestHandler):
         def reply(self) -> None:
