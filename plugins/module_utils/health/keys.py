@@ -12,8 +12,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Judgement, failed, passed, skipped
 
 REMEDY = (
-    "Disable the expiry of this machine's key at the control server, or use a key with tags (mesh_tags), whose machines "
-    "do not expire. A machine whose key has expired is logged in again by site with mesh_auth_key."
+    "Run site with a valid auth key (mesh_auth_key_file), which replaces the key. Or disable the expiry of this machine's "
+    "key at the control server, or use an auth key with tags (mesh_tags), whose machines do not expire."
 )
 _REQUIRED = f"≥ {expiry.NOTICE}"
 
