@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, outside_holders, reach
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
 from ansible_collections.gpumesh.cluster.tests.support import certificates, decisions
