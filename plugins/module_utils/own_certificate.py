@@ -9,11 +9,12 @@ next one is made. Clients trust both from then on, for some time, before the ser
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import ssl
 import tempfile
-from typing import List, NamedTuple, Sequence
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
@@ -68,9 +69,14 @@ def files(folder: str) -> List[str]:
     return [*own(folder), *_next(folder)]
 
 
-def certificates_in(text: str) -> str:
+def each_in(text: str) -> List[str]:
     """The certificates in a PEM file, without what else is in it, such as a private key."""
-    return "".join(f"{found[0]}\n" for found in _PEM.finditer(text))
+    return [f"{found[0]}\n" for found in _PEM.finditer(text)]
+
+
+def certificates_in(text: str) -> str:
+    """The same as one text."""
+    return "".join(each_in(text))
 
 
 def read(folder: str) -> List[str]:
@@ -166,3 +172,41 @@ def _put(source: Pair, target: Pair) -> None:
     """Copy the key first, and then the certificate."""
     for path, copy in zip(reversed(source), reversed(target)):
         write_atomic(copy, read_text(path) or "", mode=0o600)
+
+
+def end_of(certificate: str) -> float:
+    """When a certificate in PEM format expires, in seconds since 1970. Raises ValueError.
+
+    The standard library shows this only of a certificate that another host presents, or that may sign others.
+    """
+    try:
+        ((_tag, whole),) = _values(ssl.PEM_cert_to_DER_cert(certificate))
+        fields = [value for tag, value in _values(next(_values(whole))[1]) if tag != _VERSION]
+        # The serial number, the algorithm and the issuer come first.
+        _begin, (tag, content) = _values(fields[3])
+        text = content.decode("ascii")
+        if tag == _SHORT_TIME:
+            text = ("19" if text >= "5" else "20") + text
+        moment = datetime.datetime.strptime(f"{text}+0000", "%Y%m%d%H%M%SZ%z")
+    except (IndexError, StopIteration, ValueError) as failure:
+        raise ValueError("this is not a certificate") from failure
+    return moment.timestamp()
+
+
+#: The optional version of a certificate, and a time with two digits of the year (RFC 5280).
+_VERSION = 0xA0
+_SHORT_TIME = 0x17
+
+
+def _values(der: bytes) -> Iterator[Tuple[int, bytes]]:
+    """The tag and the content of each value in DER."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length > 0x7F:
+            more = length & 0x7F
+            length, at = int.from_bytes(der[at : at + more], "big"), at + more
+        if at + length > len(der):
+            raise ValueError("a value is cut off")
+        yield tag, der[at : at + length]
+        at += length

@@ -13,7 +13,8 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Logs the host in at a control server, Tailscale's or Headscale, and changes only settings that differ.
-  - A host that is already logged in needs no key. A host whose key has expired logs in again and keeps its name and address.
+  - A host that is already logged in needs no key. A host whose key has expired logs in again and keeps its name and
+    address, and so does one whose key ends within 30 days, with O(renew).
   - The key is passed to C(tailscale) in a file that only root can read and that is deleted afterwards; it does not appear in
     any command line, result, diff or message.
   - The key is sent only to hosts that have to log in, or to log in again for their tags.
@@ -42,6 +43,15 @@ options:
       - Whether to log in if required. With V(false), a host that has to log in is not changed, and RV(login_needed) is true.
     type: bool
     default: true
+  renew:
+    description:
+      - Whether to replace the key of the host in the tailnet if it ends within 30 days and O(auth_key) is set. The host
+        keeps its addresses and connections; packets are lost for a few seconds. All peers that it reached before are
+        reached afterwards.
+      - If the control server refuses O(auth_key), the host keeps the key that it has, and RV(renewal_failure) says why.
+      - Do this on one host at a time.
+    type: bool
+    default: false
   login_server:
     description:
       - The URL of the control server. Defaults to that of the current login, or else to Tailscale's own.
@@ -221,6 +231,14 @@ tags_differ:
   description: Whether the tags differ from O(tags).
   type: bool
   returned: success
+renewal_due:
+  description: Whether the key of the host ends within 30 days, and was not replaced.
+  type: bool
+  returned: success
+renewal_failure:
+  description: Why the key could not be replaced; empty if that was not tried.
+  type: str
+  returned: success
 managed:
   description: Whether this module logged the host in; only then O(state=absent) logs it out.
   type: bool
@@ -277,7 +295,7 @@ def work(module: AnsibleModule) -> Outcome:
         result = absent(host, given["forget"])
     else:
         key = login_key(given["auth_key"], given["ephemeral"], given["tags"]) if given["auth_key"] else None
-        result = present(host, make_desired(given), key, given["login"])
+        result = present(host, make_desired(given), key, given["login"], given["renew"], given["peers"])
     status = result.status or NOBODY
     if status.state == "Running" and given["hostname"] not in (None, status.name):
         module.warn(
@@ -301,6 +319,8 @@ def work(module: AnsibleModule) -> Outcome:
             "tags": list(status.tags),
             "login_needed": result.login_needed,
             "tags_differ": result.tags_differ,
+            "renewal_due": result.renewal_due,
+            "renewal_failure": result.renewal_failure,
             "managed": result.managed,
             "key_expiry": status.key_expiry,
             "health": list(status.health),
@@ -321,6 +341,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "auth_key": {"type": "str", "no_log": True},
             "login": {"type": "bool", "default": True},
+            "renew": {"type": "bool", "default": False},
             "login_server": {"type": "str"},
             "hostname": {"type": "str"},
             "tags": {"type": "list", "elements": "str"},

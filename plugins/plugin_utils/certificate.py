@@ -1,13 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Certificates of servers: try one before it replaces one that works, by a TLS handshake in memory, and read its end."""
+"""Certificates of servers: try one before it replaces one that works, by a TLS handshake in memory."""
 
 from __future__ import annotations
 
-import datetime
 import ssl
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -119,41 +117,3 @@ def _reason(failure: Exception) -> str:
     """OpenSSL's words for an error."""
     reason = getattr(failure, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else str(failure)
-
-
-def end_of(certificate: str) -> float:
-    """When a certificate in PEM format expires, in seconds since 1970. Raises ValueError.
-
-    The standard library shows this only of a certificate that another host presents, or that may sign others.
-    """
-    try:
-        ((_tag, whole),) = _values(ssl.PEM_cert_to_DER_cert(certificate))
-        fields = [value for tag, value in _values(next(_values(whole))[1]) if tag != _VERSION]
-        # The serial number, the algorithm and the issuer come first.
-        _begin, (tag, content) = _values(fields[3])
-        text = content.decode("ascii")
-        if tag == _SHORT_TIME:
-            text = ("19" if text >= "5" else "20") + text
-        moment = datetime.datetime.strptime(f"{text}+0000", "%Y%m%d%H%M%SZ%z")
-    except (IndexError, StopIteration, ValueError) as failure:
-        raise ValueError("this is not a certificate") from failure
-    return moment.timestamp()
-
-
-#: The optional version of a certificate, and a time with two digits of the year (RFC 5280).
-_VERSION = 0xA0
-_SHORT_TIME = 0x17
-
-
-def _values(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """The tag and the content of each value in DER."""
-    at = 0
-    while at < len(der):
-        tag, length, at = der[at], der[at + 1], at + 2
-        if length > 0x7F:
-            more = length & 0x7F
-            length, at = int.from_bytes(der[at : at + more], "big"), at + more
-        if at + length > len(der):
-            raise ValueError("a value is cut off")
-        yield tag, der[at : at + length]
-        at += length

@@ -81,13 +81,14 @@ def update_tailnet(action: HostAction, record: Mapping[str, Any], given: Mapping
 
 
 def logged_in(action: HostAction, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the module, and run it again with the key if the host has to log in. Raises GpumeshError."""
+    """Run the module, and run it again with the key if the host needs it. Raises GpumeshError."""
     if arguments.get("state") == "absent":
         return action.module(TAILSCALE, arguments)
     key = arguments.get("auth_key")
     without = {name: value for name, value in arguments.items() if name != "auth_key"}
     result = action.module(TAILSCALE, {**without, "login": False})
-    needed = result["login_needed"] or (result["tags_differ"] and key)
+    renew = boolean(arguments.get("renew", False)) and result["renewal_due"]
+    needed = result["login_needed"] or ((result["tags_differ"] or renew) and key)
     if not needed or not boolean(arguments.get("login", True)):
         return result
     file = action.variable("mesh_auth_key_file")

@@ -13,12 +13,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import keys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Found, find, likeliest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import volumes
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Lab
 
 MISSING = shutil.which("openssl") is None
 _KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -40,3 +44,27 @@ def encrypted(key: Path) -> Path:
     made = key.with_suffix(".encrypted")
     _openssl("pkey", "-in", str(key), "-aes256", "-passout", "pass:a-password", "-out", str(made))
     return made
+
+
+#: Stands in for openssl: a certificate is as old as it will be in some days.
+_LATER = """#!/bin/sh
+for word; do
+    shift
+    [ "$former" != -checkend ] || case " $* " in *" $FILE "*) word=$((word + $DAYS * 86400)) ;; esac
+    former=$word
+    set -- "$@" "$word"
+done
+exec /usr/bin/openssl "$@"
+"""
+
+
+@contextlib.contextmanager
+def later(lab: Lab, host: str, certificate: str, days: int) -> Iterator[None]:
+    """While a certificate on a host is that much older for whoever asks openssl how long it is still valid."""
+    program = "/usr/local/bin/openssl"
+    script = _LATER.replace("$FILE", certificate).replace("$DAYS", str(days))
+    lab.run(host, "sh", "-c", 'printf %s "$1" > "$2" && chmod 755 "$2"', "-", script, program)
+    try:
+        yield
+    finally:
+        lab.run(host, "rm", program)

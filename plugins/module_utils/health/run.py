@@ -44,6 +44,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailsc
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
 
 #: The last one is the shared memory of NCCL and PyTorch's data loaders.
 _DISKS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev", "shm"))
@@ -245,6 +246,10 @@ def _key_expiry(context: Context) -> Judgement:
     return keys.judge(status.state, status.key_expiry, time.time())
 
 
+def _rest_certificate(context: Context) -> Judgement:
+    return keys.judge_rest(context.tree.read(rest.TRUST.lstrip("/")) or "", time.time())
+
+
 def _preload(context: Context) -> Judgement:
     listed = context.tree.read("etc/ld.so.preload") or ""
     return preload.judge(listed, preload.programs(context.tree))
@@ -295,6 +300,7 @@ CHECKS = (
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),
     Check("mesh.handshake", "Recent handshake with every peer", _handshakes, 3 * handshakes.PATIENCE),
     Check("mesh.key_expiry", "The key of the tailnet is valid for a month", _key_expiry),
+    Check("slurm.rest_certificate", "The certificate of Slurm's REST API is valid for a month", _rest_certificate),
     Check("mesh.preload", "The programs of a pod see the mesh", _preload),
     Check("ssh.login", "SSH login to every other member without a prompt", _ssh, _ssh_seconds),
 )

@@ -16,20 +16,25 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import (
+    NOBODY,
     Desired,
     Prefs,
     Status,
     asks_for_tags,
     describe,
+    expires_soon,
     login_options,
+    offline,
     parse_ping,
     parse_prefs,
     parse_status,
+    partners,
     peer_paths,
     plan,
     planned,
     tags_differ,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
 
 _TUN = "/dev/net/tun"
 #: The directory in which the daemon keeps the host's identity.
@@ -41,6 +46,8 @@ _MARK = "/var/lib/gpumesh/tailscale-login"
 _SETTLE_FOR = 20.0
 #: The number of peers that are queried at the same time, and the seconds that each may take.
 _AT_ONCE, _PING_FOR = 16, "3s"
+#: The packets that a peer may miss, one in two seconds, until it must have noticed the new key of this host.
+_MISSED = 5
 
 
 class Host(NamedTuple):
@@ -68,13 +75,24 @@ class Result(NamedTuple):
     addresses: Tuple[str, ...] = ()
     #: Whether a login is needed and was not made.
     login_needed: bool = False
+    #: Whether the key ends soon and was not replaced, and why it could not be.
+    renewal_due: bool = False
+    renewal_failure: str = ""
 
 
-def present(host: Host, desired: Desired, key: Optional[str], login: bool = True) -> Result:
+def present(
+    host: Host,
+    desired: Desired,
+    key: Optional[str],
+    login: bool = True,
+    renew: bool = False,
+    members: Sequence[str] = (),
+) -> Result:
     """Log in if necessary, and bring the settings to the desired state.
 
-    Without ``login``, a host that has to log in is left as it is. If no daemon answers, nothing is done, so that it can
-    be installed and started. Raises GpumeshError.
+    Without ``login``, a host that has to log in is left as it is. With ``renew``, a key that ends soon is replaced, after
+    which the ``members`` must be reachable. If no daemon answers, nothing is done, so that it can be installed and
+    started. Raises GpumeshError.
     """
     status = read_status(host)
     if status is None:
@@ -85,22 +103,28 @@ def present(host: Host, desired: Desired, key: Optional[str], login: bool = True
     before = describe(prefs, status)
     if steps.login and not login and not host.check_mode:
         return _result(host, False, status, tags_differ(desired, status), before, before)._replace(login_needed=True)
+    due = expires_soon(status, time.time())
+    renewed = due and renew and key is not None and not steps.login
     if host.check_mode:
         after = describe(*planned(desired, prefs, status)) if steps.needed else before
-        return _result(host, steps.needed, status, tags_differ(desired, status), before, after)
+        result = _result(host, steps.needed or renewed, status, tags_differ(desired, status), before, after)
+        return result._replace(renewal_due=due and not renewed)
+    failure = _renew(host, desired, prefs, status, key, members) if renewed and key is not None else ""
     if steps.login:
-        _log_in(host, desired, prefs, key, steps.login)
+        _log_in(host, desired, prefs, key, steps.login, status.state)
     elif steps.resume:
         _up(host, login_options(desired, prefs, bool(prefs.tags)), [])
     if steps.settings:
         host.run(["tailscale", "set", *_risk(steps.settings), *steps.settings])
-    if steps.needed:
+    if steps.needed or renewed:
         status = _settled(host) or status
         prefs = read_prefs(host)
     if steps.login:
         _note(host, prefs.login_server, _held(status))
     after = describe(prefs, status)
-    return _result(host, steps.needed, status, tags_differ(desired, status), before, after)
+    renewed = renewed and not failure
+    result = _result(host, steps.needed or renewed, status, tags_differ(desired, status), before, after)
+    return result._replace(renewal_due=due and not renewed, renewal_failure=failure)
 
 
 def _result(host: Host, changed: bool, status: Status, tags_differ: bool, before: str, after: str) -> Result:
@@ -199,7 +223,66 @@ def _settled(host: Host) -> Optional[Status]:
         time.sleep(0.2)
 
 
-def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why: str) -> None:
+def _renew(host: Host, desired: Desired, prefs: Prefs, status: Status, key: str, members: Sequence[str]) -> str:
+    """Replace the key of this host, which keeps its addresses. Returns why the control server has refused that, or ''.
+
+    Raises HostStateError if peers do not find this host any more.
+    """
+    reached = _answering(host, partners(status, members), 1)
+    try:
+        _log_in(host, desired, prefs, key, "its key ends soon", status.state, ["--force-reauth"])
+    except HostStateError as failure:
+        return failure.message
+    _return_to(host, reached)
+    return ""
+
+
+def _return_to(host: Host, peers: Sequence[str]) -> None:
+    """Wait until these peers use the new key of this host. Raises HostStateError.
+
+    A peer that is sending while it hears of the new key can go on with the old one for good (seen with 1.94). It makes a
+    new tunnel if the other key of this host changes as well, with which the two find each other. That is the same as a
+    restart does, but in user space, a restart ends the connections of programs.
+    """
+    systemd = runs_systemd()
+    restart = ["systemctl", "restart", "tailscaled"] if systemd else ["supervisorctl", "restart", "tailscaled"]
+    silent = list(peers)
+    for remedy in ([], ["tailscale", "debug", "rotate-disco-key"], restart):
+        if remedy:
+            host.run(remedy, check=False, timeout=host.timeout)
+        answering = _answering(host, silent, _MISSED)
+        gone = offline(_settled(host) or NOBODY)
+        silent = [address for address in silent if address not in answering and address not in gone]
+        if not silent:
+            return
+    raise HostStateError(
+        f"This host has a new key in its tailnet, with which it does not reach {', '.join(silent)}.",
+        "Restart tailscaled there, and see journalctl -u tailscaled.",
+        addresses=silent,
+    )
+
+
+def _answering(host: Host, addresses: Sequence[str], attempts: int) -> List[str]:
+    """Those of the addresses that answer through the tunnel."""
+
+    def answers(address: str) -> bool:
+        command = ["tailscale", "ping", "--tsmp", "--timeout=2s", f"--c={attempts}", address]
+        return "pong" in host.run(command, check=False, timeout=60).stdout
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return [address for address, answer in zip(addresses, pool.map(answers, addresses)) if answer]
+
+
+def _log_in(
+    host: Host,
+    desired: Desired,
+    prefs: Prefs,
+    key: Optional[str],
+    why: str,
+    state: str,
+    options: Sequence[str] = (),
+) -> None:
+    """Log in with the key. If that fails where the daemon runs (``state``), it continues with the key that it has."""
     if key is None:
         raise HostStateError(
             f"This host has to log in ({why}), but no auth key is set.",
@@ -214,7 +297,13 @@ def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why:
         server = desired.login_server or prefs.login_server
         if _noted(host)[:1] != [server]:
             _note(host, server, ())
-        _up(host, [f"--auth-key=file:{path}", *login_options(desired, prefs, asks_for_tags(key))], [key])
+        _up(host, [*options, f"--auth-key=file:{path}", *login_options(desired, prefs, asks_for_tags(key))], [key])
+    except HostStateError:
+        if state == "Running":
+            # Until then, it tries the refused key again and again, and the control server takes the host for offline.
+            # Without an option for a key, it would only compare its settings.
+            _up(host, [f"--auth-key=file:{os.devnull}", *login_options(Desired(), prefs, bool(prefs.tags))], [])
+        raise
     finally:
         remove_file(path)
 
@@ -236,5 +325,6 @@ def _up(host: Host, options: List[str], secrets: List[str]) -> None:
 
 
 def _risk(options: Sequence[str]) -> List[str]:
-    """If the host is reached through the tailnet, tailscale(1) requires a confirmation before it changes SSH."""
-    return ["--accept-risk=lose-ssh"] if any(option.startswith("--ssh") for option in options) else []
+    """If the host is reached through the tailnet, tailscale(1) requires a confirmation of what could end SSH."""
+    risky = any(option.startswith(("--ssh", "--force-reauth")) for option in options)
+    return ["--accept-risk=lose-ssh"] if risky else []

@@ -12,6 +12,7 @@ import ipaddress
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, reading
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
@@ -78,6 +79,8 @@ class Peer(NamedTuple):
     endpoint: str
     #: The DERP region that relays to it.
     relay: str
+    #: Whether packets were exchanged with it recently.
+    active: bool
 
 
 class Status(NamedTuple):
@@ -221,6 +224,7 @@ def _peer(content: Mapping[str, Any]) -> Peer:
         bool(content.get("Online")),
         str(content.get("CurAddr") or ""),
         str(content.get("Relay") or ""),
+        bool(content.get("Active")),
     )
 
 
@@ -289,6 +293,34 @@ def plan(desired: Desired, prefs: Prefs, status: Status, with_tags: bool) -> Pla
 def tags_differ(desired: Desired, status: Status) -> bool:
     """Whether the control server has given the host other tags than the desired ones."""
     return desired.tags is not None and status.state == "Running" and desired.tags != status.tags
+
+
+def expires_soon(status: Status, now: float) -> bool:
+    """Whether the key of a host that is in its tailnet ends so soon that it has to be replaced."""
+    if status.state != "Running":
+        return False
+    try:
+        end = expiry.moment(status.key_expiry)
+    except ValueError:
+        return False
+    return end is not None and expiry.days_left(end, now) < expiry.NOTICE
+
+
+def partners(status: Status, members: Sequence[str]) -> List[str]:
+    """The addresses that the host must reach with its next key as well: of members, and where packets come from now.
+
+    Among the latter is the machine that runs Ansible, if that is in the tailnet.
+    """
+    return [
+        peer.addresses[0]
+        for peer in status.peers
+        if peer.addresses and peer.online and (peer.active or set(peer.addresses) & set(members))
+    ]
+
+
+def offline(status: Status) -> List[str]:
+    """The addresses of peers that are not connected to the control server."""
+    return [address for peer in status.peers if not peer.online for address in peer.addresses]
 
 
 def login_options(desired: Desired, prefs: Prefs, with_tags: bool) -> List[str]:

@@ -29,6 +29,7 @@ IN = {
     "tun_device": True,
     "login_needed": False,
     "tags_differ": False,
+    "renewal_due": False,
     "addresses": ["100.64.0.2"],
 }
 OUT = {**IN, "login_needed": True, "addresses": []}
@@ -81,6 +82,15 @@ def test_a_host_with_other_tags_logs_in_again_where_there_is_a_key(key: str | No
     played = login(other, other, **({"auth_key": key} if key else {}))
     assert len(played.ran) == calls
     assert played.result["ready"] is False
+
+
+@pytest.mark.parametrize(
+    ("given", "calls"), [({"auth_key": "secret", "renew": True}, 2), ({"auth_key": "secret"}, 1), ({"renew": True}, 1)]
+)
+def test_a_host_whose_key_ends_soon_gets_another_one_if_that_is_wanted(given: dict[str, Any], calls: int) -> None:
+    played = login({**IN, "renewal_due": True}, {**IN, "changed": True}, **given)
+    assert [sent.get("auth_key") for _name, sent in played.ran] == [None, "secret"][:calls]
+    assert played.result["renewal_due"] is (calls == 1)
 
 
 def test_a_host_that_is_not_to_log_in_says_that_it_would_have_to() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,20 @@ def test_a_failure_leaves_nothing_behind(server: Identity, monkeypatch: pytest.M
     with pytest.raises(CommandError, match="openssl req"):
         own_certificate.settle(run, server)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("days", [2, 730, 40000])
+def test_the_end_of_one_is_read_as_openssl_reads_it(tmp_path: Path, days: int) -> None:
+    """After 2049, the year has four digits."""
+    ca = certificates.self_signed(tmp_path, "ca")
+    made, _key = certificates.signed(tmp_path, "n1", *ca, days=days)
+    shown = subprocess.run(
+        ["openssl", "x509", "-noout", "-enddate", "-in", str(made)], check=True, capture_output=True, text=True
+    ).stdout
+    assert own_certificate.end_of(made.read_text()) == ssl.cert_time_to_seconds(shown.strip().partition("=")[2])
+
+
+@pytest.mark.parametrize("content", ["", "AAAA", "MIIB", "MAA=", "MIIBkTCB", "/////w==", "MAUwA6ABAA=="])
+def test_what_only_looks_like_one_has_no_end(content: str) -> None:
+    with pytest.raises(ValueError, match="this is not a certificate"):
+        own_certificate.end_of(f"-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n")

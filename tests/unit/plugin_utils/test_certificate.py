@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +87,3 @@ def test_a_handshake_that_does_not_end_is_an_error() -> None:
     waiting: Any = Waiting()
     with pytest.raises(ValueError, match="does not end"):
         certificate.shake_hands(waiting, waiting, "n1")
-
-
-@pytest.mark.parametrize("days", [2, 730, 40000])
-def test_the_end_of_one_is_read_as_openssl_reads_it(tmp_path: Path, ca: tuple[Path, Path], days: int) -> None:
-    """After 2049, the year has four digits."""
-    made, _key = certificates.signed(tmp_path, "n1", *ca, days=days)
-    shown = subprocess.run(
-        ["openssl", "x509", "-noout", "-enddate", "-in", str(made)], check=True, capture_output=True, text=True
-    ).stdout
-    assert certificate.end_of(made.read_text()) == ssl.cert_time_to_seconds(shown.strip().partition("=")[2])
-
-
-@pytest.mark.parametrize("content", ["", "AAAA", "MIIB", "MAA=", "MIIBkTCB", "/////w==", "MAUwA6ABAA=="])
-def test_what_only_looks_like_one_has_no_end(content: str) -> None:
-    with pytest.raises(ValueError, match="this is not a certificate"):
-        certificate.end_of(f"-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, outside_holders, reach
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
 from ansible_collections.gpumesh.cluster.tests.support import certificates, decisions
@@ -483,7 +483,7 @@ def test_show_tells_which_keys_of_the_tailnet_expire_soon() -> None:
     assert ends == ["2026-12-01T00:00:00Z", "2027-05-01T08:00:00Z", None]
     text = page([cluster], {}, width=0)
     assert "Keys in the tailnet: 2 of 3 expire, the first at 2026-12-01T00:00:00Z" in text
-    assert "! The keys of n1 in the tailnet end on 2026-12-01. Disable the expiry" in text
+    assert "! The keys of n1 in the tailnet end on 2026-12-01. Run site with a valid auth key" in text
     (cluster,) = overview({"n1": holding(OLD)}, AT, {"n1": {"mesh": {"key_expiry": "soon"}}})
     assert cluster["members"][0]["key_expiry"] is None and "tailnet" not in page([cluster], {}, width=0)
 

@@ -30,6 +30,7 @@ from slurm_members import (
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import own_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
+from ansible_collections.gpumesh.cluster.tests.support.certificates import later
 
 #: Writes what a task finds to a file that a test can read.
 DUMP = """
@@ -125,6 +126,49 @@ def test_nobody_listens_for_tokens_without_tls(lab: Lab) -> None:
     assert modes(lab, "/run", rest.SOCKET_FOLDER) == ["755 root", f"755 {rest.ACCOUNT}"]
     for name, user in (("slurmrestd", rest.ACCOUNT), ("stunnel", rest.PROXY_ACCOUNT)):
         assert set(lab.run("s1", "ps", "-o", "user:32=", "-C", name).split()) == {user}
+
+
+#: The certificate of a server as text, verified with a file of trusted certificates.
+HANDSHAKE = """
+import socket, ssl, sys
+address, trust = sys.argv[1:]
+context = ssl.create_default_context(cafile=trust)
+with context.wrap_socket(socket.create_connection((address, 6820), 60), server_hostname=address) as peer:
+    print(ssl.DER_cert_to_PEM_cert(peer.getpeercert(True)))
+"""
+
+
+def test_clients_of_the_rest_interface_verify_it_while_its_certificate_is_renewed(lab: Lab) -> None:
+    """The proxy makes the next certificate, as in its second year, and uses it, as a month later."""
+
+    def trusted() -> list[str]:
+        (found,) = {lab.read(machine, rest.TRUST) for machine in MACHINES}
+        return own_certificate.each_in(found.decode())
+
+    def presented(trust: str) -> list[str]:
+        return own_certificate.each_in(lab.run("s3", "python3", "-c", HANDSHAKE, ADDRESSES["s1"], trust))
+
+    def play(*options: str) -> None:
+        run = lab.play(SLURM, *options)
+        assert run.code == 0, run.output
+
+    (own,) = trusted()
+    before = processes(lab)
+    with later(lab, "s1", f"{rest.FOLDER}/own.crt", 400):
+        play("--limit", "s1")
+    # Others ask the manager, which is not in their run.
+    play("--limit", "!s1")
+    (former, following) = trusted()
+    assert former == own != following and presented(rest.TRUST) == [own]
+    assert processes(lab) == before
+    # A copy of the file, as for clients elsewhere.
+    lab.run("s3", "cp", rest.TRUST, "/root/copy.crt")
+    with later(lab, "s1", f"{rest.FOLDER}/next.crt", 40):
+        play()
+    assert trusted() == presented(rest.TRUST) == presented("/root/copy.crt") == [following]
+    assert {name for name, number in processes(lab).items() if number != before[name]} == {f"s1 {rest.PROXY}"}
+    for client in ("s1", "s4"):
+        assert ask_rest(lab, client, "s1") == ["s1 s2 s3 s4", "refused", "not verified"], client
 
 
 # --- Devices

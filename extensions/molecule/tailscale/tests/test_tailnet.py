@@ -9,6 +9,7 @@ test_tailnet_pods.py.
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import subprocess
@@ -216,6 +217,98 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
     # t3's network lets only TCP through, so its connections are relayed.
     assert {way for pair, way in ways.items() if "t3" in pair} == {"relayed"}
     assert ways["t1", "t2"] == ways["t2", "t1"] == "direct"
+
+
+#: Sends a byte twenty times a second to an echo of itself at another member, until /run/stop exists. Prints the longest
+#: time without an answer.
+ECHO = """
+import os, socket, sys, threading, time
+def echo(server):
+    peer, _from = server.accept()
+    while data := peer.recv(100):
+        peer.sendall(data)
+def ask(address):
+    peer = socket.create_connection((address, 7007), 60)
+    longest, last = 0, time.monotonic()
+    open("/run/asking", "w").close()
+    while not os.path.exists("/run/stop"):
+        peer.sendall(b"x")
+        assert peer.recv(1) == b"x"
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        time.sleep(0.05)
+    print("longest", longest)
+if sys.argv[1] == "serve":
+    server = socket.create_server((sys.argv[2], 7007))
+    open("/run/serving", "w").close()
+    echo(server)
+else:
+    ask(sys.argv[2])
+"""
+
+
+@contextmanager
+def connection(lab: Lab, client: str, server: str) -> Iterator[None]:
+    """While a connection over the tailnet carries packets, which nothing else may end."""
+    script = ("systemd-run", "--unit=echo", "--collect", "--property=StandardOutput=file:/run/echo", "python3", "-c")
+    lab.run(server, *script, ECHO, "serve", address(lab, server))
+    lab.wait("the server listens", lambda: lab.run(server, "ls", "/run/serving", check=False) != "")
+    lab.run(client, *script, ECHO, "ask", address(lab, server))
+    lab.wait("the client asks", lambda: lab.run(client, "ls", "/run/asking", check=False) != "")
+    try:
+        yield
+        lab.run(client, "touch", "/run/stop")
+        lab.wait("the connection has ended", lambda: "longest" in lab.run(client, "cat", "/run/echo"))
+    finally:
+        for member in (client, server):
+            lab.run(
+                member,
+                "sh",
+                "-c",
+                "systemctl stop echo; rm -f /run/stop /run/asking /run/serving /run/echo",
+                check=False,
+            )
+
+
+def ends_soon(lab: Lab, *members: str) -> str:
+    """Let the keys of these members end in ten days. Returns when."""
+    end = (datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for member in members:
+        lab.run("headscale", "headscale", "nodes", "expire", "--identifier", nodes(lab)[member], "--expiry", end)
+    lab.wait("they know", lambda: all(status(lab, one)["Self"].get("KeyExpiry") == end for one in members))
+    return end
+
+
+def test_keys_that_end_soon_are_replaced_while_connections_go_on(lab: Lab) -> None:
+    end, own = ends_soon(lab, "t2", "t3"), {member: status(lab, member)["Self"] for member in MEMBERS}
+    (shown,) = lab.play("gpumesh.cluster.show", "-e", "show_output=json").shown
+    assert {member["machine"]: member["key_expiry"] for member in shown["members"]} == {
+        "t1": None,
+        "t2": end,
+        "t3": end,
+    }
+    assert any(f"The keys of t2, t3 in the tailnet end on {end[:10]}" in problem for problem in shown["problems"])
+
+    # Without a valid key, the administrator is told so, and nothing changes.
+    refused = "hskey-auth-aaaaaaaaaaaa-" + "b" * 64
+    key = f"{{{{ '{refused}' if inventory_hostname == 't2' else '' }}}}"
+    run = mesh(lab, "-e", json.dumps({"mesh_auth_key": key}))
+    assert set(run.changed.values()) == {0}
+    for member, reason in (("t2", ""), ("t3", ", since no auth key is given")):
+        told = f"{member}: The key of this host in its tailnet ends at {end}, and was not replaced{reason}. Until then"
+        assert told in run.words, run.output[-4000:]
+    assert "auth-key not found" in run.words and "Set mesh_auth_key_file" in run.words and refused not in run.output
+    assert all(status(lab, member)["Self"]["PublicKey"] == own[member]["PublicKey"] for member in MEMBERS)
+
+    # Until its former key is used again, the control server takes a host for offline.
+    lab.wait("all members are online", lambda: all(status(lab, member)["Self"]["Online"] for member in MEMBERS))
+    with connection(lab, "t1", "t2"):
+        assert mesh(lab, *with_key()).changed == {"t1": 0, "t2": 1, "t3": 1}
+    for member in ("t2", "t3"):
+        found = status(lab, member)["Self"]
+        assert found["PublicKey"] != own[member]["PublicKey"] and "KeyExpiry" not in found
+        assert (found["ID"], found["TailscaleIPs"]) == (own[member]["ID"], own[member]["TailscaleIPs"])
+        assert dial(lab, "t1", address(lab, member), 22).startswith("SSH-2.0")
+    assert set(mesh(lab, *with_key()).changed.values()) == {0}
 
 
 def test_settings_and_tags_change_alone_and_once(lab: Lab) -> None:

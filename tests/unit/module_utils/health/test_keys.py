@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A key in the tailnet that expires is a finding a month before all tunnels end."""
+"""A key or a certificate that expires is a finding a month before."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health import keys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import DRAIN_ON
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
+from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 END = "2027-05-01T08:00:00Z"
 AT = expiry.moment(END) or 0.0
@@ -87,5 +89,36 @@ def test_the_daemon_is_asked_if_the_cluster_has_a_tailnet(tmp_path: Path) -> Non
     assert checked(tmp_path, False, None)["status"] == "skipped"
 
 
+def trusting(folder: Path, *days: int) -> Result:
+    """The check of what a host trusts of Slurm's REST API: certificates that are valid for so many days."""
+    made = [certificates.self_signed(folder, f"s{number}", "-days", str(count))[0] for number, count in enumerate(days)]
+    if made:
+        trust = folder / rest.TRUST.lstrip("/")
+        trust.parent.mkdir(parents=True, exist_ok=True)
+        trust.write_text("".join(one.read_text() for one in made))
+    here = run.Context(Expected(), Tree(str(folder)), lambda argv, **_options: Completed(1, "", ""))
+    (result,) = run.make_checks(here, "n1", ["slurm.rest_certificate"])
+    return result
+
+
+@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+@pytest.mark.parametrize(
+    ("days", "status", "left"),
+    [
+        ((), "skipped", None),
+        ((100,), "pass", 99),
+        ((10,), "fail", 9),
+        ((10, 730), "pass", 729),
+        ((730, 10), "pass", 729),
+    ],
+)
+def test_the_last_certificate_of_the_rest_api_counts(
+    tmp_path: Path, days: tuple[int, ...], status: str, left: int | None
+) -> None:
+    result = trusting(tmp_path, *days)
+    assert (result["status"], result["actual"]) == (status, left)
+    assert ("Run site" in result["remedy"]) == (status == "fail")
+
+
 def test_no_node_is_drained_for_it() -> None:
-    assert "mesh.key_expiry" not in DRAIN_ON
+    assert not {"mesh.key_expiry", "slurm.rest_certificate"} & set(DRAIN_ON)

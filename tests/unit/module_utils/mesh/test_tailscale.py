@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
@@ -309,6 +312,127 @@ def test_check_mode_tells_nothing(host_of: Any) -> None:
     assert result.changed
     assert "state: Running" in result.after
     assert daemon.told == []
+
+
+# --- the key of the host in the tailnet
+
+SECOND, THIRD, FOURTH = "100.64.0.2", "100.64.0.3", "100.64.0.4"
+
+
+def ending(days: float) -> str:
+    return expiry.shown(time.time() + days * 24 * 3600)
+
+
+class Renewing(Daemon):
+    """Has a key that ends in some days, and peers that no longer hear the host after a change of its key."""
+
+    def __init__(self, days: float, heals: str = "", deaf: Sequence[str] = ()) -> None:
+        """``heals``: the word of the command after which ``deaf`` peers hear the host again."""
+        super().__init__("Running")
+        self.days, self.heals, self.deaf = days, heals, tuple(deaf)
+        self.silent: tuple[str, ...] = ()
+        self.pinged: list[str] = []
+        self.offline: tuple[str, ...] = ()
+
+    def run(self, argv: list[str], check: bool = True, timeout: float = 0, **more: Any) -> Completed:
+        if argv[1] == "status":
+            own = {**STATUS["Self"], "KeyExpiry": ending(self.days)}
+            peers = {
+                key: {
+                    **peer,
+                    "Online": peer["Online"] and peer["TailscaleIPs"][0] not in self.offline,
+                    "Active": key[-1] == "1",
+                }
+                for key, peer in STATUS["Peer"].items()
+            }
+            return Completed(0, json.dumps({**STATUS, "Self": own, "Peer": peers}), "")
+        if argv[1] == "ping":
+            self.pinged.append(argv[-1])
+            return Completed(0, "" if argv[-1] in self.silent else "pong from t2 via TSMP in 2ms", "")
+        if self.heals and self.heals in argv:
+            self.silent = ()
+        if "rotate-disco-key" in argv or argv[0] != "tailscale":
+            self.told.append(argv)
+            return Completed(0, "", "")
+        done = super().run(argv, check, timeout, **more)
+        if "--force-reauth" in argv:
+            self.days, self.silent = 180, self.deaf
+        return done
+
+
+def renewed(host: tailnet.Host, key: str | None = "hskey-secret", **more: Any) -> tailnet.Result:
+    return tailnet.present(host, desired(login_server=SERVER), key, renew=True, members=[SECOND, THIRD, FOURTH], **more)
+
+
+@pytest.mark.parametrize(("days", "due"), [(29.9, True), (30.1, False)])
+def test_a_key_that_ends_within_a_month_is_replaced_once(host_of: Any, days: float, due: bool) -> None:
+    daemon = Renewing(days)
+    first, second = renewed(host_of(daemon)), renewed(host_of(daemon))
+    assert (first.changed, first.renewal_due, second.changed) == (due, False, False)
+    assert len(daemon.told) == due
+    if due:
+        assert {"--force-reauth", "--accept-risk=lose-ssh", f"--login-server={SERVER}"} <= set(daemon.told[0])
+        # Before and afterwards, over the tunnel; who is offline is not waited for.
+        assert sorted(daemon.pinged) == [SECOND, SECOND, THIRD, THIRD]
+
+
+def test_a_key_is_replaced_only_if_that_is_wanted_and_possible(host_of: Any) -> None:
+    daemon = Renewing(3)
+    for result in (
+        renewed(host_of(daemon), None),
+        renewed(host_of(daemon), login=False, key=None),
+        tailnet.present(host_of(daemon), desired(), "hskey-secret"),
+    ):
+        assert (result.changed, result.renewal_due, result.renewal_failure) == (False, True, "")
+    planned = renewed(host_of(daemon, check_mode=True))
+    assert (planned.changed, planned.renewal_due) == (True, False)
+    assert daemon.told == []
+
+
+def test_with_a_refused_key_the_host_keeps_its_own(host_of: Any) -> None:
+    daemon = Renewing(3)
+    daemon.refuses = True
+    run = daemon.run
+
+    def refuse_once(argv: list[str], **more: Any) -> Completed:
+        daemon.refuses = "--force-reauth" in argv
+        return run(argv, **more)
+
+    daemon.run = refuse_once  # type: ignore[method-assign]
+    result = renewed(host_of(daemon))
+    assert (result.changed, result.renewal_due) == (False, True)
+    assert "invalid key" in result.renewal_failure and "hskey-secret" not in str(result)
+    # Otherwise, it would be offline from now on.
+    assert [argv[2:] for argv in daemon.told][1] == [
+        "--timeout=5s",
+        "--auth-key=file:/dev/null",
+        f"--login-server={SERVER}",
+        "--hostname=t1",
+        "--accept-dns=false",
+    ]
+
+
+@pytest.mark.parametrize(("heals", "steps"), [("rotate-disco-key", 1), ("restart", 2)])
+def test_peers_that_keep_to_the_former_key_make_a_new_tunnel(host_of: Any, heals: str, steps: int) -> None:
+    daemon = Renewing(3, heals, [THIRD])
+    assert renewed(host_of(daemon)).changed
+    assert [argv[-1] for argv in daemon.told[1:]] == ["rotate-disco-key", "tailscaled"][:steps]
+
+
+def test_a_peer_that_stays_deaf_is_named_unless_it_has_left(host_of: Any) -> None:
+    with pytest.raises(HostStateError, match=r"does not reach 100\.64\.0\.3\."):
+        renewed(host_of(Renewing(3, "", [THIRD])))
+    daemon = Renewing(3, "", [THIRD])
+    host = host_of(daemon)
+    run = host.run
+
+    def leave(argv: list[str], **more: Any) -> Completed:
+        done = run(argv, **more)
+        daemon.offline = (THIRD,) if "--force-reauth" in argv else daemon.offline
+        return Completed(*done)
+
+    assert renewed(host._replace(run=leave)).changed
+    assert len(daemon.told) == 1
 
 
 def test_a_login_that_was_there_before_is_not_ended(host_of: Any) -> None:

@@ -247,6 +247,23 @@ class TestTailscale:
         assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member", "tailscale", "mesh_paths"]
         assert went.steps("n2") == ["mesh", "tailscale"]
 
+    def test_keys_that_end_soon_are_replaced_and_a_host_says_why_its_own_was_not(self, mesh: Mesh) -> None:
+        due = {**IN, "renewal_due": True, "renewal_failure": "", "key_expiry": "2027-05-01T08:00:00Z"}
+        hosts = {
+            "n1": {},
+            "n2": {"mesh": [due], "tailscale": [{**due, "renewal_due": False}]},
+            "n3": {"mesh": [due], "tailscale": [due]},
+            "n4": {"mesh": [due], "tailscale": [{**due, "renewal_failure": "key not found"}]},
+        }
+        went = mesh("tailscale", hosts)
+        assert went.run.code == 0, went.run.output
+        assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member"]
+        assert (went.steps("n2"), went.steps("n3")) == (["mesh", "tailscale"], ["mesh", "tailscale", "print_text"])
+        assert {call.arguments["renew"] for call in went.of("tailscale")} == {True}
+        told = {call.host: call.arguments["text"] for call in went.of("print_text")}
+        assert told["n3"].startswith("n3: ") and ", since no auth key is given. Until then" in told["n3"]
+        assert "2027-05-01T08:00:00Z" in told["n4"] and told["n4"].endswith("run site again. key not found")
+
     def test_a_machine_that_is_joining_has_its_address_in_a_variable(self, mesh: Mesh) -> None:
         show = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} got {{ mesh_enrolled_addresses | join }}."}}
         future = {"backend": "tailscale", "port": 41641}
