@@ -1,17 +1,33 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules as Ansible does, in a separate process: arguments in, JSON out, the same with every ansible-core."""
+"""Run modules as Ansible does, mostly in a separate process: arguments in, JSON out, the same with every ansible-core."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from ansible.module_utils import basic
+
+
+@contextlib.contextmanager
+def module_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Give these arguments to a module that runs in this process.
+
+    That is what `patch_module_args` of ansible-core does, which 2.18 does not have.
+    """
+    given = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}).encode()
+    profile = mock.patch.object(basic, "_ANSIBLE_PROFILE", "legacy", create=True)
+    with mock.patch.object(basic, "_ANSIBLE_ARGS", given), profile:
+        yield
 
 
 def write_programs(folder: Path, scripts: Mapping[str, str]) -> Path:

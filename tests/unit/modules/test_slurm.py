@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
-from module_runs import result_of, start, write_programs
+from module_runs import module_arguments, result_of, start, write_programs
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
@@ -73,7 +72,7 @@ def test_a_node_is_written_and_run_in_one_call(
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         changes = {"controller_port": port, "forgotten": True, "task_prolog": "", "epilog": "", "machine": "n3"}
-        with patch_module_args({**given, **changes}), pytest.raises(SystemExit):
+        with module_arguments({**given, **changes}), pytest.raises(SystemExit):
             slurm.main()
     waiting = json.loads(capsys.readouterr().out)
     assert f"The controller on n1 does not answer at 127.0.0.1:{port} (TCP)" in waiting["msg"]
@@ -160,7 +159,7 @@ def _rest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def module(given: dict[str, Any], capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
     """The result of the module, run in this process."""
-    with patch_module_args({**given, **arguments}), pytest.raises(SystemExit):
+    with module_arguments({**given, **arguments}), pytest.raises(SystemExit):
         slurm.main()
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result

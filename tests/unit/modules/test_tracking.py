@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils import basic
-from ansible.module_utils.testing import patch_module_args
+from module_runs import module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
 from ansible_collections.gpumesh.cluster.plugins.modules import tracking
@@ -29,7 +29,7 @@ def test_passwords_of_users_are_not_in_the_log_of_the_host(
     )
     users = json.dumps([{"name": "alice", "password": password}, {"name": "bob", "password": None}])
     # As Ansible calls a module, which overrides what a module says of itself.
-    with patch_module_args({"cluster": "lab", "users": users, "_ansible_no_log": False}), pytest.raises(SystemExit):
+    with module_arguments({"cluster": "lab", "users": users, "_ansible_no_log": False}), pytest.raises(SystemExit):
         tracking.main()
     said = capsys.readouterr().out
     assert '"changed": false' in said and logged

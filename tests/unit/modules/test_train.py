@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.testing import patch_module_args
+from module_runs import module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install as session_install
@@ -39,7 +39,7 @@ def _logged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def run(module: Any, capsys: pytest.CaptureFixture[str], **given: Any) -> dict[str, Any]:
-    with patch_module_args(given), pytest.raises(SystemExit):
+    with module_arguments(given), pytest.raises(SystemExit):
         module.main()
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not result.get("failed"), result
