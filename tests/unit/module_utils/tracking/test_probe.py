@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import end_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import probe
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.certificate import end_of
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 
