@@ -92,7 +92,7 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     if first == "examine":
         return _examine(settings, arguments[1])
     if first == "agent":
-        return _agent(program, arguments[1])
+        return _agent(program, arguments[1:])
     if first in manage.COMMANDS:
         return manage.main(host, settings.base, *split(arguments)[::2])
     if not first.startswith("-"):
@@ -245,8 +245,9 @@ def _supervise(program: str, path: str, token: str, inherited: int = 0, turn: in
     return supervisor.main(Folder(path), post)
 
 
-def _agent(program: str, text: str) -> int:
-    task = agents.parse_task(text)
+def _agent(program: str, words: Sequence[str]) -> int:
+    """``words``: the task, if the supervisor is of an older version, which has it on the command line."""
+    task, pending = (agents.parse_task(words[0]), b"") if words else agents.receive(sys.stdin.fileno())
     node = os.environ["SLURMD_NODENAME"]
     agent = agents.Agent(task, node, sys.stdout)
     told: List[int] = []
@@ -260,7 +261,7 @@ def _agent(program: str, text: str) -> int:
     present = True
     try:
         agent.start()
-        present = agent.run(sys.stdin.fileno())
+        present = agent.run(sys.stdin.fileno(), pending)
     except (OSError, GpumeshError) as failure:
         agent.say("failed", reason=str(failure), of_node=isinstance(failure, agents.NodeError))
     finally:

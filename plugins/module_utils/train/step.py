@@ -17,6 +17,7 @@ from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, health, lines, scheduler, watch
 
 #: Seconds between two messages to the agents.
@@ -56,7 +57,6 @@ class Step:
             *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
             program,
             "agent",
-            agent.task_text(task),
         ]
         self._process = Process(
             argv,
@@ -71,6 +71,7 @@ class Step:
         #: Each with its time of arrival, since it may be read later.
         self.lines: queue.Queue[Tuple[float, str]] = queue.Queue()
         self._orders: queue.Queue[str] = queue.Queue()
+        self.order(agent.task_text(task))
         for work, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
             threading.Thread(target=work, args=(stream,), daemon=True).start()
 
@@ -87,7 +88,7 @@ class Step:
                     word = self._orders.get(timeout=_SPACING)
                 except queue.Empty:
                     word = "tick"
-                os.write(stream.fileno(), f"{word}\n".encode())
+                write_all(stream.fileno(), f"{word}\n".encode())
 
     def order(self, word: str) -> None:
         """Send an order to all agents."""

@@ -199,6 +199,19 @@ def test_after_a_crash_it_goes_on_from_the_last_checkpoint(host: Host) -> None:
     assert "shard 7 is damaged" in host.train("show", "nano").stdout
 
 
+def test_whoever_kills_the_program_by_its_name_kills_the_ranks_alone(host: Host) -> None:
+    """As ``pkill -f train.py`` does. With its agent, the node would not report what has happened."""
+    assert host.start("wait", "--detach", "--ranks-per-node", "2").returncode == 0
+    host.wait("step", 12)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"train.py" in path.read_bytes() and (path.parent / "cwd").resolve() == host.folder:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+    host.wait("state", "finished")
+    assert host.kinds == ["crash", "finished"]
+    assert "killed by SIGKILL" in host.run["attempts"][0]["cause"]["detail"]
+
+
 def test_what_always_fails_is_given_up_and_can_be_resumed(host: Host) -> None:
     done = host.start("always")
     assert done.returncode == 1
