@@ -155,7 +155,7 @@ class Supervisor:
     def _work(self) -> int:
         if (self._run.state, self._run.token) == ("finished", self._post.token):
             # Slurm requeues a job whose node failed just after the end of the run.
-            return self._leave(decide.Decision("finish"))
+            return self._leave(decide.Decision("finish", self._run.detail))
         self._begin()
         short = "" if self._post.inherited else self._too_short()
         if short:

@@ -45,7 +45,7 @@ SLURM = {
 }
 #: Reports its steps, and in the first attempt, does what its argument says.
 TRAINER = """
-import os, sys, time
+import atexit, os, sys, time
 import gpumesh_run
 saved = os.path.join(os.environ["GPUMESH_CHECKPOINT_DIR"], "step")
 step = int(open(saved).read()) if os.path.exists(saved) else 0
@@ -65,6 +65,8 @@ while step < 20:
         raise ValueError("shard 7 is damaged")
     while step == 12 and sys.argv[1] == "wait" and first:
         time.sleep(0.1)
+    if sys.argv[1] == "abort" and step == 20:
+        atexit.register(os.abort)
     if sys.argv[1] == "always" and step == 3:
         sys.exit("no such column")
 if "GPUMESH_STAGE_DIR" in os.environ:
@@ -197,6 +199,16 @@ def test_after_a_crash_it_goes_on_from_the_last_checkpoint(host: Host) -> None:
     assert (crashed["last"], crashed["checkpoint"], finished["last"]) == (12, 10, 20)
     assert finished["first"] > 10
     assert "shard 7 is damaged" in host.train("show", "nano").stdout
+
+
+def test_a_program_that_aborts_at_its_exit_has_finished_and_the_abort_is_shown(host: Host) -> None:
+    done = host.start("abort")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert host.kinds == ["finished"]
+    warning = "warning: after the last step, rank "
+    assert done.stdout.splitlines()[-1].startswith(f"nano: finished · step 20 of 20 · {warning}")
+    shown = host.train("show", "nano").stdout
+    assert f"finished: {warning}" in shown and "killed by SIGABRT" in shown
 
 
 def test_whoever_kills_the_program_by_its_name_kills_the_ranks_alone(host: Host) -> None:
