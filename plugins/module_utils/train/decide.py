@@ -18,7 +18,7 @@ REPEATED = 3
 #: Causes after which no attempt follows.
 _FINAL = {"finished": "finish", "cancelled": "cancel", "diverged": "fail"}
 #: Causes that are not failures.
-_BLAMELESS = ("finished", "warned", "cancelled")
+_BLAMELESS = ("finished", "warned", "grown", "cancelled")
 
 
 class Decision(NamedTuple):

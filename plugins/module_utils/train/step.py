@@ -123,6 +123,10 @@ class Asking:
         self.unfit: Dict[str, str] = {}
         self._pending: Dict[str, threading.Thread] = {}
         self.answers: queue.Queue[Tuple[str, bool]] = queue.Queue()
+        #: The same of nodes that are not used, and whether they are healthy.
+        self.revisited: queue.Queue[Tuple[str, bool]] = queue.Queue()
+        #: Whether other jobs wait for nodes, as far as it is known.
+        self.others_wait = True
         self.states: Dict[str, str] = {}
         self._deadline: Optional[float] = None
 
@@ -134,6 +138,19 @@ class Asking:
     def node(self, node: str) -> None:
         """Check whether a node answers; ``answers`` receives the result."""
         self._begin(node, lambda: self.answers.put((node, self.probe(node))))
+
+    def revisit(self, node: str) -> None:
+        """Check whether a node that is not used answers and is healthy; ``revisited`` receives the result."""
+        self._begin(f"{node} again", lambda: self.revisited.put((node, self.probe(node) and not self.examine(node))))
+
+    def queue(self) -> None:
+        """Query whether other jobs wait for nodes."""
+        self._begin("queue", self._ask_queue)
+
+    def _ask_queue(self) -> None:
+        self.others_wait = True
+        with contextlib.suppress(CommandError):
+            self.others_wait = scheduler.others_wait(self._runner)
 
     def controller(self) -> None:
         """Query the nodes' states and the remaining time."""
