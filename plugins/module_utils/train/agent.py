@@ -69,7 +69,7 @@ class Task(NamedTuple):
     """What the agents of all nodes are told first. ``token``: that of the submission in charge.
 
     ``stage_dir``: the directory of a node's copy of the data, if any has to be copied. ``profile``: what is recorded.
-    ``commit``: the commit of the code in git.
+    ``commit``: the commit of the code in git. ``warn_signal``: that of the request.
     """
 
     run: str
@@ -84,6 +84,7 @@ class Task(NamedTuple):
     stage_dir: str = ""
     profile: str = ""
     commit: str = ""
+    warn_signal: str = "SIGUSR1"
 
 
 class NodeError(HostStateError):
@@ -282,7 +283,7 @@ class Agent:
                 if self._local:
                     Path(self._local, "stop").touch()
             for rank in self._living():
-                processes.send(rank.group, signal.SIGUSR1)
+                processes.send(rank.group, signal.Signals[self._task.warn_signal])
         elif word == "start" and self._staging and self._staging.path and not self._ranks:
             self._start_ranks(self._staging.path)
         elif word == "end":

@@ -162,6 +162,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds to save a checkpoint after a warning (default: 60)"
     )
+    made.add_argument(
+        "--warn-signal",
+        default="SIGUSR1",
+        metavar="SIGNAL",
+        help=f"signal that asks the program for it: {', '.join(requests.WARN_SIGNALS)} (default: SIGUSR1)",
+    )
     made.add_argument("--code", default="", metavar="DIR", help="copy this directory into the run, and start there")
     made.add_argument(
         "--code-limit",

@@ -422,6 +422,7 @@ class Supervisor:
             request.stage_dir,
             self._profile(),
             self.request.commit,
+            self.request.warn_signal,
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(
