@@ -60,7 +60,7 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=gpumesh_run.newest_checkpoint(folder))
     print(f"{trainer.args.world_size} ranks: step {trainer.state.global_step}")
-    # gloo may abort a process while Python takes itself apart, and the run would be started again for nothing.
+    # gloo may abort a process while Python takes itself apart, or hang: the run would show a warning, or start again.
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     sys.stdout.flush()

@@ -68,7 +68,7 @@ def main() -> None:
         Model(), DataLoader(data, batch_size=4), DataLoader(data[:40]), ckpt_path=gpumesh_run.newest_checkpoint(folder)
     )
     print(f"{trainer.world_size} ranks: step {trainer.global_step}")
-    # gloo may abort a process while Python takes itself apart, and the run would be started again for nothing.
+    # gloo may abort a process while Python takes itself apart, or hang: the run would show a warning, or start again.
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     sys.stdout.flush()

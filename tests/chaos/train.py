@@ -213,9 +213,7 @@ class Session:
             lab.signal(node, "STOP")
         elif experiment.kind == "agent":
             # Its ranks may be gone with the node.
-            lab.run(
-                node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent .*{name}|{lab.program.process}"
-            )
+            lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent$|{lab.program.process}")
         elif experiment.kind in ("node", "first"):
             lab.kill(node)
             undo = partial(lab.revive, node)

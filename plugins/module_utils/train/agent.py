@@ -4,7 +4,7 @@
 """The ranks of one node: start them, keep their output, report to the supervisor, and end them.
 
 The agent is the only task of its node in a job step. It reports on standard output and receives the supervisor's orders
-on standard input, one word per line; srun carries both. If the supervisor falls silent, it has died, or its node is cut
+on standard input, the task first, then one word per line; srun carries both. If the supervisor falls silent, it has died, or its node is cut
 off. The ranks then end, and one of the agents becomes the supervisor, in the same job: Slurm keeps a job's remaining
 nodes.
 """
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import IO, Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
@@ -46,6 +46,8 @@ _SPACING = 0.5
 _BEAT = 1.0
 #: Seconds without a message from the supervisor, which sends one every second, after which it is presumed dead.
 _SILENCE = 10.0
+#: The same before the first message, the task, which comes as soon as srun has started the agents of all nodes.
+_FIRST = 60.0
 #: Seconds for a rank to end after SIGTERM.
 _PATIENCE = 5.0
 #: The number of bytes of a rank's last output that are kept for the supervisor. The stacks of C++ that NCCL and JAX print
@@ -64,10 +66,10 @@ _TURNS = 5
 
 
 class Task(NamedTuple):
-    """What the agents of all nodes receive on their command line. ``token``: that of the submission in charge.
+    """What the agents of all nodes are told first. ``token``: that of the submission in charge.
 
     ``stage_dir``: the directory of a node's copy of the data, if any has to be copied. ``profile``: what is recorded.
-    ``commit``: the commit of the code in git.
+    ``commit``: the commit of the code in git. ``warn_signal``: that of the request.
     """
 
     run: str
@@ -82,6 +84,7 @@ class Task(NamedTuple):
     stage_dir: str = ""
     profile: str = ""
     commit: str = ""
+    warn_signal: str = "SIGUSR1"
 
 
 class NodeError(HostStateError):
@@ -238,15 +241,15 @@ class Agent:
         self._listener = load.Listener(_address(self._node), port)
         self._load = load.Load({rank.number: rank.group for rank in self._ranks}, others, port)
 
-    def run(self, orders: int) -> bool:
+    def run(self, orders: int, pending: bytes = b"") -> bool:
         """Run until the supervisor has ended the attempt.
 
-        Returns False if the supervisor was lost. ``orders``: the descriptor of its orders.
+        Returns False if the supervisor was lost. ``orders``: the descriptor of its orders; ``pending``: what has been
+        read from it already.
 
         An agent whose ranks have ended stays, since it may be the one that continues the run.
         """
         heard = time.monotonic()
-        pending = b""
         present = True
         while self._living() or self._deadline is None:
             ready, _write, _other = select.select([orders] if present else [], [], [], _SPACING)
@@ -280,7 +283,7 @@ class Agent:
                 if self._local:
                     Path(self._local, "stop").touch()
             for rank in self._living():
-                processes.send(rank.group, signal.SIGUSR1)
+                processes.send(rank.group, signal.Signals[self._task.warn_signal])
         elif word == "start" and self._staging and self._staging.path and not self._ranks:
             self._start_ranks(self._staging.path)
         elif word == "end":
@@ -412,5 +415,21 @@ def parse_task(text: str) -> Task:
 
 
 def task_text(task: Task) -> str:
-    """The task as a word of a command line."""
+    """The task as a line."""
     return json.dumps(task._asdict())
+
+
+def receive(orders: int) -> Tuple[Task, bytes]:
+    """The task, and what has been read after it. Raises HostStateError if none comes.
+
+    It is not on the command line: whoever kills a program by its command line, as ``pkill -f`` does, means the ranks.
+    """
+    text = b""
+    while b"\n" not in text:
+        ready, _write, _other = select.select([orders], [], [], _FIRST)
+        part = os.read(orders, 1 << 16) if ready else b""
+        if not part:
+            raise HostStateError("The agent has received no task.", "See supervisor.log in the directory of the run.")
+        text += part
+    line, _newline, rest = text.partition(b"\n")
+    return parse_task(line.decode("ascii", "replace")), rest

@@ -19,6 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 
 #: Signals by which a process ends because of its own error, so that its last words are about it.
 _OWN_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+#: The exit statuses of a process that has aborted; a shell tells of the signal by 128 and its number.
+_ABORTED = {status for number in (signal.SIGABRT, signal.SIGSEGV) for status in (-number, 128 + number)}
 #: The words for a job whose memory was used up, with the remedy.
 USED_UP = "the memory of the job on its node was used up (oom_kill). Request more with --sbatch --mem=SIZE"
 #: The exit status by which a shell and podman tell of SIGKILL.
@@ -137,6 +139,13 @@ def only_follow(ends: Sequence[RankEnd]) -> bool:
     """Whether ranks have failed, but all of them only name their peers, and no node is at fault."""
     failed = [end for end in ends if end.status]
     return bool(failed) and all(follows(end) for end in failed) and not _broken(failed)
+
+
+def only_abort(ends: Sequence[RankEnd]) -> bool:
+    """Whether ranks have aborted, and the others that have failed only name their peers."""
+    failed = [end for end in ends if end.status]
+    aborted = [end for end in failed if end.status in _ABORTED and not _used_up(end)]
+    return bool(aborted) and all(end in aborted or follows(end) for end in failed)
 
 
 def left_behind(ends: Sequence[RankEnd], seen: Seen) -> Optional[Cause]:

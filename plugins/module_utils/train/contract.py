@@ -16,7 +16,7 @@ Each rank has these variables:
     GPUMESH_PROFILE_DIR      where the profile goes, and
     GPUMESH_PROFILE_NODES    the nodes of the attempt; gpumesh_run.progress() handles all three
     GPUMESH_STOP_FILE        exists as soon as the rank should save a checkpoint and exit; a program with a handler
-                             for SIGUSR1 receives that signal as well
+                             for SIGUSR1, or the signal of --warn-signal, receives that signal as well
 
 A progress file contains one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150, "waited":
 35.2, "first": 1151}. All keys are optional. It is written under another name and renamed. `checkpoint` is the step of the

@@ -18,7 +18,7 @@ REPEATED = 3
 #: Causes after which no attempt follows.
 _FINAL = {"finished": "finish", "cancelled": "cancel", "diverged": "fail"}
 #: Causes that are not failures.
-_BLAMELESS = ("finished", "warned", "cancelled")
+_BLAMELESS = ("finished", "warned", "grown", "cancelled")
 
 
 class Decision(NamedTuple):
@@ -123,7 +123,7 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
         return None
     cause = last.cause
     if cause.kind in _FINAL:
-        return Decision(_FINAL[cause.kind], cause.detail if cause.kind == "diverged" else "")
+        return Decision(_FINAL[cause.kind], "" if cause.kind == "cancelled" else cause.detail)
     if cause.kind == "warned" and not cause.node:
         return _after_warning(request, attempts, cause)
     if last.excluded:

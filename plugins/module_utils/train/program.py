@@ -92,7 +92,7 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     if first == "examine":
         return _examine(settings, arguments[1])
     if first == "agent":
-        return _agent(program, arguments[1])
+        return _agent(program, arguments[1:])
     if first in manage.COMMANDS:
         return manage.main(host, settings.base, *split(arguments)[::2])
     if not first.startswith("-"):
@@ -161,6 +161,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stop-on-nan", action="store_true", help="stop the run when its loss is not a number")
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds to save a checkpoint after a warning (default: 60)"
+    )
+    made.add_argument(
+        "--warn-signal",
+        default="SIGUSR1",
+        metavar="SIGNAL",
+        help=f"signal that asks the program for it: {', '.join(requests.WARN_SIGNALS)} (default: SIGUSR1)",
     )
     made.add_argument("--code", default="", metavar="DIR", help="copy this directory into the run, and start there")
     made.add_argument(
@@ -245,8 +251,9 @@ def _supervise(program: str, path: str, token: str, inherited: int = 0, turn: in
     return supervisor.main(Folder(path), post)
 
 
-def _agent(program: str, text: str) -> int:
-    task = agents.parse_task(text)
+def _agent(program: str, words: Sequence[str]) -> int:
+    """``words``: the task, if the supervisor is of an older version, which has it on the command line."""
+    task, pending = (agents.parse_task(words[0]), b"") if words else agents.receive(sys.stdin.fileno())
     node = os.environ["SLURMD_NODENAME"]
     agent = agents.Agent(task, node, sys.stdout)
     told: List[int] = []
@@ -260,7 +267,7 @@ def _agent(program: str, text: str) -> int:
     present = True
     try:
         agent.start()
-        present = agent.run(sys.stdin.fileno())
+        present = agent.run(sys.stdin.fileno(), pending)
     except (OSError, GpumeshError) as failure:
         agent.say("failed", reason=str(failure), of_node=isinstance(failure, agents.NodeError))
     finally:

@@ -41,6 +41,8 @@ _RESERVED = (
 )
 #: Options that set the processors of a rank mean that nodes are shared.
 _SHARING = ("--cpus-per-gpu", "--cpus-per-task", "--exclusive", "--oversubscribe")
+#: Signals by which programs are asked for a checkpoint. SIGUSR2 is for the stacks of those that hang.
+WARN_SIGNALS = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP")
 #: Seconds between Slurm's warning and the end of the time that a run has to save a checkpoint.
 _RESERVE = 30
 
@@ -67,6 +69,8 @@ def checked(request: Request) -> Request:
         if path and not path.startswith("/"):
             raise InputError(f"Invalid {option} '{path}'.", "Give an absolute path.")
     _check_options(request.sbatch)
+    if request.warn_signal not in WARN_SIGNALS:
+        raise InputError(f"Invalid --warn-signal '{request.warn_signal}'.", f"Give one of {', '.join(WARN_SIGNALS)}.")
     if request.profile:
         profile.parse(request.profile)
     return request

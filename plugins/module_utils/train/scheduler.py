@@ -26,6 +26,8 @@ _LEAVING = ("drain", "fail")
 _PASSING = re.compile(
     r"limit|temporarily|contact slurm|timed out|zero bytes|connection|endpoint|communication", re.IGNORECASE
 )
+#: Why a job is pending that waits for nodes.
+_FOR_NODES = ("Resources", "Priority")
 #: Job states after a time limit.
 _OUT_OF_TIME = ("TIMEOUT", "DEADLINE")
 #: Node states in which nothing runs.
@@ -33,18 +35,29 @@ _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "bloc
 
 
 def submit(
-    run: Runner, folder: Folder, program: str, excluded: Sequence[str] = (), fewer: bool = False, hold: int = 0
+    run: Runner,
+    folder: Folder,
+    program: str,
+    excluded: Sequence[str] = (),
+    fewer: bool = False,
+    hold: int = 0,
+    least: int = 0,
+    after: int = 0,
 ) -> Submission:
     """Submit another job for the run. From then on, it is in charge, and all other jobs end when they notice.
 
     If the run is cancelled or submitted again meanwhile, this job is cancelled.
 
-    ``hold``: seconds for which its start is delayed. Raises GpumeshError, OSError.
+    ``hold``: seconds for which its start is delayed. ``least``: the number of nodes that it must have, if that is more
+    than the run requires. ``after``: the job whose nodes must be free before it starts. Raises GpumeshError, OSError.
     """
     request = folder.request()
+    request = request._replace(min_nodes=max(least, request.min_nodes))
     token = secrets.token_hex(8)
     folder.write_submission(Submission(token))
-    options = requests.submission(request, excluded, fewer) + ([f"--begin=now+{hold}"] if hold else [])
+    options = requests.submission(request, excluded, fewer)
+    options += [f"--begin=now+{hold}"] if hold else []
+    options += [f"--dependency=afterany:{after}"] if after else []
     text = requests.batch_script(request, program, token)
     printed = _sbatch(run, options, text)
     submission = Submission(token, int(printed.strip().partition(";")[0]))
@@ -139,6 +152,12 @@ def time_left(run: Runner, job: int) -> Optional[float]:
     """The seconds until the time limit of a job; None if it has none. Raises CommandError."""
     shown = run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], timeout=20.0).stdout
     return requests.seconds(shown.strip())
+
+
+def others_wait(run: Runner) -> bool:
+    """Whether jobs wait for nodes, of whatever user and partition. Raises CommandError."""
+    shown = run(["squeue", "--noheader", "--states=PENDING", "--format=%r"], timeout=20.0).stdout
+    return any(reason in _FOR_NODES for reason in shown.split())
 
 
 def job_state(run: Runner, job: int, name: str = "") -> str:

@@ -39,7 +39,8 @@ class Request(NamedTuple):
     ``sbatch``: additional options of sbatch; ``directory``: where the command starts. ``code``: the directory of which
     the run has a snapshot, and ``commit`` its commit in git. ``stage``: a directory of which each node has a copy in
     ``stage_dir``. ``profile``: what is recorded of the ranks, such as torch:5. ``stop_on_nan``: whether the run stops
-    when its loss is not a number.
+    when its loss is not a number. ``warn_signal``: what a program with a handler for it receives when it should save a
+    checkpoint and exit.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Request(NamedTuple):
     profile: str = ""
     ranks: int = 0
     stop_on_nan: bool = False
+    warn_signal: str = "SIGUSR1"
 
     @property
     def ranks_per_node(self) -> int:
@@ -108,7 +110,7 @@ class Cause(NamedTuple):
     """Why an attempt ended.
 
     ``kind``: finished, crash, node (lost, rebooted, drained), hang, diverged (its loss is not a number), warned (time
-    limit or preemption), cancelled, start (it could not start). ``rank`` and ``node`` are the culprit, if there is one;
+    limit or preemption), grown (nodes that were away are back), cancelled, start (it could not start). ``rank`` and ``node`` are the culprit, if there is one;
     ``detail`` is a message of one line. ``hardware``: by the words of the error, the hardware or the driver of ``node`` is
     at fault.
     """

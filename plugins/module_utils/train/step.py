@@ -17,6 +17,7 @@ from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, health, lines, scheduler, watch
 
 #: Seconds between two messages to the agents.
@@ -56,7 +57,6 @@ class Step:
             *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
             program,
             "agent",
-            agent.task_text(task),
         ]
         self._process = Process(
             argv,
@@ -71,6 +71,7 @@ class Step:
         #: Each with its time of arrival, since it may be read later.
         self.lines: queue.Queue[Tuple[float, str]] = queue.Queue()
         self._orders: queue.Queue[str] = queue.Queue()
+        self.order(agent.task_text(task))
         for work, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
             threading.Thread(target=work, args=(stream,), daemon=True).start()
 
@@ -87,7 +88,7 @@ class Step:
                     word = self._orders.get(timeout=_SPACING)
                 except queue.Empty:
                     word = "tick"
-                os.write(stream.fileno(), f"{word}\n".encode())
+                write_all(stream.fileno(), f"{word}\n".encode())
 
     def order(self, word: str) -> None:
         """Send an order to all agents."""
@@ -122,6 +123,10 @@ class Asking:
         self.unfit: Dict[str, str] = {}
         self._pending: Dict[str, threading.Thread] = {}
         self.answers: queue.Queue[Tuple[str, bool]] = queue.Queue()
+        #: The same of nodes that are not used, and whether they are healthy.
+        self.revisited: queue.Queue[Tuple[str, bool]] = queue.Queue()
+        #: Whether other jobs wait for nodes, as far as it is known.
+        self.others_wait = True
         self.states: Dict[str, str] = {}
         self._deadline: Optional[float] = None
 
@@ -133,6 +138,19 @@ class Asking:
     def node(self, node: str) -> None:
         """Check whether a node answers; ``answers`` receives the result."""
         self._begin(node, lambda: self.answers.put((node, self.probe(node))))
+
+    def revisit(self, node: str) -> None:
+        """Check whether a node that is not used answers and is healthy; ``revisited`` receives the result."""
+        self._begin(f"{node} again", lambda: self.revisited.put((node, self.probe(node) and not self.examine(node))))
+
+    def queue(self) -> None:
+        """Query whether other jobs wait for nodes."""
+        self._begin("queue", self._ask_queue)
+
+    def _ask_queue(self) -> None:
+        self.others_wait = True
+        with contextlib.suppress(CommandError):
+            self.others_wait = scheduler.others_wait(self._runner)
 
     def controller(self) -> None:
         """Query the nodes' states and the remaining time."""

@@ -29,7 +29,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     scheduler,
     show,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import Limits
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.growth import Growing, Growth
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STARTING, Limits
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
     ENDED,
     Attempt,
@@ -126,6 +127,10 @@ class Supervisor:
         #: The last attempt after which this process has continued the run, and the turn in which it has claimed that.
         self._claimed = (post.inherited, post.turn)
         self._preempted = False
+        #: The number of nodes without which another job must not start, if the last attempt has ended for such a job.
+        self._least = 0
+        #: Whether Slurm has refused such a job.
+        self._refused = False
         #: Whether the job was told to end immediately.
         self.cancelled = False
 
@@ -155,7 +160,7 @@ class Supervisor:
     def _work(self) -> int:
         if (self._run.state, self._run.token) == ("finished", self._post.token):
             # Slurm requeues a job whose node failed just after the end of the run.
-            return self._leave(decide.Decision("finish"))
+            return self._leave(decide.Decision("finish", self._run.detail))
         self._begin()
         short = "" if self._post.inherited else self._too_short()
         if short:
@@ -177,6 +182,9 @@ class Supervisor:
         node = decide.exclusion(self._counted(), self._replaceable)
         if node:
             self._replace_last(self._run.attempts[-1]._replace(excluded=node))
+        cause = self._run.attempts[-1].cause if self._run.attempts else None
+        if self._least and cause and cause.kind == "grown":
+            return decide.Decision("resubmit", cause.detail)
         return decide.verdict(self.request, self._counted())
 
     def _replaceable(self, node: str) -> bool:
@@ -293,7 +301,7 @@ class Supervisor:
 
     def explained(self, cause: Cause) -> Cause:
         """The cause of the end of an attempt: Slurm stops the ranks of a job that it preempts, which is no crash."""
-        if cause.kind in ("finished", "warned"):
+        if cause.kind in ("finished", "warned", "grown"):
             return cause
         fate = scheduler.fate(self._runner, self._post.job)
         return Cause("warned", _FATES[fate]) if fate else cause
@@ -354,12 +362,16 @@ class Supervisor:
         """Submit another job. Returns why Slurm refuses it; None if it has accepted one."""
         barred = sorted(decide.barred(self._counted()))
         without = sorted({*excluded, *barred})
+        # Otherwise, it might start with the nodes that are back alone.
+        growth = {"least": self._least, "after": self._post.job} if self._least else {}
         try:
-            scheduler.submit(self._runner, self._folder, self._post.program, without, fewer=True)
+            scheduler.submit(self._runner, self._folder, self._post.program, without, fewer=True, **growth)
         except GpumeshError as failure:
             _say(f"without {', '.join(without)}: {failure}")
             try:
-                scheduler.submit(self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD)
+                scheduler.submit(
+                    self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD, **growth
+                )
             except GpumeshError as last:
                 return last
         return None
@@ -410,12 +422,14 @@ class Supervisor:
             request.stage_dir,
             self._profile(),
             self.request.commit,
+            self.request.warn_signal,
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(
             number, post.job, tuple(nodes), ranks, post.node, time.time(), allocated=tuple(post.allocated)
         )
         self._started = number
+        self._least = 0
         before = self._run
         while not self._save(before._replace(state="running", attempts=(*before.attempts, attempt))):
             # Ranks could not save a checkpoint either. Attempts that fail for this reason would end the run.
@@ -448,6 +462,28 @@ class Supervisor:
             return Cause("warned", "Slurm has announced the end of the job")
         leaving = [node for node in watched if scheduler.leaves(self.asking.states.get(node, ""))]
         return Cause("warned", f"{leaving[0]} is to be drained", None, leaving[0]) if leaving else None
+
+    def growing(self) -> Growing:
+        """What is known of nodes that were away, for the attempt that begins."""
+        return Growing(self.request, self._counted(), self._post.allocated, time.monotonic())
+
+    def grows(self, growth: Growth) -> bool:
+        """Whether it is worth while, and possible, that the attempt ends for these nodes now."""
+        left = self.asking.time_left
+        if left is not None and left < self.request.grace + _RESERVE + STARTING:
+            return False
+        if not growth.elsewhere:
+            return True
+        if self._refused or self.asking.others_wait:
+            return False
+        try:
+            scheduler.refuse_impossible(self._runner, self.request, self._post.program)
+        except GpumeshError as failure:
+            self._refused = True
+            _say(f"the run stays in this job: {failure}")
+            return False
+        self._least = len(self._run.attempts[-1].nodes)
+        return True
 
     def take_progress(self, watch: Watch, speed: Optional[float]) -> None:
         """Record the progress of the attempt in run.json. Raises DismissedError."""
@@ -533,6 +569,8 @@ class Course:
         self._noted = 0.0
         self._asked = 0.0
         self._over_at: Optional[float] = None
+        self._growing = supervisor.growing()
+        self._queue_asked = 0.0
 
     def follow(self) -> Cause:
         """Monitor the attempt until it has ended, or has to. Raises DismissedError."""
@@ -588,12 +626,26 @@ class Course:
 
     def _warn(self, now: float) -> None:
         if self._warned is None:
-            self._warned = self._supervisor.interruption(self._watch.nodes)
+            self._warned = self._supervisor.interruption(self._watch.nodes) or self._growth(now)
             if self._warned is not None:
                 self._warned_at = now
                 self._watch.warn(self._warned)
                 _say(f"{self._warned.detail}: the ranks are asked for a checkpoint")
                 self._step.order("warn")
+
+    def _growth(self, now: float) -> Optional[Cause]:
+        """Why the attempt should end, if nodes can be used again that were away."""
+        asking, growing = self._supervisor.asking, self._growing
+        while not asking.revisited.empty():
+            growing.tell(*asking.revisited.get())
+        for node in growing.due(now, asking.states):
+            asking.revisit(node)
+        growth = growing.possible(asking.states)
+        if growth and growth.elsewhere and now - self._queue_asked > _ASK:
+            self._queue_asked = now
+            asking.queue()
+        ripe = growing.ripe(growth, self._watch.first, self._watch.progress().checkpoint)
+        return growth.cause if growth and ripe and self._supervisor.grows(growth) else None
 
     def _ask(self, now: float) -> None:
         asking = self._supervisor.asking

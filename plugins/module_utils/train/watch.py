@@ -270,8 +270,7 @@ class Watch:
             return Cause("node", f"{node} {self.lost[node]}", None, node)
         all_ended = len(self._ends) == self.world_size
         if self._failed_at is not None and (all_ended or self._settled(now - self._failed_at, now)):
-            # A program that was told to end may report that with its status.
-            return self._warned or self._crash(now)
+            return self._failure(now, now - self._failed_at)
         if all_ended and self._failed_at is None:
             return Cause("finished") if self._warned is None or self._through() else self._warned
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
@@ -297,6 +296,29 @@ class Watch:
             return None
         return causes.left_behind(ends, self._seen()) or causes.crash(ends)
 
+    def _failure(self, now: float, passed: float) -> Optional[Cause]:
+        """How an attempt ends in which ranks have failed, so many seconds ago; None while it is not known."""
+        if self._aborts_at_exit():
+            if len(self._ends) == self.world_size:
+                return Cause("finished", self._warning())
+            if passed <= self._allowed:
+                # The others may still save their results.
+                return None
+        # A program that was told to end may report that with its status.
+        return self._warned or self._crash(now)
+
+    def _aborts_at_exit(self) -> bool:
+        """Whether ranks have only failed while they exited: all ranks have reported their last step before.
+
+        Destructors of C++, such as those of gloo and NCCL, abort processes that are through.
+        """
+        through = sum(1 for told in self._progress.values() if _through(told))
+        return through == self.world_size and causes.only_abort(list(self._ends.values()))
+
+    def _warning(self) -> str:
+        failure = causes.crash(list(self._ends.values()))
+        return f"warning: after the last step, {failure.detail}" if failure else ""
+
     def _settled(self, passed: float, now: float) -> bool:
         """Whether the rank to blame for the first failure has had time to report it, or is silent for good.
 
@@ -311,8 +333,7 @@ class Watch:
         After a warning, an exit status of 0 may only mean that a checkpoint has been saved. A program that is through,
         and did not report it, exits at once in the next job.
         """
-        now = self.progress()
-        return now.step is not None and now.steps is not None and now.step >= now.steps
+        return _through(self.progress())
 
     def progress(self) -> Progress:
         """The progress of the attempt: the last step reported by all ranks, and the other values of the first rank."""
@@ -328,3 +349,7 @@ class Watch:
             busy=", ".join(sorted(self._busy())) or None,
             nan=first.nan,
         )
+
+
+def _through(progress: Progress) -> bool:
+    return progress.step is not None and progress.steps is not None and progress.step >= progress.steps

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from lab_hosts import chaos
 from train_programs import MANAGER, OTHERS, SHORT, SMALL, TRAINER
-from train_runs import PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
+from train_runs import BARE, PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
 
 NAME = "molecule-work"
 SAMPLES = all_samples(STEPS)
@@ -52,6 +52,14 @@ def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
     assert (attempt["last"], attempt["world_size"]) == (STEPS, 4)
     assert sorted(attempt["nodes"]) == [MANAGER, *OTHERS]
     assert lab.result("calm").samples == f"samples {SAMPLES!r}"
+
+
+def test_a_rank_that_aborts_at_its_exit_after_the_last_step_is_no_reason_to_start_again(lab: TrainLab) -> None:
+    lab.idle()
+    lab.begin("aborts", "--nodes", "2", steps=20, extra=("--abort",))
+    found = lab.finish("aborts")
+    assert causes(found) == [("finished", None, "")], found
+    assert found["detail"].startswith("warning: after the last step, rank 1 on ") and "SIGABRT" in found["detail"]
 
 
 @pytest.mark.parametrize(
@@ -153,3 +161,43 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
     assert lab.result("nodes").samples == f"samples {SAMPLES!r}"
     # It was not the batch script that ended the job.
     lab.wait("the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+
+
+def test_nodes_that_were_away_are_used_again_in_this_job_or_in_another(lab: TrainLab, dead: list[str]) -> None:
+    lab.idle()
+    without = f"--exclude={MANAGER},{BARE}"
+    lab.begin("grow", "--nodes", "2", "--min-nodes", "1", "--sbatch", without, steps=100_000)
+    found = at_random_step(lab, "grow", 1)
+    victim = next(node for node in found["attempts"][0]["nodes"] if node != found["attempts"][0]["supervisor"])
+    # It is still in the job, unless it is away for so long that Slurm takes it out.
+    interface = lab.interface(victim)
+    lab.link(victim, interface, "down")
+    try:
+        lab.again("grow", 2)
+    finally:
+        lab.link(victim, interface, "up")
+    found = lab.again("grow", 3)
+    check_grown(found, victim)
+    lab.kill(victim)
+    dead.append(victim)
+    lab.again("grow", 4)
+    state = ("sinfo", "--noheader", f"--nodes={victim}", "--format=%T")
+    lab.wait("Slurm has taken it out of the job", lambda: lab.run(MANAGER, *state).startswith("down"), PATIENCE)
+    lab.revive(victim)
+    found = lab.again("grow", 5)
+    check_grown(found, victim)
+    assert found["attempts"][4]["job"] != found["attempts"][3]["job"]
+    assert f"grown: {victim} is back, and another job can have all nodes" in lab.train("show", "grow").stdout
+    check_steps(found)
+    lab.train("cancel", "grow")
+
+
+def check_grown(found: dict[str, Any], victim: str) -> None:
+    """The last three attempts have lost the node, done without it, and have it again, and no healthy node was named."""
+    assert [set(attempt["nodes"]) for attempt in found["attempts"][-3:]] == [
+        {"gpu2", "gpu3"},
+        {"gpu2", "gpu3"} - {victim},
+        {"gpu2", "gpu3"},
+    ]
+    ends = [attempt["cause"] for attempt in found["attempts"][-3:-1]]
+    assert [(end["kind"], end["rank"], end["node"]) for end in ends] == [("node", None, victim), ("grown", None, "")]

@@ -4,11 +4,11 @@
 """A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch.
 
     trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS] [--times] [--track]
-               [--hurry FILE]
+               [--hurry FILE] [--abort]
 
 In each step, a rank sleeps for some seconds and then computes for some seconds. Optionally, it reports how long it
 waits for the others, sends additional data to rank 0, takes longer to save a checkpoint, and tracks its weight. As soon as
-a file exists, it no longer sleeps.
+a file exists, it no longer sleeps. Rank 1 may abort at its exit, as a destructor of a library may do.
 
 In each step, the ranks divide 12 samples, which are numbers, among themselves, and rank 0 adds up the results. The last
 line of rank 0 has the resulting weight and the sum of all samples read, which shows whether one was read twice or left
@@ -18,6 +18,7 @@ out.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -114,7 +115,10 @@ def main() -> None:
     parser.add_argument("--times", action="store_true")
     parser.add_argument("--track", action="store_true")
     parser.add_argument("--hurry", type=Path)
+    parser.add_argument("--abort", action="store_true")
     given = parser.parse_args()
+    if given.abort and RANK == 1:
+        atexit.register(os.abort)
     steps = given.steps
     state = {"step": 0, "weight": 100.0, "samples": 0.0}
     if CHECKPOINT.exists():

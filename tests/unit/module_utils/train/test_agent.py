@@ -24,6 +24,7 @@ from typing import cast
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import processes, program, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import (
     Agent,
@@ -32,6 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import
     Task,
     inherits,
     parse_task,
+    receive,
     task_text,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Decoder, Said
@@ -87,11 +89,11 @@ def test_a_full_temporary_directory_is_the_nodes_and_a_missing_program_is_not(
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setattr(program.signal, "signal", lambda *_given: None)
-    assert program._agent("/bin/x", task_text(task._replace(command=["/none/at/all"]))) == 0
+    assert program._agent("/bin/x", [task_text(task._replace(command=["/none/at/all"]))]) == 0
     reported = capsys.readouterr().out
     assert "/none/at/all" in reported and '"of_node": false' in reported
     monkeypatch.setattr(Path, "write_text", full_disk)
-    assert program._agent("/bin/x", task_text(task)) == 0
+    assert program._agent("/bin/x", [task_text(task)]) == 0
     reported = capsys.readouterr().out
     assert "cannot write temporary files: No space left on device" in reported and '"of_node": true' in reported
 
@@ -367,3 +369,42 @@ def test_the_ranks_have_a_runtime_directory_that_only_their_user_can_enter(task:
 def test_the_task_of_a_newer_version_is_understood(task: Task) -> None:
     newer = {**json.loads(task_text(task)), "invented_later": [1]}
     assert parse_task(json.dumps(newer)) == task._replace(nodes=list(task.nodes))
+
+
+def test_the_task_is_the_first_line_of_the_orders_however_long_it_is(task: Task) -> None:
+    long = task._replace(nodes=["n1"], command=["true", "x" * 500_000])
+    reading, writing = os.pipe()
+    sending = threading.Thread(target=write_all, args=(writing, f"{task_text(long)}\nwarn\ne".encode()))
+    sending.start()
+    try:
+        received, pending = receive(reading)
+        sending.join()
+        os.close(writing)
+        while part := os.read(reading, 64):
+            pending += part
+    finally:
+        os.close(reading)
+    assert received == long and pending == b"warn\ne"
+
+
+def test_an_agent_whose_supervisor_is_gone_before_it_has_a_task_ends(task: Task) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, task_text(task).encode())
+    os.close(writing)
+    with pytest.raises(HostStateError, match="has received no task"):
+        receive(reading)
+    os.close(reading)
+
+
+def test_orders_that_came_with_the_task_are_obeyed(task: Task) -> None:
+    output = io.StringIO()
+    agent = Agent(task._replace(command=["sleep", "1000"]), "n1", output)
+    reading, writing = os.pipe()
+    try:
+        agent.start()
+        os.write(writing, b"d\n")
+        assert agent.run(reading, b"tick\nen")
+    finally:
+        os.close(writing)
+        os.close(reading)
+        agent.close()

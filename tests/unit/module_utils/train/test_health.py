@@ -74,6 +74,16 @@ def test_a_program_that_fails_to_examine_does_not_take_a_node_away() -> None:
     assert Asking(slurm, 41, EXAMINE).fit(["n1"], [], ["n1"]) == ["n1"]
 
 
+def test_a_node_that_is_back_is_examined_before_it_is_used_again() -> None:
+    slurm = Slurm(
+        "", {"n1": Completed(0, "", ""), "n2": Completed(14, "storage.mounts: /mnt/shared is not mounted\n", "")}
+    )
+    asking = Asking(slurm, 41, EXAMINE)
+    for node in ("n1", "n2"):
+        asking.revisit(node)
+    assert sorted(asking.revisited.get(timeout=60) for _node in range(2)) == [("n1", True), ("n2", False)]
+
+
 def test_gpus_are_looked_at_in_runs_that_use_them(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("580", encoding="ascii")

@@ -45,8 +45,9 @@ SLURM = {
 }
 #: Reports its steps, and in the first attempt, does what its argument says.
 TRAINER = """
-import os, sys, time
+import atexit, os, signal, sys, time
 import gpumesh_run
+caught = []
 saved = os.path.join(os.environ["GPUMESH_CHECKPOINT_DIR"], "step")
 step = int(open(saved).read()) if os.path.exists(saved) else 0
 first = os.environ["GPUMESH_ATTEMPT"] == "1"
@@ -65,6 +66,16 @@ while step < 20:
         raise ValueError("shard 7 is damaged")
     while step == 12 and sys.argv[1] == "wait" and first:
         time.sleep(0.1)
+    while step == 12 and sys.argv[1] == "term" and first:
+        if not caught:
+            signal.signal(signal.SIGTERM, lambda *given: caught.append(given))
+            caught.append(None)
+        time.sleep(0.1)
+        if len(caught) > 1:
+            print("caught SIGTERM")
+            sys.exit(0)
+    if sys.argv[1] == "abort" and step == 20:
+        atexit.register(os.abort)
     if sys.argv[1] == "always" and step == 3:
         sys.exit("no such column")
 if "GPUMESH_STAGE_DIR" in os.environ:
@@ -197,6 +208,39 @@ def test_after_a_crash_it_goes_on_from_the_last_checkpoint(host: Host) -> None:
     assert (crashed["last"], crashed["checkpoint"], finished["last"]) == (12, 10, 20)
     assert finished["first"] > 10
     assert "shard 7 is damaged" in host.train("show", "nano").stdout
+
+
+def test_a_program_that_aborts_at_its_exit_has_finished_and_the_abort_is_shown(host: Host) -> None:
+    done = host.start("abort")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert host.kinds == ["finished"]
+    warning = "warning: after the last step, rank "
+    assert done.stdout.splitlines()[-1].startswith(f"nano: finished · step 20 of 20 · {warning}")
+    shown = host.train("show", "nano").stdout
+    assert f"finished: {warning}" in shown and "killed by SIGABRT" in shown
+
+
+def test_a_program_that_listens_to_sigterm_is_warned_by_it(host: Host) -> None:
+    assert host.start("term", "--detach", "--warn-signal", "SIGTERM").returncode == 0
+    host.wait("step", 12)
+    # As Slurm does before a preemption.
+    os.kill(int((host.folder / "job").read_text(encoding="ascii")), signal.SIGUSR1)
+    host.wait("state", "finished")
+    assert host.kinds == ["warned", "finished"]
+    assert host.train("logs", "nano", "--attempt", "1").stdout == "caught SIGTERM\n"
+
+
+def test_whoever_kills_the_program_by_its_name_kills_the_ranks_alone(host: Host) -> None:
+    """As ``pkill -f train.py`` does. With its agent, the node would not report what has happened."""
+    assert host.start("wait", "--detach", "--ranks-per-node", "2").returncode == 0
+    host.wait("step", 12)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"train.py" in path.read_bytes() and (path.parent / "cwd").resolve() == host.folder:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+    host.wait("state", "finished")
+    assert host.kinds == ["crash", "finished"]
+    assert "killed by SIGKILL" in host.run["attempts"][0]["cause"]["detail"]
 
 
 def test_what_always_fails_is_given_up_and_can_be_resumed(host: Host) -> None:

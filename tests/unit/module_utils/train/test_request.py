@@ -33,6 +33,7 @@ REQUEST = Request(name="nano", command=("python3", "train.py"), folder="/mnt/a b
         ({"time": "soon"}, "--time 'soon'"),
         ({"code": "src"}, "Invalid --code 'src'"),
         ({"stage": "data"}, "Invalid --stage 'data'"),
+        ({"warn_signal": "SIGKILL"}, "Invalid --warn-signal 'SIGKILL'. Give one of SIGUSR1, SIGTERM,"),
         ({"sbatch": ("--nodes=4",)}, "'--nodes=4' cannot be passed"),
         ({"sbatch": ("-p", "x")}, "'-p' cannot be passed"),
     ],

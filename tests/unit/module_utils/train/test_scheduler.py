@@ -127,3 +127,16 @@ def test_what_slurm_says_when_it_refuses(said: str, words: str) -> None:
 )
 def test_what_slurm_refuses_may_pass_or_not(words: str, passes: bool) -> None:
     assert scheduler.may_pass(words) == passes
+
+
+@pytest.mark.parametrize(
+    ("printed", "waits"),
+    [
+        ("", False),
+        ("Dependency\nJobHeldUser\nBeginTime\n", False),
+        ("Dependency\nResources\n", True),
+        ("Priority\n", True),
+    ],
+)
+def test_whether_other_jobs_wait_for_nodes(printed: str, waits: bool) -> None:
+    assert scheduler.others_wait(lambda *_args, **_options: Completed(0, printed, "")) == waits

@@ -497,3 +497,76 @@ def test_the_time_left_runs_out_also_while_the_controller_is_away(folder: Folder
     made.asking._deadline -= 60
     cause = made.interruption(["n1"])
     assert cause is not None and cause.kind == "warned"
+
+
+class Waiting(Slurm):
+    """Slurm, in which a job waits for this reason. ``options``: those of the jobs that are submitted."""
+
+    def __init__(self, reason: str = "Dependency", refuses: bool = False) -> None:
+        super().__init__(0, squeue=reason, job=RUNNING, sinfo="n1|allocated\nn2|idle\n")
+        self.refuses = refuses
+        self.options: list[list[str]] = []
+
+    def __call__(self, argv: list[str], **options: object) -> Completed:
+        if "sbatch" in argv and "--test-only" not in argv:
+            self.options.append(argv)
+        if "--test-only" in argv and self.refuses:
+            return Completed(1, "", "sbatch: error: AssocMaxSubmitJobLimit")
+        return super().__call__(argv, **options)
+
+
+def growing(folder: Folder, slurm: Slurm, elsewhere: bool = True) -> tuple[supervisor.Supervisor, bool]:
+    """A supervisor of two nodes that has lost one, which is back; and whether the attempt ends for that."""
+    folder.write_request(folder.request()._replace(nodes=2, min_nodes=1))
+    attempts = (
+        Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, end=1.0, cause=Cause("node", "n2 was lost", None, "n2")),
+        Attempt(2, 41, ("n1",), 1, "n1", 0.0),
+    )
+    folder.write(Run("nano", "running", "token", 41, attempts=attempts))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"]), slurm)
+    growth = supervisor.Growth(("n2",), elsewhere)
+    made.asking._ask_queue()
+    ends = made.grows(growth)
+    if ends:
+        made._replace_last(attempts[1]._replace(end=2.0, cause=growth.cause))
+    return made, ends
+
+
+def test_for_a_node_that_slurm_has_taken_away_another_job_begins_with_no_fewer_nodes(folder: Folder) -> None:
+    slurm = Waiting()
+    made, ends = growing(folder, slurm)
+    assert ends
+    decision = made._verdict()
+    assert decision is not None and decision.action == "resubmit"
+    assert made._leave(decision) == 0
+    (options,) = slurm.options
+    assert {"--nodes=1-2", "--dependency=afterany:41"} <= set(options), options
+    assert folder.read().state == "queued" and folder.submission().job == 42
+
+
+def test_a_later_attempt_that_ends_for_a_node_in_the_job_needs_no_other_job(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Steps(monkeypatch, Cause("grown", "n2 is back"))
+    made, _ends = growing(folder, Waiting())
+    made._attempt(["n1"])
+    assert made._verdict() is None
+
+
+@pytest.mark.parametrize(("reason", "refuses"), [("Resources", False), ("Priority", False), ("None", True)])
+def test_the_job_is_not_given_up_while_others_wait_or_if_slurm_would_refuse_another(
+    folder: Folder, reason: str, refuses: bool
+) -> None:
+    slurm = Waiting(reason, refuses)
+    made, ends = growing(folder, slurm)
+    assert not ends and slurm.options == []
+    # What is in the job needs no other one.
+    made, ends = growing(folder, slurm, elsewhere=False)
+    assert ends and made._verdict() is None
+
+
+def test_an_attempt_does_not_end_for_a_node_just_before_the_time_limit(folder: Folder) -> None:
+    made, ends = growing(folder, Waiting(), elsewhere=False)
+    assert ends
+    made.asking._deadline = supervisor.time.monotonic() + 200
+    assert not made.grows(supervisor.Growth(("n2",), False))

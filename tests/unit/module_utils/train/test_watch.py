@@ -125,6 +125,85 @@ def test_after_a_warning_it_is_through_only_at_its_last_step(watch: Watch, told:
     assert cause is not None and cause.kind == kind
 
 
+#: What gloo prints when a pair is destroyed while its peer has left.
+GLOO = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:169] . remove failed\n"
+)
+
+
+def exits(watch: Watch, statuses: tuple[int, ...], now: float, step: int = 100, tail: str = GLOO) -> None:
+    """Ranks, from the first one on, have reported this step, and end with these statuses."""
+    for rank in range(3):
+        watch.hear(beat(rank, step), now)
+    for rank, status in enumerate(statuses):
+        watch.hear(ended(rank, status, now, tail if status else "", step=step, steps=100), now)
+
+
+@pytest.mark.parametrize("statuses", [(0, -6, 0), (-11, -6, -6), (134, 0, 0)])
+def test_a_rank_that_aborts_at_its_exit_after_the_last_step_of_all_does_not_restart_the_run(
+    watch: Watch, statuses: tuple[int, ...]
+) -> None:
+    exits(watch, statuses, 10.0)
+    cause = watch.verdict(10.0)
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == ("finished", None, "")
+    assert cause.detail.startswith("warning: after the last step, rank ") and "remove failed" in cause.detail
+
+
+def test_nor_do_those_that_then_miss_their_peer(watch: Watch) -> None:
+    exits(watch, (0, -6), 10.0)
+    watch.hear(ended(2, 1, 11.0, "RuntimeError: Connection closed by peer", step=100, steps=100), 11.0)
+    cause = watch.verdict(11.0)
+    assert cause is not None and cause.kind == "finished"
+    assert cause.detail.startswith("warning: after the last step, rank 1 on n2: killed by SIGABRT")
+
+
+def test_the_others_may_finish_their_work_after_one_has_aborted(watch: Watch) -> None:
+    exits(watch, (0, -6), 10.0)
+    for now in range(11, 69):
+        beats(watch, float(now))
+        assert watch.verdict(float(now)) is None
+    watch.hear(ended(2, 0, 69.0, step=100, steps=100), 69.0)
+    cause = watch.verdict(69.0)
+    assert cause is not None and cause.kind == "finished"
+
+
+def test_but_not_for_ever(watch: Watch) -> None:
+    exits(watch, (0, -6), 10.0)
+    beats(watch, 71.0)
+    cause = watch.verdict(71.0)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 1)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "step", "tail"),
+    [
+        ((0, -6, 0), 99, GLOO),
+        (
+            (0, 1, 0),
+            100,
+            'Traceback (most recent call last):\n  File "t.py", line 1\nOSError: [Errno 28] No space left',
+        ),
+        ((0, -9, 0), 100, ""),
+        ((0, -6, -9), 100, ""),
+    ],
+)
+def test_before_the_last_step_or_with_another_error_it_is_a_crash(
+    watch: Watch, statuses: tuple[int, ...], step: int, tail: str
+) -> None:
+    exits(watch, statuses, 10.0, step, tail)
+    cause = watch.verdict(10.0)
+    assert cause is not None and cause.kind == "crash"
+
+
+def test_a_rank_that_has_not_reported_the_last_step_keeps_the_abort_of_another_a_crash(watch: Watch) -> None:
+    for rank, status in ((0, 0), (1, -6), (2, 0)):
+        told = {} if rank == 2 else {"step": 100, "steps": 100}
+        watch.hear(ended(rank, status, 10.0, GLOO if status else "", **told), 10.0)
+    cause = watch.verdict(10.0)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 1)
+
+
 def test_progress_is_that_of_the_slowest_rank_and_the_newest_checkpoint(watch: Watch) -> None:
     watch.hear(beat(0, 41, checkpoint=30), 5.0)
     watch.hear(beat(1, 40, checkpoint=40), 5.0)
