@@ -59,6 +59,8 @@ _BELOW = 4000
 #: Seconds for an heir to start another attempt before another agent tries; seconds between two queries of the
 #: controller; and the number of these.
 _HEIR = 60.0
+#: Seconds for the batch script to start a supervisor again that was killed on a node which lives.
+_RESTART = 10.0
 _AGAIN = 5.0
 _TURNS = 5
 
@@ -172,6 +174,8 @@ class Agent:
         self._node = node
         self._output = output
         self._listened_to = True
+        #: Whether its orders have ended, rather than its supervisor fallen silent.
+        self.closed = False
         self._ranks: List[Rank] = []
         self._staging: Optional[stage.Staging] = None
         self._local = ""
@@ -256,8 +260,9 @@ class Agent:
                 *words, pending = (pending + part).split(b"\n")
                 for word in words:
                     self._obey(word.decode("ascii", "replace"))
-                # End of file: srun has ended.
+                # End of file: the supervisor or srun has ended, and its node has said so.
                 present = bool(part)
+                self.closed = not part
             if time.monotonic() - heard > _SILENCE:
                 present = False
             if not present and self._deadline is None:
@@ -367,13 +372,21 @@ def _address(node: str) -> str:
         return node
 
 
-def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> Optional[int]:
+def inherits(
+    task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep, closed: bool = False
+) -> Optional[int]:
     """The turn in which this node continues the run, whose supervisor is lost; None once another process does.
+
+    ``closed``: the node of the supervisor lives, so that its batch script comes first.
 
     ``reaches``: whether the controller answers. Without it, the run could not continue here. Most likely, it is this
     node that is cut off, and not that of the supervisor, even if it still has the shared volume.
     """
     turn = 0
+    for _second in range(int(_RESTART) if closed else 0):
+        sleep(1.0)
+        if _orphaned(task) is False:
+            return None
     while turn < _TURNS:
         able = reaches()
         # Last of all: while this node was cut off, the supervisor may have started another attempt without it.

@@ -26,6 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     scheduler,
     snapshot,
     supervisor,
+    volume,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import NAME, STAGE
@@ -88,7 +89,9 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     arguments = arguments or ["--help"]
     first = arguments[0]
     if first == "supervise":
-        return _supervise(program, arguments[1], arguments[2])
+        # A job that an older version has submitted has no numbers.
+        daemon, killed = [int(word) for word in arguments[3:5]] or [0, 0]
+        return _supervise(program, arguments[1], arguments[2], settings.volumes, daemon=daemon, killed=killed)
     if first == "examine":
         return _examine(settings, arguments[1])
     if first == "agent":
@@ -238,11 +241,11 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
 # --- For jobs
 
 
-def _supervise(program: str, path: str, token: str, inherited: int = 0, turn: int = 0) -> int:
+def _supervise(program: str, path: str, token: str, volumes: Sequence[str] = (), **place: int) -> int:
     nodes = scheduler.hostnames(run_command, os.environ["SLURM_JOB_NODELIST"])
     job = int(os.environ["SLURM_JOB_ID"])
-    post = supervisor.Post(program, job, token, os.environ["SLURMD_NODENAME"], nodes, inherited, turn)
-    return supervisor.main(Folder(path), post)
+    post = supervisor.Post(program, job, token, os.environ["SLURMD_NODENAME"], nodes, **place)
+    return supervisor.main(Folder(path), post, volumes)
 
 
 def _agent(program: str, text: str) -> int:
@@ -267,7 +270,7 @@ def _agent(program: str, text: str) -> int:
         agent.close()
     if present or told:
         return 0
-    turn = agents.inherits(task, node, lambda: scheduler.answers(run_command))
+    turn = agents.inherits(task, node, lambda: scheduler.answers(run_command), closed=agent.closed)
     return 0 if turn is None else _succeed(program, task, turn)
 
 
@@ -287,11 +290,11 @@ def _examine(settings: Settings, path: str) -> int:
 
 def _succeed(program: str, task: agents.Task, turn: int) -> int:
     """Become the supervisor, in the same job. Nothing reads the output of this process, or writes to its input."""
-    log = os.open(f"{task.folder}/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = volume.open_log(Folder(task.folder))
     null = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, number)
     for name in inherited(os.environ):
         if name not in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"):
             del os.environ[name]
-    return _supervise(program, task.folder, task.token, task.attempt, turn)
+    return _supervise(program, task.folder, task.token, inherited=task.attempt, turn=turn)

@@ -119,6 +119,61 @@ def test_it_goes_on_after_a_sample_of_what_make_chaos_does(lab: TrainLab) -> Non
     hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4", GPUMESH_STEP_SECONDS=str(SHORT))
 
 
+def test_it_goes_on_after_its_supervisor_is_killed_and_then_what_slurm_runs_it_with(lab: TrainLab) -> None:
+    lab.idle()
+    lab.begin("script", "--nodes", "2", "--min-nodes", "1")
+    found = at_random_step(lab, "script", 1)
+    node, job = found["attempts"][0]["supervisor"], found["job"]
+    lab.run(node, "pkill", "-KILL", "-f", r"^\S*python\S* .*gpumesh-train supervise ")
+    lab.again("script", 2)
+    lab.run(node, "pkill", "-KILL", "-f", rf"^slurmstepd: \[{job}\.batch\]")
+    found = lab.finish("script")
+    assert causes(found) == [("supervisor", None, ""), ("warned", None, ""), ("finished", None, "")], found
+    assert found["attempts"][0]["cause"]["detail"] == "the supervisor was killed (SIGKILL)"
+    assert "the process of Slurm that ran the batch script" in found["attempts"][1]["cause"]["detail"]
+    first, second, third = (attempt["job"] for attempt in found["attempts"])
+    assert first == second != third, "the first one is continued in the same job, the second one in another"
+    check_steps(found)
+    assert lab.result("script").samples == f"samples {SAMPLES!r}"
+    # Nothing is left, although Slurm does not know the batch script any more.
+    lab.wait("both jobs are over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+    assert not lab.run(node, "pgrep", "-f", "gpumesh-train supervise|slurm_script", check=False)
+
+
+#: Hide the shared volume of a host: it is not there, as on a soft mount whose server has not been found; or no access to it
+#: returns, as on a hard mount.
+HIDE = {
+    "absent": "mount -t tmpfs -o size=64k absent /mnt/shared",
+    "hanging": "mkdir -p /run/empty && fuse-overlayfs -o lowerdir=/run/empty /mnt/shared && pkill -STOP -x fuse-overlayfs",
+}
+SHOW = {"absent": "umount /mnt/shared", "hanging": "umount --lazy /mnt/shared; pkill -KILL -x fuse-overlayfs"}
+
+
+def test_a_job_that_starts_while_the_volume_is_away_waits_for_it(lab: TrainLab) -> None:
+    lab.idle()
+    places = {"absent": "gpu2", "hanging": "gpu3"}
+    for kind, node in places.items():
+        lab.begin(kind, "--nodes", "1", "--sbatch", f"--nodelist={node}", "--hold", steps=20)
+    try:
+        for kind, node in places.items():
+            lab.run(node, "sh", "-c", HIDE[kind])
+        lab.run(MANAGER, "sh", "-c", "scontrol release $(squeue --noheader --format=%A)")
+        comments = ("squeue", "--noheader", "--states=running", "--Format=comment:80")
+        lab.wait(
+            "both jobs say what they wait for",
+            lambda: lab.run(MANAGER, *comments).count("gpumesh-train: waiting for the volume of") == 2,
+            PATIENCE,
+        )
+        assert all(lab.state(kind)["state"] == "queued" for kind in places)
+    finally:
+        for kind, node in places.items():
+            lab.run(node, "sh", "-c", SHOW[kind])
+    for kind in places:
+        found = lab.finish(kind)
+        assert causes(found) == [("finished", None, "")], found
+        assert "the volume has answered after" in (lab.runs / kind / "supervisor.log").read_text(encoding="utf-8")
+
+
 @pytest.fixture(name="dead")
 def _dead(lab: TrainLab) -> Iterator[list[str]]:
     """The nodes that a test kills. They are there again afterwards."""

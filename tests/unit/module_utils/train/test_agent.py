@@ -135,6 +135,18 @@ def test_the_first_that_reaches_the_controller_goes_on_with_the_run(task: Task) 
     ]
 
 
+def test_the_supervisor_on_a_node_that_lives_may_start_again_first(task: Task) -> None:
+    slept: list[float] = []
+    assert inherits(task, "n2", lambda: True, slept.append, closed=True) == 0
+    assert len(slept) == 10
+
+    def start(_seconds: float) -> None:
+        start_another(task)
+
+    assert inherits(task, "n2", lambda: True, start, closed=True) is None
+    assert not Folder(task.folder).inherited(1, 0)
+
+
 def start_another(task: Task) -> None:
     """Record that the supervisor has started another attempt."""
     folder = Folder(task.folder)

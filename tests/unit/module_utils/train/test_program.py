@@ -30,10 +30,14 @@ SLURM = {
         case "$*" in *--exclude=n1*) echo "sbatch: error: Requested node configuration is not available" >&2; exit 1;; esac
         for word; do case $word in --output=*) output=${word#*=};; esac; done
         cat > job.sh
-        setsid env SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1 sh job.sh >> "$output" 2>&1 < /dev/null &
-        echo $! > job
+        rm -f job
+        export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1
+        # The first shell is the daemon that runs the batch script.
+        setsid sh -c 'sh job.sh & echo $! > job.new; mv job.new job; wait' >> "$output" 2>&1 < /dev/null &
+        while ! test -e job; do sleep 0.05; done
         echo 7""",
     "squeue": """
+        case "$*" in *--steps*) exit;; esac
         case "$*" in *%L*) echo UNLIMITED; exit;; esac
         kill -0 "$(cat job)" 2> /dev/null && echo 'RUNNING|None'""",
     "scancel": 'kill -TERM "$(cat job)"',
@@ -217,10 +221,30 @@ def test_a_cancelled_run_is_resumed(host: Host) -> None:
     assert host.kinds == ["cancelled", "finished"]
 
 
+def supervisors(host: Host) -> list[int]:
+    """The batch script of the job and its supervisor."""
+    script = int((host.folder / "job").read_text(encoding="ascii"))
+    children = Path(f"/proc/{script}/task/{script}/children").read_text(encoding="ascii")
+    return [script, *map(int, children.split())]
+
+
+def test_a_killed_supervisor_is_started_again_and_goes_on_with_the_run(host: Host) -> None:
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    os.kill(supervisors(host)[1], signal.SIGKILL)
+    host.wait("state", "finished")
+    assert host.kinds == ["supervisor", "finished"]
+    cause = host.run["attempts"][0]["cause"]
+    assert (cause["detail"], cause["node"]) == ("the supervisor was killed (SIGKILL)", "")
+    assert host.run["attempts"][1]["job"] == 7 and not host.run["attempts"][1]["heir"]
+    assert "attempt 2" in (host.runs / "nano" / "supervisor.log").read_text(encoding="utf-8")
+
+
 def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> None:
     assert host.start("wait", "--detach").returncode == 0
     host.wait("step", 12)
-    os.kill(int((host.folder / "job").read_text(encoding="ascii")), signal.SIGKILL)
+    for process in supervisors(host):
+        os.kill(process, signal.SIGKILL)
     host.wait("state", "finished")
     assert host.kinds == ["node", "finished"]
     assert "the node of the supervisor, was lost" in host.run["attempts"][0]["cause"]["detail"]
