@@ -176,6 +176,8 @@ class Agent:
         self._listened_to = True
         #: Whether its orders have ended, rather than its supervisor fallen silent.
         self.closed = False
+        #: Whether this process stays when its ranks have ended, in case the supervisor is lost before the next attempt.
+        self.rests = False
         self._ranks: List[Rank] = []
         self._staging: Optional[stage.Staging] = None
         self._local = ""
@@ -272,6 +274,19 @@ class Agent:
             self._watch()
         return True
 
+    def rest(self, orders: int) -> bool:
+        """Wait for the next attempt. Returns False if the supervisor is lost before."""
+        pending = b""
+        while select.select([orders], [], [], _SILENCE)[0]:
+            part = os.read(orders, 4096)
+            *words, pending = (pending + part).split(b"\n")
+            if b"leave" in words:
+                return True
+            if not part:
+                self.closed = True
+                break
+        return False
+
     def _see_out(self) -> bool:
         while self._living():
             time.sleep(_SPACING)
@@ -288,6 +303,8 @@ class Agent:
                 processes.send(rank.group, signal.SIGUSR1)
         elif word == "start" and self._staging and self._staging.path and not self._ranks:
             self._start_ranks(self._staging.path)
+        elif word == "rest":
+            self.rests = True
         elif word == "end":
             self.end()
         elif word == "look":

@@ -100,7 +100,8 @@ class Post(NamedTuple):
     """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script.
 
     ``turn``: the turn of the heir that this process is. In the batch script, ``daemon`` is the process of Slurm that runs
-    it, and ``killed`` the signal that has ended an earlier supervisor; 0 for none.
+    it, and ``killed`` the signal that has ended an earlier supervisor; 0 for none. ``outage``: the controller has been away
+    until now.
     """
 
     program: str
@@ -112,6 +113,7 @@ class Post(NamedTuple):
     turn: int = 0
     daemon: int = 0
     killed: int = 0
+    outage: bool = False
 
 
 class DismissedError(GpumeshError):
@@ -135,6 +137,8 @@ class Supervisor:
         #: The attempt whose supervisor this process succeeds, with its turn, and the last one that it has claimed.
         self._succeeds = self._claimed = (post.inherited, post.turn)
         self._preempted = False
+        #: The steps of earlier attempts, whose agents would continue the run if this process were lost now.
+        self._resting: List[Step] = []
         #: Whether the job was told to end immediately.
         self.cancelled = False
 
@@ -155,8 +159,10 @@ class Supervisor:
         except DismissedError as why:
             dismissed = True
             _say(f"{self.request.name}: {why}")
+            self._dismiss_resting()
             return self._stand_by()
         finally:
+            self._dismiss_resting()
             # Whatever has happened: there is no batch script left whose end would end the job.
             if (self._post.inherited or self._abandoned()) and not dismissed:
                 self._end_job()
@@ -318,6 +324,9 @@ class Supervisor:
         if self._run.attempts and self._run.attempts[-1].end is None:
             last = self._run.attempts[-1]
             cause = Cause("node", f"{last.supervisor}, the node of the supervisor, was lost", None, last.supervisor)
+            if not self._post.inherited and last.job == self._post.job and len(last.nodes) > 1:
+                # Slurm has started the job again, and no node was left that could inherit it.
+                cause = Cause("node", "all nodes of the job were lost")
             if self._post.killed and last.job == self._post.job:
                 cause = Cause("supervisor", f"the supervisor was killed ({signal_name(self._post.killed)})")
             self._lost = [last.supervisor] if self._post.inherited else []
@@ -332,7 +341,7 @@ class Supervisor:
 
     def _placement(self) -> decide.Decision:
         """Decide where the next attempt runs. Waits for a controller that does not answer."""
-        deadline = time.monotonic() + _RETURN
+        deadline = time.monotonic() + (_RECOVERY if self._post.outage and not self._started else _RETURN)
         while not self.cancelled:
             self._require_charge()
             try:
@@ -504,6 +513,7 @@ class Supervisor:
         self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
         step = Step(post.program, post.job, task, request.gpus_per_node)
+        self._dismiss_resting()
         limits = Limits(self._run.longest_gap, self._run.longest_start)
         watch = Watch(request, nodes, time.monotonic(), tells=self._run.step is not None, limits=limits)
         course = Course(self, step, watch)
@@ -514,6 +524,16 @@ class Supervisor:
         self._lost = [node for node in watch.lost if node not in watch.alive]
         self._replace_last(self._run.attempts[-1]._replace(end=time.time(), cause=cause))
         _say(f"{request.name}: attempt {number}: {cause.kind}: {cause.detail or 'the program has ended'}")
+
+    def keep(self, step: Step) -> None:
+        """Keep the agents of an attempt that has ended until the next one begins."""
+        self._resting.append(step)
+
+    def _dismiss_resting(self) -> None:
+        for step in self._resting:
+            step.order("leave")
+        while self._resting:
+            self._resting.pop().kill()
 
     def interruption(self, watched: Sequence[str]) -> Optional[Cause]:
         """Why the ranks should save a checkpoint and end now, if they should."""
@@ -703,12 +723,14 @@ class Course:
         return round(made / took, 3) if took > 0 else None
 
     def end(self) -> None:
-        """End the ranks, and then the step, whether its nodes respond or not."""
-        self._step.order("end")
+        """End the ranks, whether their nodes respond or not. Their agents stay until the next attempt begins."""
+        # Agents of an older version know only the second word.
+        for word in ("rest", "end"):
+            self._step.order(word)
         deadline = time.monotonic() + _ENDING
         while not self._step.over() and not self._watch.over(time.monotonic()) and time.monotonic() < deadline:
             self._listen(time.monotonic() + 0.2)
-        self._step.kill()
+        self._supervisor.keep(self._step)
 
 
 def _say(text: str) -> None:

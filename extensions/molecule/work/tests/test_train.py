@@ -119,45 +119,26 @@ def test_it_goes_on_after_a_sample_of_what_make_chaos_does(lab: TrainLab) -> Non
     hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4", GPUMESH_STEP_SECONDS=str(SHORT))
 
 
-def test_it_goes_on_after_its_supervisor_is_killed_and_then_what_slurm_runs_it_with(lab: TrainLab) -> None:
-    lab.idle()
-    lab.begin("script", "--nodes", "2", "--min-nodes", "1")
-    found = at_random_step(lab, "script", 1)
-    node, job = found["attempts"][0]["supervisor"], found["job"]
-    lab.run(node, "pkill", "-KILL", "-f", r"^\S*python\S* .*gpumesh-train supervise ")
-    lab.again("script", 2)
-    lab.run(node, "pkill", "-KILL", "-f", rf"^slurmstepd: \[{job}\.batch\]")
-    found = lab.finish("script")
-    assert causes(found) == [("supervisor", None, ""), ("warned", None, ""), ("finished", None, "")], found
-    assert found["attempts"][0]["cause"]["detail"] == "the supervisor was killed (SIGKILL)"
-    assert "the process of Slurm that ran the batch script" in found["attempts"][1]["cause"]["detail"]
-    first, second, third = (attempt["job"] for attempt in found["attempts"])
-    assert first == second != third, "the first one is continued in the same job, the second one in another"
-    check_steps(found)
-    assert lab.result("script").samples == f"samples {SAMPLES!r}"
-    # Nothing is left, although Slurm does not know the batch script any more.
-    lab.wait("both jobs are over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
-    assert not lab.run(node, "pgrep", "-f", "gpumesh-train supervise|slurm_script", check=False)
-
-
 #: Hide the shared volume of a host: it is not there, as on a soft mount whose server has not been found; or no access to it
 #: returns, as on a hard mount.
 HIDE = {
     "absent": "mount -t tmpfs -o size=64k absent /mnt/shared",
     "hanging": "mkdir -p /run/empty && fuse-overlayfs -o lowerdir=/run/empty /mnt/shared && pkill -STOP -x fuse-overlayfs",
 }
+RELEASE = "scontrol release $(squeue --noheader --states=pending --format=%A)"
 SHOW = {"absent": "umount /mnt/shared", "hanging": "umount --lazy /mnt/shared; pkill -KILL -x fuse-overlayfs"}
 
 
-def test_a_job_that_starts_while_the_volume_is_away_waits_for_it(lab: TrainLab) -> None:
+def test_a_job_waits_for_the_volume_when_it_starts_and_leaves_a_script_that_slurm_has_lost(lab: TrainLab) -> None:
     lab.idle()
     places = {"absent": "gpu2", "hanging": "gpu3"}
-    for kind, node in places.items():
-        lab.begin(kind, "--nodes", "1", "--sbatch", f"--nodelist={node}", "--hold", steps=20)
+    hidden = []
     try:
         for kind, node in places.items():
+            lab.begin(kind, "--nodes", "1", "--sbatch", f"--nodelist={node}", "--hold")
             lab.run(node, "sh", "-c", HIDE[kind])
-        lab.run(MANAGER, "sh", "-c", "scontrol release $(squeue --noheader --format=%A)")
+            hidden.append(kind)
+        lab.run(MANAGER, "sh", "-c", RELEASE)
         comments = ("squeue", "--noheader", "--states=running", "--Format=comment:80")
         lab.wait(
             "both jobs say what they wait for",
@@ -166,12 +147,25 @@ def test_a_job_that_starts_while_the_volume_is_away_waits_for_it(lab: TrainLab) 
         )
         assert all(lab.state(kind)["state"] == "queued" for kind in places)
     finally:
-        for kind, node in places.items():
-            lab.run(node, "sh", "-c", SHOW[kind])
+        for kind in hidden:
+            lab.run(places[kind], "sh", "-c", SHOW[kind])
+    found = at_random_step(lab, "absent", 1)
+    lab.run(places["absent"], "pkill", "-KILL", "-f", rf"^slurmstepd: \[{found['job']}\.batch\]")
+    pending = ("squeue", "--noheader", "--states=pending")
+    lab.wait("there is another job", lambda: lab.run(MANAGER, *pending), PATIENCE)
+    lab.run(MANAGER, "sh", "-c", RELEASE)
+    runs = {kind: lab.finish(kind) for kind in places}
     for kind in places:
-        found = lab.finish(kind)
-        assert causes(found) == [("finished", None, "")], found
         assert "the volume has answered after" in (lab.runs / kind / "supervisor.log").read_text(encoding="utf-8")
+        check_steps(runs[kind])
+        assert lab.result(kind).samples == f"samples {SAMPLES!r}"
+    assert causes(runs["hanging"]) == [("finished", None, "")], runs
+    assert causes(runs["absent"]) == [("warned", None, ""), ("finished", None, "")], runs
+    first, second = runs["absent"]["attempts"]
+    assert "the process of Slurm that ran the batch script" in first["cause"]["detail"]
+    assert first["job"] != second["job"]
+    lab.wait("all is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+    assert not lab.run(places["absent"], "pgrep", "-f", "gpumesh-train supervise|slurm_script", check=False)
 
 
 @pytest.fixture(name="dead")
@@ -182,6 +176,37 @@ def _dead(lab: TrainLab) -> Iterator[list[str]]:
     for node in dead:
         lab.revive(node)
     lab.idle()
+
+
+def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two_attempts(
+    lab: TrainLab, dead: list[str]
+) -> None:
+    lab.idle()
+    lab.begin("script", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
+    victim = at_random_step(lab, "script", 1)["attempts"][0]["supervisor"]
+    lab.run(victim, "pkill", "-KILL", "-f", r"^\S*python\S* .*gpumesh-train supervise ")
+    found = lab.again("script", 2)
+    # No attempt begins while the controller is away.
+    lab.run(MANAGER, "systemctl", "stop", "slurmctld")
+    try:
+        lab.signal_rank(found, 1, "KILL")
+        lab.await_run("script", "waits", lambda now: now["attempts"][-1]["cause"], spacing=0.3)
+        lab.kill(victim)
+        dead.append(victim)
+    finally:
+        lab.run(MANAGER, "systemctl", "start", "slurmctld")
+    found = lab.finish("script")
+    survivor = found["attempts"][1]["nodes"][1]
+    first, second, third = found["attempts"][:3]
+    assert causes(found)[:2] == [("supervisor", None, ""), ("crash", 1, survivor)], found
+    assert causes(found)[-1] == ("finished", None, ""), found
+    assert first["cause"]["detail"] == "the supervisor was killed (SIGKILL)"
+    assert (first["job"], first["supervisor"]) == (second["job"], second["supervisor"])
+    # An agent goes on in this job, or submits another one: Slurm may refuse steps while it removes the node from the job.
+    assert third["heir"] or third["job"] != second["job"]
+    check_steps({"attempts": [attempt for attempt in found["attempts"] if attempt["first"] is not None]})
+    assert lab.result("script").samples == f"samples {SAMPLES!r}"
+    lab.wait("it is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
 
 
 def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab, dead: list[str]) -> None:

@@ -251,6 +251,33 @@ def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> 
     assert (host.runs / "nano" / "attempts" / "001" / "heir-0").read_text(encoding="ascii") == "n1\n"
 
 
+def kill_ranks(host: Host) -> None:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and f"GPUMESH_RUN_DIR={host.runs}/nano\0".encode() in _environment(name):
+            os.kill(int(name), signal.SIGKILL)
+
+
+def test_when_the_supervisor_dies_between_two_attempts_an_agent_of_the_first_goes_on(host: Host) -> None:
+    """Such as with its node. Otherwise the job would keep its other nodes, with no process on them."""
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    sinfo = host.folder / "bin" / "sinfo"
+    answer = sinfo.read_bytes()
+    # No attempt begins while the controller does not answer.
+    sinfo.write_text("#!/bin/sh\nexit 1\n", encoding="ascii")
+    kill_ranks(host)
+    deadline = time.monotonic() + 60
+    while "waiting for the controller" not in (host.runs / "nano" / "supervisor.log").read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for process in supervisors(host):
+        os.kill(process, signal.SIGKILL)
+    sinfo.write_bytes(answer)
+    host.wait("state", "finished")
+    assert host.kinds == ["crash", "finished"]
+    assert [attempt["heir"] for attempt in host.run["attempts"]] == [False, True]
+
+
 def test_a_run_that_is_started_with_the_variables_of_one_does_not_end_itself(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,9 +466,7 @@ def test_the_log_of_a_run_is_followed_through_its_attempts(host: Host) -> None:
         text=True,
     ) as following:
         assert following.stderr and following.stderr.readline() == "--- attempt 1\n"
-        for name in os.listdir("/proc"):
-            if name.isdigit() and f"GPUMESH_RUN_DIR={host.runs}/nano\0".encode() in _environment(name):
-                os.kill(int(name), signal.SIGKILL)
+        kill_ranks(host)
         output, errors = following.communicate(timeout=120)
     assert (following.returncode, output, errors) == (0, "done 1\n", "--- attempt 2\n")
 

@@ -64,6 +64,9 @@ class Slurm:
         )
 
 
+OPEN = Attempt(1, 41, ("n1",), 1, "n1", 0.0)
+
+
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.setattr(supervisor.time, "sleep", lambda _seconds: None)
@@ -472,6 +475,62 @@ def test_a_new_job_gives_no_attempt_the_number_of_one_that_was_not_recorded(
     assert "run.json could not be written" in folder.read().attempts[1].cause.detail  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("outage", "action"), [(True, "restart"), (False, "resubmit")])
+def test_an_heir_waits_for_the_nodes_of_a_controller_that_was_away(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, outage: bool, action: str
+) -> None:
+    """It does not know them yet, and starts no step there."""
+    slurm, clock = Slurm(0, sinfo="n1|down*\n"), [0.0]
+
+    def sleep(_seconds: float) -> None:
+        clock[0] += 5.0
+        if clock[0] == 30.0:
+            slurm.sinfo = "n1|idle\n"
+
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], 1, outage=outage)
+    folder.write(Run("nano", "running", "token", 41, attempts=(OPEN,)))
+    assert supervisor.Supervisor(folder, post, slurm)._placement().action == action
+
+
+class Resting:
+    """The step of an attempt that has ended; ``said``: its orders, in common with those of others."""
+
+    def __init__(self, said: list[str], name: str) -> None:
+        self.said = said
+        self.name = name
+
+    def order(self, word: str) -> None:
+        self.said.append(f"{self.name} {word}")
+
+    def over(self) -> bool:
+        return True
+
+    def kill(self) -> None:
+        self.said.append(f"{self.name} killed")
+
+
+def test_the_agents_of_an_attempt_stay_until_the_next_one_begins(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    causes = [Cause("crash", "", 0, "n1"), Cause("finished")]
+    monkeypatch.setattr(supervisor, "Step", lambda _program, _job, task, _gpus: Resting(said, str(task.attempt)))
+    monkeypatch.setattr(supervisor.Course, "follow", lambda _self: causes.pop(0))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+    place = made._placement
+
+    def placement() -> supervisor.decide.Decision:
+        said.append("placement")
+        return place()
+
+    monkeypatch.setattr(made, "_placement", placement)
+    assert made.supervise() == 0
+    first = ["placement", "1 rest", "1 end", "placement", "1 leave", "1 killed"]
+    assert said == [*first, "2 rest", "2 end", "2 leave", "2 killed"]
+
+
 def again(folder: Folder, attempts: list[Attempt], state: str = "running") -> supervisor.Supervisor:
     """The supervisor that the batch script starts after one was killed."""
     for attempt in attempts:
@@ -481,9 +540,6 @@ def again(folder: Folder, attempts: list[Attempt], state: str = "running") -> su
     slurm = Slurm(0)
     slurm.steps = "41.batch|batch\n41.3|gpumesh-train\n41.4|bash\n41.extern|extern\n"
     return supervisor.Supervisor(folder, post, slurm)
-
-
-OPEN = Attempt(1, 41, ("n1",), 1, "n1", 0.0)
 
 
 def test_a_supervisor_that_was_killed_is_succeeded_without_blame(
@@ -500,6 +556,19 @@ def test_a_supervisor_that_was_killed_is_succeeded_without_blame(
     # No agent of it becomes an heir.
     assert not folder.claim(1, 0, "n2") and not folder.claim(1, 1, "n2")
     assert "scancel" not in cast("Slurm", made._runner).asked[2:], "the end of the batch script ends the job"
+
+
+@pytest.mark.parametrize(("nodes", "node"), [(("n1", "n2"), ""), (("n1",), "n1")])
+def test_no_node_is_blamed_for_the_loss_of_all(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], node: str
+) -> None:
+    """Slurm starts the job again. Three power cuts are no reason to leave out a node."""
+    Steps(monkeypatch, Cause("finished"))
+    folder.write(Run("nano", "running", "token", 41, attempts=(OPEN._replace(nodes=nodes),)))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+    assert made.supervise() == 0
+    cause = folder.read().attempts[0].cause
+    assert cause is not None and (cause.kind, cause.node) == ("node", node)
 
 
 def test_supervisors_that_are_killed_before_a_newer_checkpoint_stop_the_run(
