@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from lab_hosts import chaos
 from train_programs import MANAGER, OTHERS, SHORT, SMALL, TRAINER
-from train_runs import PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
+from train_runs import BARE, PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
 
 NAME = "molecule-work"
 SAMPLES = all_samples(STEPS)
@@ -207,6 +207,27 @@ def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two
     check_steps({"attempts": [attempt for attempt in found["attempts"] if attempt["first"] is not None]})
     assert lab.result("script").samples == f"samples {SAMPLES!r}"
     lab.wait("it is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+
+
+def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
+    """Slurm itself calls the job running, with no process, until it asks the nodes for their jobs half an hour later."""
+    lab.idle()
+    lab.begin("dark", "--nodes", "2", "--sbatch", f"--exclude={MANAGER},{BARE}")
+    found = at_random_step(lab, "dark", 1)
+    for host in (MANAGER, *OTHERS):
+        lab.kill(host)
+    for host in (MANAGER, *OTHERS):
+        lab.revive(host)
+    found = lab.finish("dark")
+    assert causes(found) == [("node", None, ""), ("finished", None, "")], found
+    assert len({attempt["job"] for attempt in found["attempts"]}) == 1
+    check_steps(found)
+    assert lab.result("dark").samples == f"samples {SAMPLES!r}"
+    # Its node has asked for it, before the controller has missed its script.
+    log = lab.run(MANAGER, "cat", "/var/log/slurm/slurmctld.log")
+    job = f"JobId={found['job']}"
+    assert f"Requeuing {job}\n" in log and f"{job} missing from batch node" not in log
+    lab.idle()
 
 
 def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab, dead: list[str]) -> None:
