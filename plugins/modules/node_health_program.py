@@ -27,6 +27,8 @@ description:
   - Each time it runs, it reads the expected state of the node from the node's copy of the cluster record.
   - As C(HealthCheckProgram), it also keeps the logs of Slurm and of NFS Ganesha within 10 MiB each, also on hosts without
     logrotate. What they had before is in a second file of at most the same size, with the suffix C(.old).
+  - As C(HealthCheckProgram), which slurmd also runs when it starts, it requeues jobs that Slurm calls running, although
+    their batch script has ended with the power of this node.
   - With C(--show), the program only prints its results and does not change anything in Slurm.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes

@@ -5,7 +5,8 @@
 
 A node that fails is drained with a reason of ours. It is resumed when the checks pass again, if the reason is still
 ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
-once no processes of jobs are left on it. What an administrator has drained is left alone. The expected state comes from
+once no processes of jobs are left on it. What an administrator has drained is left alone. Jobs that have ended with the
+power of the node are requeued. The expected state comes from
 the node's copy of the cluster record, so the program does not change with a new volume or address.
 
 Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
@@ -20,6 +21,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import lost_jobs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.logs import LOGS, bound
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
@@ -337,6 +339,8 @@ def main(
             say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
             return 0
         tree = tree or Tree()
+        if "--show" not in arguments and not prolog:
+            lost_jobs.requeue(runner, settings.machine, tree)
         context = Context(expected_of(record, settings), tree, runner)
         results = examine(settings, context, chosen(record, settings))
         for result in results:

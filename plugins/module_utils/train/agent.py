@@ -61,6 +61,8 @@ _BELOW = 4000
 #: Seconds for an heir to start another attempt before another agent tries; seconds between two queries of the
 #: controller; and the number of these.
 _HEIR = 60.0
+#: Seconds for the batch script to start a supervisor again that was killed on a node which lives.
+_RESTART = 10.0
 _AGAIN = 5.0
 _TURNS = 5
 
@@ -175,6 +177,10 @@ class Agent:
         self._node = node
         self._output = output
         self._listened_to = True
+        #: Whether its orders have ended, rather than its supervisor fallen silent.
+        self.closed = False
+        #: Whether this process stays when its ranks have ended, in case the supervisor is lost before the next attempt.
+        self.rests = False
         self._ranks: List[Rank] = []
         self._staging: Optional[stage.Staging] = None
         self._local = ""
@@ -259,8 +265,9 @@ class Agent:
                 *words, pending = (pending + part).split(b"\n")
                 for word in words:
                     self._obey(word.decode("ascii", "replace"))
-                # End of file: srun has ended.
+                # End of file: the supervisor or srun has ended, and its node has said so.
                 present = bool(part)
+                self.closed = not part
             if time.monotonic() - heard > _SILENCE:
                 present = False
             if not present and self._deadline is None:
@@ -269,6 +276,19 @@ class Agent:
                 return self._see_out()
             self._watch()
         return True
+
+    def rest(self, orders: int) -> bool:
+        """Wait for the next attempt. Returns False if the supervisor is lost before."""
+        pending = b""
+        while select.select([orders], [], [], _SILENCE)[0]:
+            part = os.read(orders, 4096)
+            *words, pending = (pending + part).split(b"\n")
+            if b"leave" in words:
+                return True
+            if not part:
+                self.closed = True
+                break
+        return False
 
     def _see_out(self) -> bool:
         while self._living():
@@ -286,6 +306,8 @@ class Agent:
                 processes.send(rank.group, signal.Signals[self._task.warn_signal])
         elif word == "start" and self._staging and self._staging.path and not self._ranks:
             self._start_ranks(self._staging.path)
+        elif word == "rest":
+            self.rests = True
         elif word == "end":
             self.end()
         elif word == "look":
@@ -370,13 +392,21 @@ def _address(node: str) -> str:
         return node
 
 
-def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> Optional[int]:
+def inherits(
+    task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep, closed: bool = False
+) -> Optional[int]:
     """The turn in which this node continues the run, whose supervisor is lost; None once another process does.
+
+    ``closed``: the node of the supervisor lives, so that its batch script comes first.
 
     ``reaches``: whether the controller answers. Without it, the run could not continue here. Most likely, it is this
     node that is cut off, and not that of the supervisor, even if it still has the shared volume.
     """
     turn = 0
+    for _second in range(int(_RESTART) if closed else 0):
+        sleep(1.0)
+        if _orphaned(task) is False:
+            return None
     while turn < _TURNS:
         able = reaches()
         # Last of all: while this node was cut off, the supervisor may have started another attempt without it.

@@ -11,6 +11,7 @@ import getpass
 import os
 import signal
 import sys
+import time
 from typing import Any, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
@@ -26,6 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     scheduler,
     snapshot,
     supervisor,
+    volume,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import NAME, STAGE
@@ -42,6 +44,8 @@ _MEANT = {
     **dict.fromkeys(("continue", "restart", "retry"), "resume"),
     **dict.fromkeys(("rm", "remove", "del"), "delete"),
 }
+#: Seconds in which a controller that was away may not know its nodes yet.
+_OUTAGE = 60.0
 #: Options that sbatch has as well.
 _SHARED = ("-h", "--help", "--name", "--nodes", "--gpus-per-node", "--time", "--partition")
 
@@ -88,7 +92,9 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     arguments = arguments or ["--help"]
     first = arguments[0]
     if first == "supervise":
-        return _supervise(program, arguments[1], arguments[2])
+        # A job that an older version has submitted has no numbers.
+        daemon, killed = [int(word) for word in arguments[3:5]] or [0, 0]
+        return _supervise(program, arguments[1], arguments[2], settings.volumes, daemon=daemon, killed=killed)
     if first == "examine":
         return _examine(settings, arguments[1])
     if first == "agent":
@@ -244,11 +250,11 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
 # --- For jobs
 
 
-def _supervise(program: str, path: str, token: str, inherited: int = 0, turn: int = 0) -> int:
+def _supervise(program: str, path: str, token: str, volumes: Sequence[str] = (), **place: Any) -> int:
     nodes = scheduler.hostnames(run_command, os.environ["SLURM_JOB_NODELIST"])
     job = int(os.environ["SLURM_JOB_ID"])
-    post = supervisor.Post(program, job, token, os.environ["SLURMD_NODENAME"], nodes, inherited, turn)
-    return supervisor.main(Folder(path), post)
+    post = supervisor.Post(program, job, token, os.environ["SLURMD_NODENAME"], nodes, **place)
+    return supervisor.main(Folder(path), post, volumes)
 
 
 def _agent(program: str, words: Sequence[str]) -> int:
@@ -272,10 +278,21 @@ def _agent(program: str, words: Sequence[str]) -> int:
         agent.say("failed", reason=str(failure), of_node=isinstance(failure, agents.NodeError))
     finally:
         agent.close()
+    if present and agent.rests and not told:
+        present = agent.rest(sys.stdin.fileno())
     if present or told:
         return 0
-    turn = agents.inherits(task, node, lambda: scheduler.answers(run_command))
-    return 0 if turn is None else _succeed(program, task, turn)
+    outages: List[float] = []
+
+    def reaches() -> bool:
+        there = scheduler.answers(run_command)
+        if not there:
+            outages.append(time.monotonic())
+        return there
+
+    turn = agents.inherits(task, node, reaches, closed=agent.closed)
+    outage = bool(outages) and time.monotonic() - outages[-1] < _OUTAGE
+    return 0 if turn is None else _succeed(program, task, turn, outage)
 
 
 def _examine(settings: Settings, path: str) -> int:
@@ -292,13 +309,13 @@ def _examine(settings: Settings, path: str) -> int:
     return node_health.UNHEALTHY if failing else 0
 
 
-def _succeed(program: str, task: agents.Task, turn: int) -> int:
+def _succeed(program: str, task: agents.Task, turn: int, outage: bool) -> int:
     """Become the supervisor, in the same job. Nothing reads the output of this process, or writes to its input."""
-    log = os.open(f"{task.folder}/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = volume.open_log(Folder(task.folder))
     null = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, number)
     for name in inherited(os.environ):
         if name not in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"):
             del os.environ[name]
-    return _supervise(program, task.folder, task.token, task.attempt, turn)
+    return _supervise(program, task.folder, task.token, inherited=task.attempt, turn=turn, outage=outage)

@@ -12,7 +12,7 @@ import shlex
 from typing import Any, Dict, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.time_limit import unit_minutes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, known
@@ -43,6 +43,30 @@ _RESERVED = (
 _SHARING = ("--cpus-per-gpu", "--cpus-per-task", "--exclusive", "--oversubscribe")
 #: Signals by which programs are asked for a checkpoint. SIGUSR2 is for the stacks of those that hang.
 WARN_SIGNALS = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP")
+#: A job ends with its batch script. ``wait`` returns early when a signal is trapped. A supervisor that is killed again and
+#: again, each time within a minute, is not started any more. It gets the ID of the daemon that runs the script, and the
+#: signal that has killed the one before it.
+_SCRIPT = """#!/bin/sh
+trap 'test -z "$pid" || kill -USR1 $pid' USR1
+trap 'over=yes; test -z "$pid" || kill -TERM $pid' TERM
+pid= over= killed=0 deaths=0
+while :; do
+    began=$(date +%s)
+    {command} $PPID $killed &
+    pid=$!
+    test -z "$over" || kill -TERM $pid
+    wait $pid
+    status=$?
+    while kill -0 $pid 2>/dev/null; do
+        wait $pid
+        status=$?
+    done
+    test -z "$over" && test $status -gt 128 || exit $status
+    killed=$((status - 128))
+    deaths=$(($(date +%s) - began < 60 ? deaths + 1 : 1))
+    test $deaths -lt 5 || exit $status
+done
+"""
 #: Seconds between Slurm's warning and the end of the time that a run has to save a checkpoint.
 _RESERVE = 30
 
@@ -169,11 +193,10 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
         "--ntasks-per-node=1",
         "--no-kill",
         "--requeue",
-        "--open-mode=append",
-        # Slurm replaces what follows a percent sign.
-        "--output={}/supervisor.log".format(request.folder.replace("%", "%%")),
+        # Slurm fails a job whose output it cannot open. The supervisor waits for the volume, and opens its log itself.
+        "--output=/dev/null",
+        "--chdir=/",
         f"--signal=B:USR1@{int(request.grace) + _RESERVE}",
-        f"--chdir={request.directory}",
     ]
     if not any(option.partition("=")[0] in _SHARING for option in request.sbatch):
         options.append("--exclusive")
@@ -192,12 +215,13 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
 
 
 def batch_script(request: Request, program: str, token: str) -> str:
-    """The script becomes the supervisor, so that Slurm's signals reach it."""
-    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {shlex.quote(request.folder)} {token}\n"
+    """The script passes Slurm's signals on to the supervisor, and starts it again if another one kills it."""
+    return _SCRIPT.format(command=f"{shlex.quote(program)} supervise {shlex.quote(request.folder)} {token}")
 
 
 def shown(request: Request, program: str) -> str:
     """The script with the options of sbatch in it, as printed by ``--dry-run``."""
     first, rest = batch_script(request, program, "TOKEN").split("\n", 1)
     options = "".join(f"#SBATCH {shlex.quote(option)}\n" for option in submission(request) if option != "--parsable")
-    return f"{first}\n{options}{rest}"
+    starts = f"# The command starts in {' '.join(printable(request.directory).splitlines())}\n"
+    return f"{first}\n{options}{starts}{rest}"

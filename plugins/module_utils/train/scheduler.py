@@ -217,6 +217,18 @@ def cancel(run: Runner, job: int) -> None:
         raise CommandError(["scancel", str(job)], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
 
 
+def steps(run: Runner, job: int, name: str) -> List[str]:
+    """The IDs of the steps of a job with this name. Raises CommandError."""
+    shown = run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j"], timeout=20.0).stdout
+    pairs = (line.strip().partition("|") for line in shown.splitlines())
+    return [step for step, _bar, its_name in pairs if its_name == name]
+
+
+def kill_steps(run: Runner, steps: Sequence[str]) -> None:
+    """Kill all processes of these steps, on all of their nodes. Raises CommandError."""
+    run(["scancel", "--signal=KILL", *steps], timeout=30.0, check=False)
+
+
 def hostnames(run: Runner, text: str) -> List[str]:
     """The names in a host list. Raises CommandError."""
     return run(["scontrol", "show", "hostnames", text]).stdout.split()

@@ -110,9 +110,9 @@ class Cause(NamedTuple):
     """Why an attempt ended.
 
     ``kind``: finished, crash, node (lost, rebooted, drained), hang, diverged (its loss is not a number), warned (time
-    limit or preemption), grown (nodes that were away are back), cancelled, start (it could not start). ``rank`` and ``node`` are the culprit, if there is one;
-    ``detail`` is a message of one line. ``hardware``: by the words of the error, the hardware or the driver of ``node`` is
-    at fault.
+    limit or preemption), grown (nodes that were away are back), cancelled, start (it could not start), supervisor (its
+    process was killed). ``rank`` and ``node`` are the culprit, if there is one; ``detail`` is a message of one line.
+    ``hardware``: by the words of the error, the hardware or the driver of ``node`` is at fault.
     """
 
     kind: str
@@ -139,7 +139,8 @@ class Straggler(NamedTuple):
 class Attempt(NamedTuple):
     """One attempt. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
 
-    ``supervisor``: the node of the process that has started it and monitors it. ``excluded``: the node that no later
+    ``supervisor``: the node of the process that has started it and monitors it; ``heir``: that process is not the one of
+    the batch script, but continues the run after a loss. ``excluded``: the node that no later
     attempt uses because of its end. ``allocated``: the nodes of its job; ``stepping``: the seconds from its first
     step to its last.
     """
@@ -160,6 +161,7 @@ class Attempt(NamedTuple):
     excluded: str = ""
     allocated: Tuple[str, ...] = ()
     stepping: Optional[float] = None
+    heir: bool = False
 
 
 #: A run in one of these states continues only if it is resumed.

@@ -28,7 +28,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     profile,
     scheduler,
     show,
+    volume,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.cause import signal_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.growth import Growing, Growth
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STARTING, Limits
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
@@ -40,7 +42,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
     Submission,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder, unwritable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
 #: Seconds between two reads of the agents' messages, two updates of run.json, and two queries to the controller.
@@ -49,6 +51,8 @@ _NOTE = 3.0
 _ASK = 15.0
 #: Seconds for the agents to end their ranks, which have 5 s for that.
 _ENDING = 12.0
+#: Seconds for all processes of a step to end after SIGKILL.
+_KILLING = 30.0
 #: Seconds for the remaining output of srun to arrive after it has ended.
 _ARRIVAL = 3.0
 #: Seconds in which nodes that the run needs may return before the run leaves its job.
@@ -75,6 +79,8 @@ _FULL = 900.0
 
 #: Why a process that is not lost does not go on.
 _SUCCEEDED = "another node considers this one dead, and continues the run"
+#: Why a run leaves a job whose end Slurm does not notice.
+_ABANDONED = "the process of Slurm that ran the batch script has ended"
 #: The words for what Slurm does with a job; see `scheduler.fate`.
 _FATES = {
     "preempted": "Slurm has preempted the job",
@@ -94,7 +100,9 @@ _ENDS = {
 class Post(NamedTuple):
     """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script.
 
-    ``turn``: the turn of the heir that this process is.
+    ``turn``: the turn of the heir that this process is. In the batch script, ``daemon`` is the process of Slurm that runs
+    it, and ``killed`` the signal that has ended an earlier supervisor; 0 for none. ``outage``: the controller has been away
+    until now.
     """
 
     program: str
@@ -104,6 +112,9 @@ class Post(NamedTuple):
     allocated: Sequence[str]
     inherited: int = 0
     turn: int = 0
+    daemon: int = 0
+    killed: int = 0
+    outage: bool = False
 
 
 class DismissedError(GpumeshError):
@@ -124,13 +135,15 @@ class Supervisor:
         self._lost: List[str] = []
         #: The attempt that this process monitors.
         self._started = 0
-        #: The last attempt after which this process has continued the run, and the turn in which it has claimed that.
-        self._claimed = (post.inherited, post.turn)
+        #: The attempt whose supervisor this process succeeds, with its turn, and the last one that it has claimed.
+        self._succeeds = self._claimed = (post.inherited, post.turn)
         self._preempted = False
         #: The number of nodes without which another job must not start, if the last attempt has ended for such a job.
         self._least = 0
         #: Whether Slurm has refused such a job.
         self._refused = False
+        #: The steps of earlier attempts, whose agents would continue the run if this process were lost now.
+        self._resting: List[Step] = []
         #: Whether the job was told to end immediately.
         self.cancelled = False
 
@@ -151,23 +164,29 @@ class Supervisor:
         except DismissedError as why:
             dismissed = True
             _say(f"{self.request.name}: {why}")
+            self._dismiss_resting()
             return self._stand_by()
         finally:
-            # Whatever has happened: there is no batch script left whose end would end the job of an heir.
-            if self._post.inherited and not dismissed:
+            self._dismiss_resting()
+            # Whatever has happened: there is no batch script left whose end would end the job.
+            if (self._post.inherited or self._abandoned()) and not dismissed:
                 self._end_job()
 
     def _work(self) -> int:
         if (self._run.state, self._run.token) == ("finished", self._post.token):
             # Slurm requeues a job whose node failed just after the end of the run.
             return self._leave(decide.Decision("finish", self._run.detail))
+        if self._post.killed:
+            if self._run.token == self._post.token and self._run.state in ENDED:
+                return 1
+            self._succeed_killed()
         self._begin()
-        short = "" if self._post.inherited else self._too_short()
+        short = "" if self._succeeds[0] else self._too_short()
         if short:
             return self._leave(decide.Decision("fail", short))
         # Interruptions of earlier jobs do not count for this one, unless it is the same job.
         follows: Optional[decide.Decision] = None
-        if self._post.inherited:
+        if self._succeeds[0]:
             follows = self._verdict()
         while True:
             follows = self._left_to_slurm(follows or self._placement())
@@ -226,7 +245,7 @@ class Supervisor:
             return
         if submission.token != self._post.token:
             raise DismissedError(f"job {submission.job} is in charge of the run")
-        if self._post.inherited and not self._started and len(self._run.attempts) > self._post.inherited:
+        if self._succeeds[0] and not self._started and len(self._run.attempts) > self._succeeds[0]:
             # An heir, whose claim came too late. Fewer attempts mean that the last ones could not be recorded.
             raise DismissedError("another attempt has been started in the meantime")
         claims = [(attempt, turn) for attempt, turn in (self._claimed, (self._started, -1)) if attempt]
@@ -237,6 +256,58 @@ class Supervisor:
             return
         if succeeded:
             raise DismissedError(_SUCCEEDED)
+
+    def _abandoned(self) -> bool:
+        """Whether nothing will tell Slurm that the batch script has ended."""
+        try:
+            if self._post.daemon:
+                os.kill(self._post.daemon, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+
+    def _succeed_killed(self) -> None:
+        """Continue the run in place of an earlier supervisor of this batch script, which was killed.
+
+        Raises DismissedError if one of its agents was faster.
+        """
+        last = self._run.attempts[-1] if self._run.attempts else None
+        if last is None or last.job != self._post.job:
+            return
+        if last.heir:
+            raise DismissedError(_SUCCEEDED)
+        turn = 0
+        try:
+            while not self._folder.claim(last.number, turn, self._post.node):
+                if last.end is None:
+                    raise DismissedError(_SUCCEEDED)
+                # It has ended this attempt and claimed to go on, but was killed before it began another one.
+                turn += 1
+        except OSError as failure:
+            _say(f"heir-{turn} of attempt {last.number} cannot be written now: {failure}")
+            turn -= 1
+        self._succeeds = self._claimed = (last.number, turn)
+        self._run = self._folder.read_or_restore()
+        self._require_charge()
+        self._kill_steps()
+
+    def _kill_steps(self) -> None:
+        """End the agents of an earlier supervisor with their ranks, so that there is one attempt at a time."""
+        name = os.path.basename(self._post.program)
+        deadline = time.monotonic() + _KILLING
+        while not self.cancelled and time.monotonic() < deadline:
+            try:
+                left = scheduler.steps(self._runner, self._post.job, name)
+                if not left:
+                    return
+                scheduler.kill_steps(self._runner, left)
+            except CommandError as failure:
+                _say(f"waiting for the controller, to end the ranks: {failure}")
+                deadline = time.monotonic() + _KILLING
+            time.sleep(_SPACING)
+        # Those of a node that does not answer cannot be killed, and those of other nodes are by the agents of the next one.
 
     def _stand_by(self) -> int:
         """Wait for the end of the run if it continues in this job: Slurm ends a job with its batch script."""
@@ -261,6 +332,11 @@ class Supervisor:
         if self._run.attempts and self._run.attempts[-1].end is None:
             last = self._run.attempts[-1]
             cause = Cause("node", f"{last.supervisor}, the node of the supervisor, was lost", None, last.supervisor)
+            if not self._post.inherited and last.job == self._post.job and len(last.nodes) > 1:
+                # Slurm has started the job again, and no node was left that could inherit it.
+                cause = Cause("node", "all nodes of the job were lost")
+            if self._post.killed and last.job == self._post.job:
+                cause = Cause("supervisor", f"the supervisor was killed ({signal_name(self._post.killed)})")
             self._lost = [last.supervisor] if self._post.inherited else []
             self._replace_last(last._replace(end=time.time(), cause=cause))
 
@@ -273,7 +349,7 @@ class Supervisor:
 
     def _placement(self) -> decide.Decision:
         """Decide where the next attempt runs. Waits for a controller that does not answer."""
-        deadline = time.monotonic() + _RETURN
+        deadline = time.monotonic() + (_RECOVERY if self._post.outage and not self._started else _RETURN)
         while not self.cancelled:
             self._require_charge()
             try:
@@ -294,7 +370,9 @@ class Supervisor:
         return decide.Decision("cancel")
 
     def _left_to_slurm(self, decision: decide.Decision) -> decide.Decision:
-        """The decision, unless Slurm itself starts the job again, such as after a preemption."""
+        """The decision, unless Slurm itself starts the job again, such as after a preemption, or does not know its end."""
+        if decision.action == "restart" and self._abandoned():
+            return decide.Decision("resubmit", _ABANDONED)
         if decision.action in ("cancel", "resubmit") and scheduler.fate(self._runner, self._post.job) == "requeued":
             return decide.Decision("requeue", _FATES["requeued"])
         return decision
@@ -348,7 +426,7 @@ class Supervisor:
 
     def _requeued(self) -> bool:
         """Whether Slurm starts this job again, which takes minutes, but needs no new job. The job of an heir ends."""
-        if self._post.inherited or self.cancelled:
+        if self._post.inherited or self.cancelled or self._abandoned():
             return False
         try:
             self._folder.write_submission(Submission(self._post.token, self._post.job))
@@ -390,7 +468,7 @@ class Supervisor:
 
         An heir claims the next turn, which begins if it takes long. Raises DismissedError if another node was faster.
         """
-        attempt, turn = (self._started, 0) if self._started else (self._post.inherited, self._post.turn + 1)
+        attempt, turn = (self._started, 0) if self._started else (self._succeeds[0], self._succeeds[1] + 1)
         if not attempt:
             return
         try:
@@ -426,7 +504,14 @@ class Supervisor:
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(
-            number, post.job, tuple(nodes), ranks, post.node, time.time(), allocated=tuple(post.allocated)
+            number,
+            post.job,
+            tuple(nodes),
+            ranks,
+            post.node,
+            time.time(),
+            allocated=tuple(post.allocated),
+            heir=bool(post.inherited),
         )
         self._started = number
         self._least = 0
@@ -442,6 +527,7 @@ class Supervisor:
         self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
         step = Step(post.program, post.job, task, request.gpus_per_node)
+        self._dismiss_resting()
         limits = Limits(self._run.longest_gap, self._run.longest_start)
         watch = Watch(request, nodes, time.monotonic(), tells=self._run.step is not None, limits=limits)
         course = Course(self, step, watch)
@@ -453,6 +539,16 @@ class Supervisor:
         self._replace_last(self._run.attempts[-1]._replace(end=time.time(), cause=cause))
         _say(f"{request.name}: attempt {number}: {cause.kind}: {cause.detail or 'the program has ended'}")
 
+    def keep(self, step: Step) -> None:
+        """Keep the agents of an attempt that has ended until the next one begins."""
+        self._resting.append(step)
+
+    def _dismiss_resting(self) -> None:
+        for step in self._resting:
+            step.order("leave")
+        while self._resting:
+            self._resting.pop().kill()
+
     def interruption(self, watched: Sequence[str]) -> Optional[Cause]:
         """Why the ranks should save a checkpoint and end now, if they should."""
         left = self.asking.time_left
@@ -460,6 +556,8 @@ class Supervisor:
             return Cause("warned", "the time limit is near")
         if self._preempted:
             return Cause("warned", "Slurm has announced the end of the job")
+        if self._abandoned():
+            return Cause("warned", _ABANDONED)
         leaving = [node for node in watched if scheduler.leaves(self.asking.states.get(node, ""))]
         return Cause("warned", f"{leaving[0]} is to be drained", None, leaving[0]) if leaving else None
 
@@ -677,12 +775,14 @@ class Course:
         return round(made / took, 3) if took > 0 else None
 
     def end(self) -> None:
-        """End the ranks, and then the step, whether its nodes respond or not."""
-        self._step.order("end")
+        """End the ranks, whether their nodes respond or not. Their agents stay until the next attempt begins."""
+        # Agents of an older version know only the second word.
+        for word in ("rest", "end"):
+            self._step.order(word)
         deadline = time.monotonic() + _ENDING
         while not self._step.over() and not self._watch.over(time.monotonic()) and time.monotonic() < deadline:
             self._listen(time.monotonic() + 0.2)
-        self._step.kill()
+        self._supervisor.keep(self._step)
 
 
 def _say(text: str) -> None:
@@ -697,23 +797,52 @@ def _say(text: str) -> None:
 def _refuse_foreign(folder: Folder) -> None:
     """Before the request is read, whose command then runs. An heir takes over from a process that has done this.
 
-    Raises GpumeshError.
+    Raises GpumeshError, OSError.
     """
     own = os.geteuid()
     # A full volume, which does not tell who this user is to it, does not end a run.
     with contextlib.suppress(OSError):
         own = folder.writer()
+    folder.refuse_foreign(own)
+
+
+def _await_volume(folder: Folder, post: Post, volumes: Sequence[str]) -> bool:
+    """Wait for the volume, and write to the log of the run from then on.
+
+    Returns False if it has taken too long: then the job is requeued, and gives its nodes to others for some minutes. Raises
+    GpumeshError.
+    """
+    notes: List[str] = []
+
+    def tell(text: str) -> None:
+        notes.append(text)
+        scheduler.note(run, post.job, f"gpumesh-train: {text}")
+
+    began = time.monotonic()
     try:
-        folder.refuse_foreign(own)
-    except OSError as failure:
-        raise unwritable(folder, failure, f"gpumesh-train resume {folder.path.name}") from failure
+        log = volume.arrived(folder, volumes, _refuse_foreign, _FULL, tell)
+    except TimeoutError:
+        scheduler.requeue(run, post.job)
+        return False
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, number in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, number)
+    if notes:
+        _say(f"the volume has answered after {time.monotonic() - began:.0f} s")
+        scheduler.note(run, post.job, "")
+    return True
 
 
-def main(folder: Folder, post: Post) -> int:
-    """The main function of the batch script, or of an heir. Raises GpumeshError."""
+def main(folder: Folder, post: Post, volumes: Sequence[str] = ()) -> int:
+    """The main function of the batch script, or of an heir. ``volumes``: where they are mounted. Raises GpumeshError."""
+    announced: List[int] = []
     if not post.inherited:
-        _refuse_foreign(folder)
+        signal.signal(signal.SIGUSR1, lambda number, _frame: announced.append(number))
+        if not _await_volume(folder, post, volumes):
+            return 1
     supervisor = Supervisor(folder, post)
     signal.signal(signal.SIGUSR1, supervisor.preempt)
     signal.signal(signal.SIGTERM, supervisor.cancel)
+    if announced:
+        supervisor.preempt(signal.SIGUSR1, None)
     return supervisor.supervise()

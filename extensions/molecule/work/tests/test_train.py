@@ -127,6 +127,55 @@ def test_it_goes_on_after_a_sample_of_what_make_chaos_does(lab: TrainLab) -> Non
     hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4", GPUMESH_STEP_SECONDS=str(SHORT))
 
 
+#: Hide the shared volume of a host: it is not there, as on a soft mount whose server has not been found; or no access to it
+#: returns, as on a hard mount.
+HIDE = {
+    "absent": "mount -t tmpfs -o size=64k absent /mnt/shared",
+    "hanging": "mkdir -p /run/empty && fuse-overlayfs -o lowerdir=/run/empty /mnt/shared && pkill -STOP -x fuse-overlayfs",
+}
+RELEASE = "scontrol release $(squeue --noheader --states=pending --format=%A)"
+SHOW = {"absent": "umount /mnt/shared", "hanging": "umount --lazy /mnt/shared; pkill -KILL -x fuse-overlayfs"}
+
+
+def test_a_job_waits_for_the_volume_when_it_starts_and_leaves_a_script_that_slurm_has_lost(lab: TrainLab) -> None:
+    lab.idle()
+    places = {"absent": "gpu2", "hanging": "gpu3"}
+    hidden = []
+    try:
+        for kind, node in places.items():
+            lab.begin(kind, "--nodes", "1", "--sbatch", f"--nodelist={node}", "--hold")
+            lab.run(node, "sh", "-c", HIDE[kind])
+            hidden.append(kind)
+        lab.run(MANAGER, "sh", "-c", RELEASE)
+        comments = ("squeue", "--noheader", "--states=running", "--Format=comment:80")
+        lab.wait(
+            "both jobs say what they wait for",
+            lambda: lab.run(MANAGER, *comments).count("gpumesh-train: waiting for the volume of") == 2,
+            PATIENCE,
+        )
+        assert all(lab.state(kind)["state"] == "queued" for kind in places)
+    finally:
+        for kind in hidden:
+            lab.run(places[kind], "sh", "-c", SHOW[kind])
+    found = at_random_step(lab, "absent", 1)
+    lab.run(places["absent"], "pkill", "-KILL", "-f", rf"^slurmstepd: \[{found['job']}\.batch\]")
+    pending = ("squeue", "--noheader", "--states=pending")
+    lab.wait("there is another job", lambda: lab.run(MANAGER, *pending), PATIENCE)
+    lab.run(MANAGER, "sh", "-c", RELEASE)
+    runs = {kind: lab.finish(kind) for kind in places}
+    for kind in places:
+        assert "the volume has answered after" in (lab.runs / kind / "supervisor.log").read_text(encoding="utf-8")
+        check_steps(runs[kind])
+        assert lab.result(kind).samples == f"samples {SAMPLES!r}"
+    assert causes(runs["hanging"]) == [("finished", None, "")], runs
+    assert causes(runs["absent"]) == [("warned", None, ""), ("finished", None, "")], runs
+    first, second = runs["absent"]["attempts"]
+    assert "the process of Slurm that ran the batch script" in first["cause"]["detail"]
+    assert first["job"] != second["job"]
+    lab.wait("all is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+    assert not lab.run(places["absent"], "pgrep", "-f", "gpumesh-train supervise|slurm_script", check=False)
+
+
 @pytest.fixture(name="dead")
 def _dead(lab: TrainLab) -> Iterator[list[str]]:
     """The nodes that a test kills. They are there again afterwards."""
@@ -134,6 +183,58 @@ def _dead(lab: TrainLab) -> Iterator[list[str]]:
     yield dead
     for node in dead:
         lab.revive(node)
+    lab.idle()
+
+
+def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two_attempts(
+    lab: TrainLab, dead: list[str]
+) -> None:
+    lab.idle()
+    lab.begin("script", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
+    victim = at_random_step(lab, "script", 1)["attempts"][0]["supervisor"]
+    lab.run(victim, "pkill", "-KILL", "-f", r"^\S*python\S* .*gpumesh-train supervise ")
+    found = lab.again("script", 2)
+    # No attempt begins while the controller is away.
+    lab.run(MANAGER, "systemctl", "stop", "slurmctld")
+    try:
+        lab.signal_rank(found, 1, "KILL")
+        lab.await_run("script", "waits", lambda now: now["attempts"][-1]["cause"], spacing=0.3)
+        lab.kill(victim)
+        dead.append(victim)
+    finally:
+        lab.run(MANAGER, "systemctl", "start", "slurmctld")
+    found = lab.finish("script")
+    survivor = found["attempts"][1]["nodes"][1]
+    first, second, third = found["attempts"][:3]
+    assert causes(found)[:2] == [("supervisor", None, ""), ("crash", 1, survivor)], found
+    assert causes(found)[-1] == ("finished", None, ""), found
+    assert first["cause"]["detail"] == "the supervisor was killed (SIGKILL)"
+    assert (first["job"], first["supervisor"]) == (second["job"], second["supervisor"])
+    # An agent goes on in this job, or submits another one: Slurm may refuse steps while it removes the node from the job.
+    assert third["heir"] or third["job"] != second["job"]
+    check_steps({"attempts": [attempt for attempt in found["attempts"] if attempt["first"] is not None]})
+    assert lab.result("script").samples == f"samples {SAMPLES!r}"
+    lab.wait("it is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+
+
+def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
+    """Slurm itself calls the job running, with no process, until it asks the nodes for their jobs half an hour later."""
+    lab.idle()
+    lab.begin("dark", "--nodes", "2", "--sbatch", f"--exclude={MANAGER},{BARE}")
+    found = at_random_step(lab, "dark", 1)
+    for host in (MANAGER, *OTHERS):
+        lab.kill(host)
+    for host in (MANAGER, *OTHERS):
+        lab.revive(host)
+    found = lab.finish("dark")
+    assert causes(found) == [("node", None, ""), ("finished", None, "")], found
+    assert len({attempt["job"] for attempt in found["attempts"]}) == 1
+    check_steps(found)
+    assert lab.result("dark").samples == f"samples {SAMPLES!r}"
+    # Its node has asked for it, before the controller has missed its script.
+    log = lab.run(MANAGER, "cat", "/var/log/slurm/slurmctld.log")
+    job = f"JobId={found['job']}"
+    assert f"Requeuing {job}\n" in log and f"{job} missing from batch node" not in log
     lab.idle()
 
 

@@ -137,6 +137,41 @@ def test_the_first_that_reaches_the_controller_goes_on_with_the_run(task: Task) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("said", "stays", "present", "closed"),
+    [
+        (b"tick\nleave\n", True, True, False),
+        (b"tick\nlea", False, False, True),
+        (b"tick\n", True, False, False),
+    ],
+)
+def test_an_agent_rests_until_the_next_attempt_or_the_loss_of_the_supervisor(
+    task: Task, monkeypatch: pytest.MonkeyPatch, said: bytes, stays: bool, present: bool, closed: bool
+) -> None:
+    monkeypatch.setattr(program.agents, "_SILENCE", 0.1)
+    resting = Agent(task, "n1", io.StringIO())
+    orders, supervisor = os.pipe()
+    os.write(supervisor, said)
+    if not stays:
+        os.close(supervisor)
+    assert (resting.rest(orders), resting.closed) == (present, closed)
+    os.close(orders)
+    if stays:
+        os.close(supervisor)
+
+
+def test_the_supervisor_on_a_node_that_lives_may_start_again_first(task: Task) -> None:
+    slept: list[float] = []
+    assert inherits(task, "n2", lambda: True, slept.append, closed=True) == 0
+    assert len(slept) == 10
+
+    def start(_seconds: float) -> None:
+        start_another(task)
+
+    assert inherits(task, "n2", lambda: True, start, closed=True) is None
+    assert not Folder(task.folder).inherited(1, 0)
+
+
 def start_another(task: Task) -> None:
     """Record that the supervisor has started another attempt."""
     folder = Folder(task.folder)

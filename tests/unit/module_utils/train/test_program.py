@@ -30,10 +30,14 @@ SLURM = {
         case "$*" in *--exclude=n1*) echo "sbatch: error: Requested node configuration is not available" >&2; exit 1;; esac
         for word; do case $word in --output=*) output=${word#*=};; esac; done
         cat > job.sh
-        setsid env SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1 sh job.sh >> "$output" 2>&1 < /dev/null &
-        echo $! > job
+        rm -f job
+        export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1
+        # The first shell is the daemon that runs the batch script.
+        setsid sh -c 'sh job.sh & echo $! > job.new; mv job.new job; wait' >> "$output" 2>&1 < /dev/null &
+        while ! test -e job; do sleep 0.05; done
         echo 7""",
     "squeue": """
+        case "$*" in *--steps*) exit;; esac
         case "$*" in *%L*) echo UNLIMITED; exit;; esac
         kill -0 "$(cat job)" 2> /dev/null && echo 'RUNNING|None'""",
     "scancel": 'kill -TERM "$(cat job)"',
@@ -261,14 +265,61 @@ def test_a_cancelled_run_is_resumed(host: Host) -> None:
     assert host.kinds == ["cancelled", "finished"]
 
 
+def supervisors(host: Host) -> list[int]:
+    """The batch script of the job and its supervisor."""
+    script = int((host.folder / "job").read_text(encoding="ascii"))
+    children = Path(f"/proc/{script}/task/{script}/children").read_text(encoding="ascii")
+    return [script, *map(int, children.split())]
+
+
+def test_a_killed_supervisor_is_started_again_and_goes_on_with_the_run(host: Host) -> None:
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    os.kill(supervisors(host)[1], signal.SIGKILL)
+    host.wait("state", "finished")
+    assert host.kinds == ["supervisor", "finished"]
+    cause = host.run["attempts"][0]["cause"]
+    assert (cause["detail"], cause["node"]) == ("the supervisor was killed (SIGKILL)", "")
+    assert host.run["attempts"][1]["job"] == 7 and not host.run["attempts"][1]["heir"]
+    assert "attempt 2" in (host.runs / "nano" / "supervisor.log").read_text(encoding="utf-8")
+
+
 def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> None:
     assert host.start("wait", "--detach").returncode == 0
     host.wait("step", 12)
-    os.kill(int((host.folder / "job").read_text(encoding="ascii")), signal.SIGKILL)
+    for process in supervisors(host):
+        os.kill(process, signal.SIGKILL)
     host.wait("state", "finished")
     assert host.kinds == ["node", "finished"]
     assert "the node of the supervisor, was lost" in host.run["attempts"][0]["cause"]["detail"]
     assert (host.runs / "nano" / "attempts" / "001" / "heir-0").read_text(encoding="ascii") == "n1\n"
+
+
+def kill_ranks(host: Host) -> None:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and f"GPUMESH_RUN_DIR={host.runs}/nano\0".encode() in _environment(name):
+            os.kill(int(name), signal.SIGKILL)
+
+
+def test_when_the_supervisor_dies_between_two_attempts_an_agent_of_the_first_goes_on(host: Host) -> None:
+    """Such as with its node. Otherwise the job would keep its other nodes, with no process on them."""
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    sinfo = host.folder / "bin" / "sinfo"
+    answer = sinfo.read_bytes()
+    # No attempt begins while the controller does not answer.
+    sinfo.write_text("#!/bin/sh\nexit 1\n", encoding="ascii")
+    kill_ranks(host)
+    deadline = time.monotonic() + 60
+    while "waiting for the controller" not in (host.runs / "nano" / "supervisor.log").read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for process in supervisors(host):
+        os.kill(process, signal.SIGKILL)
+    sinfo.write_bytes(answer)
+    host.wait("state", "finished")
+    assert host.kinds == ["crash", "finished"]
+    assert [attempt["heir"] for attempt in host.run["attempts"]] == [False, True]
 
 
 def test_a_run_that_is_started_with_the_variables_of_one_does_not_end_itself(
@@ -459,9 +510,7 @@ def test_the_log_of_a_run_is_followed_through_its_attempts(host: Host) -> None:
         text=True,
     ) as following:
         assert following.stderr and following.stderr.readline() == "--- attempt 1\n"
-        for name in os.listdir("/proc"):
-            if name.isdigit() and f"GPUMESH_RUN_DIR={host.runs}/nano\0".encode() in _environment(name):
-                os.kill(int(name), signal.SIGKILL)
+        kill_ranks(host)
         output, errors = following.communicate(timeout=120)
     assert (following.returncode, output, errors) == (0, "done 1\n", "--- attempt 2\n")
 

@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,16 +87,78 @@ def test_who_says_how_many_processors_shares_the_nodes() -> None:
 
 
 def test_what_is_shown_is_a_script_for_sbatch() -> None:
-    assert request.shown(REQUEST, "/usr/local/bin/gpumesh-train").splitlines()[-1] == (
-        "exec /usr/local/bin/gpumesh-train supervise '/mnt/a b/nano' TOKEN"
-    )
-    assert "#SBATCH '--output=/mnt/a b/nano/supervisor.log'" in request.shown(REQUEST, "x")
+    shown = request.shown(REQUEST, "/usr/local/bin/gpumesh-train")
+    assert "    /usr/local/bin/gpumesh-train supervise '/mnt/a b/nano' TOKEN $PPID $killed &\n" in shown
 
 
-def test_a_directory_of_runs_may_have_any_name() -> None:
-    """In the name of an output file, Slurm replaces what follows a percent sign."""
-    asked = request.submission(Request(name="nano", command=("true",), folder="/mnt/50%j/nano"))
-    assert "--output=/mnt/50%%j/nano/supervisor.log" in asked
+def test_slurm_itself_needs_no_volume_to_start_a_job_of_the_run() -> None:
+    """It fails a job whose output it cannot open, and waits for a directory on a hard mount."""
+    words = " ".join(request.submission(REQUEST._replace(directory="/mnt/a b")))
+    assert "--output=/dev/null" in words and "--chdir=/ " in words and "/mnt" not in words
+
+
+class Script:
+    """The batch script of a run, whose supervisor is a shell script. It notes what it is given, and then does what it is told."""
+
+    def __init__(self, folder: Path, supervisor: str) -> None:
+        self.noted = folder / "noted"
+        program = folder / "pro gram"
+        program.write_text(f'#!/bin/sh\nnote() {{ echo "$@" >>"{self.noted}"; }}\nnote "$4" "$5"\n{supervisor}\n')
+        program.chmod(0o755)
+        path = folder / "script"
+        path.write_text(request.batch_script(REQUEST, str(program), "TOKEN"))
+        self.process = subprocess.Popen(["sh", str(path)])
+
+    def wait(self, lines: int) -> list[str]:
+        """What the supervisors have noted, once it is as much."""
+        deadline = time.monotonic() + 60
+        while not self.noted.exists() or len(self.noted.read_text().splitlines()) < lines:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return self.noted.read_text().splitlines()
+
+    @property
+    def status(self) -> int:
+        return self.process.wait(60)
+
+
+@pytest.mark.parametrize("status", [0, 1, 3])
+def test_a_job_ends_with_its_supervisor(tmp_path: Path, status: int) -> None:
+    script = Script(tmp_path, f"exit {status}")
+    assert script.status == status
+    assert script.wait(1) == [f"{os.getpid()} 0"]
+
+
+def test_a_killed_supervisor_is_started_again_and_told_the_signal(tmp_path: Path) -> None:
+    script = Script(tmp_path, "case $5 in 0) kill -KILL $$;; 9) kill -SEGV $$;; esac; exit 7")
+    assert script.status == 7
+    assert script.wait(3) == [f"{os.getpid()} {killed}" for killed in (0, signal.SIGKILL, signal.SIGSEGV)]
+
+
+def test_a_supervisor_that_is_always_killed_is_not_started_for_ever(tmp_path: Path) -> None:
+    script = Script(tmp_path, "kill -KILL $$")
+    assert script.status == 128 + signal.SIGKILL
+    assert len(script.wait(5)) == 5
+
+
+def test_signals_of_slurm_reach_the_supervisor_which_decides_when_the_job_ends(tmp_path: Path) -> None:
+    """The shell stops to wait at each of them."""
+    trap = "trap 'note USR1' USR1; trap 'note TERM; left=1' TERM; left=2; note ready"
+    script = Script(tmp_path, f"{trap}; while test $left -gt 1; do sleep 0.1; done; exit 4")
+    script.wait(2)
+    for lines, number in ((3, signal.SIGUSR1), (4, signal.SIGUSR1), (5, signal.SIGTERM)):
+        script.process.send_signal(number)
+        script.wait(lines)
+    assert script.status == 4
+    assert script.wait(5)[2:] == ["USR1", "USR1", "TERM"]
+
+
+def test_a_supervisor_that_dies_of_the_end_of_its_job_is_not_started_again(tmp_path: Path) -> None:
+    script = Script(tmp_path, "while :; do sleep 0.1; done")
+    script.wait(1)
+    script.process.terminate()
+    assert script.status == 128 + signal.SIGTERM
+    assert len(script.wait(1)) == 1
 
 
 def test_an_abbreviated_option_of_sbatch_is_the_option() -> None:

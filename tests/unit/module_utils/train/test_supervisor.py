@@ -30,7 +30,12 @@ AWAY = Completed(1, "", "error: Unable to contact slurm controller (connect fail
 
 
 class Slurm:
-    """Slurm, whose controller does not answer this many queries. ``squeue``, ``job`` and ``sinfo``: what it prints."""
+    """Slurm, whose controller does not answer this many queries. ``squeue``, ``job`` and ``sinfo``: what it prints.
+
+    ``steps``: those of the job, until they are cancelled.
+    """
+
+    steps = ""
 
     def __init__(self, away: int, squeue: str = "", job: str = "", sinfo: str = "n1|idle\n") -> None:
         self.away = away
@@ -47,11 +52,19 @@ class Slurm:
                 raise supervisor.CommandError(argv, "exited 1", rc=1, stderr=AWAY.stderr)
             return AWAY
         self.asked.append(program)
+        if program == "scancel" and "--signal=KILL" in argv:
+            self.killed = argv[argv.index("--signal=KILL") + 1 :]
+            self.steps = ""
+        if "--steps" in argv:
+            return Completed(0, self.steps, "")
         return Completed(
             0,
             {"sbatch": "42\n", "sinfo": self.sinfo, "squeue": self.squeue, "scontrol": self.job}.get(program, ""),
             "",
         )
+
+
+OPEN = Attempt(1, 41, ("n1",), 1, "n1", 0.0)
 
 
 @pytest.fixture(name="folder")
@@ -460,6 +473,187 @@ def test_a_new_job_gives_no_attempt_the_number_of_one_that_was_not_recorded(
     assert made.supervise() == 0
     assert steps.begun == [3]
     assert "run.json could not be written" in folder.read().attempts[1].cause.detail  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("outage", "action"), [(True, "restart"), (False, "resubmit")])
+def test_an_heir_waits_for_the_nodes_of_a_controller_that_was_away(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, outage: bool, action: str
+) -> None:
+    """It does not know them yet, and starts no step there."""
+    slurm, clock = Slurm(0, sinfo="n1|down*\n"), [0.0]
+
+    def sleep(_seconds: float) -> None:
+        clock[0] += 5.0
+        if clock[0] == 30.0:
+            slurm.sinfo = "n1|idle\n"
+
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], 1, outage=outage)
+    folder.write(Run("nano", "running", "token", 41, attempts=(OPEN,)))
+    assert supervisor.Supervisor(folder, post, slurm)._placement().action == action
+
+
+class Resting:
+    """The step of an attempt that has ended; ``said``: its orders, in common with those of others."""
+
+    def __init__(self, said: list[str], name: str) -> None:
+        self.said = said
+        self.name = name
+
+    def order(self, word: str) -> None:
+        self.said.append(f"{self.name} {word}")
+
+    def over(self) -> bool:
+        return True
+
+    def kill(self) -> None:
+        self.said.append(f"{self.name} killed")
+
+
+def test_the_agents_of_an_attempt_stay_until_the_next_one_begins(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    causes = [Cause("crash", "", 0, "n1"), Cause("finished")]
+    monkeypatch.setattr(supervisor, "Step", lambda _program, _job, task, _gpus: Resting(said, str(task.attempt)))
+    monkeypatch.setattr(supervisor.Course, "follow", lambda _self: causes.pop(0))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+    place = made._placement
+
+    def placement() -> supervisor.decide.Decision:
+        said.append("placement")
+        return place()
+
+    monkeypatch.setattr(made, "_placement", placement)
+    assert made.supervise() == 0
+    first = ["placement", "1 rest", "1 end", "placement", "1 leave", "1 killed"]
+    assert said == [*first, "2 rest", "2 end", "2 leave", "2 killed"]
+
+
+def again(folder: Folder, attempts: list[Attempt], state: str = "running") -> supervisor.Supervisor:
+    """The supervisor that the batch script starts after one was killed."""
+    for attempt in attempts:
+        folder.attempt(attempt.number).mkdir(exist_ok=True)
+    folder.write(Run("nano", state, "token", 41, attempts=tuple(attempts)))
+    post = supervisor.Post("/bin/gpumesh-train", 41, "token", "n1", ["n1"], killed=9)
+    slurm = Slurm(0)
+    slurm.steps = "41.batch|batch\n41.3|gpumesh-train\n41.4|bash\n41.extern|extern\n"
+    return supervisor.Supervisor(folder, post, slurm)
+
+
+def test_a_supervisor_that_was_killed_is_succeeded_without_blame(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, Cause("finished"))
+    made = again(folder, [OPEN])
+    assert made.supervise() == 0
+    killed = folder.read().attempts[0].cause
+    assert killed == Cause("supervisor", "the supervisor was killed (SIGKILL)")
+    assert supervisor.decide.suspects(folder.read().attempts) == []
+    # First, nothing is left of the attempt; what the user has started in the job is.
+    assert (steps.begun, cast("Slurm", made._runner).killed) == ([2], ["41.3"])
+    # No agent of it becomes an heir.
+    assert not folder.claim(1, 0, "n2") and not folder.claim(1, 1, "n2")
+    assert "scancel" not in cast("Slurm", made._runner).asked[2:], "the end of the batch script ends the job"
+
+
+@pytest.mark.parametrize(("nodes", "node"), [(("n1", "n2"), ""), (("n1",), "n1")])
+def test_no_node_is_blamed_for_the_loss_of_all(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], node: str
+) -> None:
+    """Slurm starts the job again. Three power cuts are no reason to leave out a node."""
+    Steps(monkeypatch, Cause("finished"))
+    folder.write(Run("nano", "running", "token", 41, attempts=(OPEN._replace(nodes=nodes),)))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+    assert made.supervise() == 0
+    cause = folder.read().attempts[0].cause
+    assert cause is not None and (cause.kind, cause.node) == ("node", node)
+
+
+def test_supervisors_that_are_killed_before_a_newer_checkpoint_stop_the_run(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, Cause("finished"))
+    cause = Cause("supervisor", "the supervisor was killed (SIGKILL)")
+    ended = [OPEN._replace(number=number, end=1.0, cause=cause) for number in range(1, 11)]
+    assert again(folder, [*ended, OPEN._replace(number=11)]).supervise() == 1
+    assert steps.begun == [] and "10 restarts since the last new checkpoint" in folder.read().detail
+
+
+def test_a_supervisor_that_was_killed_between_two_attempts_has_claimed_the_next(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, Cause("finished"))
+    made = again(folder, [OPEN._replace(end=1.0, cause=Cause("crash", "", 0, "n1"))])
+    folder.claim(1, 0, "n1")
+    assert made.supervise() == 0
+    assert steps.begun == [2] and folder.read().attempts[0].cause == Cause("crash", "", 0, "n1")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_killed_supervisor_has_no_successor_but_an_heir(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """The heir needs the batch script, whose end would end the job."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    heir = OPEN._replace(number=2, supervisor="n1", heir=True)
+    made = again(folder, [OPEN._replace(end=1.0, cause=Cause("node", "", None, "n1")), heir] if begun else [OPEN])
+    folder.claim(1, 0, "n1")
+    slept: list[float] = []
+
+    def finish(seconds: float) -> None:
+        slept.append(seconds)
+        folder.write(folder.read()._replace(state="finished"))
+
+    monkeypatch.setattr(supervisor.time, "sleep", finish)
+    assert made.supervise() == 0
+    assert (steps.begun, len(slept), cast("Slurm", made._runner).asked) == ([], 1, [])
+
+
+@pytest.mark.parametrize(("state", "status"), [("finished", 0), ("failed", 1), ("cancelled", 1)])
+def test_a_supervisor_that_was_killed_after_the_end_of_the_run_ends_the_job(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, state: str, status: int
+) -> None:
+    steps = Steps(monkeypatch, Cause("finished"))
+    made = again(folder, [OPEN._replace(end=1.0, cause=Cause("crash"))], state)
+    assert (made.supervise(), steps.begun, folder.read().state) == (status, [], state)
+
+
+def test_a_supervisor_that_was_killed_before_its_first_attempt_begins_as_ever(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, Cause("finished"))
+    before = OPEN._replace(job=40, end=1.0, cause=Cause("warned", "the time limit is near"))
+    assert again(folder, [before], "queued").supervise() == 0
+    assert steps.begun == [2]
+
+
+def test_a_job_whose_end_slurm_would_not_notice_is_left_for_another_one(folder: Folder) -> None:
+    """The daemon that ran the batch script was killed: Slurm requeues the job, but only after many minutes."""
+    daemon = subprocess.Popen(["sleep", "100"])
+    folder.write(Run("nano", "running", "token", 41, attempts=(OPEN,)))
+    slurm = Slurm(0)
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], daemon=daemon.pid)
+    made = supervisor.Supervisor(folder, post, slurm)
+    assert made.interruption(["n1"]) is None
+    daemon.kill()
+    daemon.wait()
+    cause = made.interruption(["n1"])
+    assert cause is not None and (cause.kind, cause.node) == ("warned", "")
+    made._replace_last(OPEN._replace(end=1.0, cause=cause))
+    assert made.supervise() == 0
+    # Nothing else would end this job.
+    assert slurm.asked[-2:] == ["sbatch", "scancel"] and folder.submission().job == 42
+
+
+def test_a_daemon_of_another_user_is_there(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_process: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(supervisor.os, "kill", refuse)
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], daemon=1)
+    assert not supervisor.Supervisor(folder, post, Slurm(0))._abandoned()
 
 
 @pytest.mark.parametrize(("stop", "kind"), [(True, "diverged"), (False, None)])

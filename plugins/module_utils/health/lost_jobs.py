@@ -1,0 +1,79 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Jobs that have ended with the power of this node, although Slurm still calls them running.
+
+After a power cut of all machines, slurmctld waits about half an hour before it asks the nodes for their jobs. Nothing runs
+meanwhile. A node with the batch script of such a job has it requeued as soon as slurmd, or Slurm's timer, runs the health
+program. Nothing that a user chooses is read from the controller.
+
+Source: squeue(1), %A, %B, %S and SLURM_TIME_FORMAT; scontrol(1), requeue; proc_pid_stat(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import List
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
+
+#: Seconds after its boot in which a node looks for such jobs. Later, Slurm has found them itself.
+_RECENT = 7200.0
+#: Seconds by which a job must be older than the boot.
+_OLDER = 5.0
+_TIMEOUT = 15.0
+_JOB = re.compile(r"([0-9]+)\|(\S+)\|([0-9]+)")
+#: The title of the process of Slurm that runs a batch script.
+_DAEMON = re.compile(r"slurmstepd: \[([0-9]+)\.batch\]")
+
+
+def uptime(tree: Tree) -> float:
+    """The seconds since this host has booted, or this container has started; infinite if that is unknown."""
+    try:
+        up = float((tree.read("proc", "uptime") or "").split()[0])
+        # The name, in brackets, may contain any character.
+        ticks = float((tree.read("proc", "1", "stat") or "").rpartition(")")[2].split()[19])
+    except (IndexError, ValueError):
+        return float("inf")
+    first = ticks / os.sysconf("SC_CLK_TCK")
+    # Some containers have a clock of their own.
+    return up - first if first < up else up
+
+
+def _living(tree: Tree) -> List[str]:
+    """The jobs whose batch scripts run here."""
+    lines = (tree.read("proc", pid, "cmdline") or "" for pid in tree.names("proc") if pid.isdigit())
+    return [found.group(1) for found in map(_DAEMON.match, lines) if found]
+
+
+def lost(shown: str, name: str, booted: float, living: List[str]) -> List[str]:
+    """The jobs whose batch scripts have run on this node before it has booted, from lines of ID, host and begin."""
+    found = map(_JOB.fullmatch, shown.split())
+    jobs = [match.groups() for match in found if match]
+    return [job for job, host, begin in jobs if host == name and float(begin) + _OLDER < booted and job not in living]
+
+
+def requeue(runner: Runner, name: str, tree: Tree) -> None:
+    """Requeue the jobs that this node has lost."""
+    up = uptime(tree)
+    if up > _RECENT:
+        return
+    asked = ["squeue", "--noheader", "--states=running", f"--nodelist={name}", "--format=%A|%B|%S"]
+    try:
+        shown = runner(["env", "SLURM_TIME_FORMAT=%s", *asked], timeout=_TIMEOUT).stdout
+    except CommandError as failure:
+        say(f"{name}: its jobs are not known: {failure.message}")
+        return
+    for job in lost(shown, name, time.time() - up, _living(tree)):
+        try:
+            runner(["scontrol", "requeue", job], timeout=_TIMEOUT)
+        except CommandError as failure:
+            # Such as one that was submitted with --no-requeue.
+            say(f"{name}: job {job} has ended with the power of this node, but is not requeued: {failure.message}")
+        else:
+            say(f"{name}: job {job} has ended with the power of this node, and is requeued")

@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Jobs that a power cut has ended, although Slurm does not know it yet."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import lost_jobs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+
+def host(root: Path, up: float, first: float = 0.1, batch: str = "") -> Tree:
+    """A host that has been up for so many seconds. ``first``: when its first process began; ``batch``: a job's script."""
+    for pid in ("1", "200"):
+        (root / "proc" / pid).mkdir(parents=True)
+    (root / "proc" / "uptime").write_text(f"{up:.2f} 12345.67\n")
+    ticks = int(first * os.sysconf("SC_CLK_TCK"))
+    (root / "proc" / "1" / "stat").write_text(f"1 (a ) b) S {' '.join(['0'] * 18)} {ticks} 24141824 3514\n")
+    (root / "proc" / "1" / "cmdline").write_text("/sbin/init\0")
+    (root / "proc" / "200" / "cmdline").write_text(
+        f"slurmstepd: [{batch}.batch]\0\0" if batch else "slurmstepd: [7.0]\0"
+    )
+    return Tree(str(root))
+
+
+@pytest.mark.parametrize(
+    ("up", "first", "seconds"),
+    [
+        (100.0, 0.1, 99.9),
+        # A container on a machine that has been up for days, and one whose /proc/uptime is its own.
+        (900000.0, 899900.0, 100.0),
+        (100.0, 899900.0, 100.0),
+    ],
+)
+def test_how_long_a_host_is_up(tmp_path: Path, up: float, first: float, seconds: float) -> None:
+    assert lost_jobs.uptime(host(tmp_path, up, first)) == pytest.approx(seconds, abs=0.1)
+
+
+def test_a_host_whose_boot_is_not_known_has_lost_nothing(tmp_path: Path) -> None:
+    lost_jobs.requeue(lambda *_argv, **_options: pytest.fail("asked"), "n1", Tree(str(tmp_path)))
+
+
+class Controller:
+    """Slurm with these jobs, each of which began so many seconds ago. ``refused``: those that it does not requeue."""
+
+    def __init__(self, jobs: dict[str, tuple[str, float]], refused: str = "") -> None:
+        self.shown = "".join(f"{job}|{where}|{time.time() - ago:.0f}\n" for job, (where, ago) in jobs.items())
+        self.refused = refused
+        self.requeued: list[str] = []
+
+    def __call__(self, argv: list[str], **_options: Any) -> Completed:
+        if "squeue" in argv:
+            assert "SLURM_TIME_FORMAT=%s" in argv and "--nodelist=n1" in argv
+            return Completed(0, self.shown, "")
+        assert argv[:2] == ["scontrol", "requeue"]
+        if argv[2] == self.refused:
+            raise CommandError(argv, "exited 1", rc=1, stderr="Requested operation is presently disabled")
+        self.requeued.append(argv[2])
+        return Completed(0, "", "")
+
+
+def test_jobs_older_than_the_boot_are_requeued_by_the_node_of_their_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm = Controller({"7": ("n1", 500.0), "8": ("n2", 500.0), "9": ("n1", 60.0), "10": ("n1", 500.0)}, refused="10")
+    lost_jobs.requeue(slurm, "n1", host(tmp_path, 100.0))
+    assert slurm.requeued == ["7"]
+    said = capsys.readouterr().out
+    assert "job 7 has ended with the power of this node, and is requeued" in said
+    assert "job 10 has ended with the power of this node, but is not requeued" in said
+
+
+def test_a_job_whose_script_runs_is_not_lost_whatever_the_clocks_say(tmp_path: Path) -> None:
+    slurm = Controller({"7": ("n1", 500.0)})
+    lost_jobs.requeue(slurm, "n1", host(tmp_path, 100.0, batch="7"))
+    assert slurm.requeued == []
+
+
+def test_no_query_when_slurm_has_found_them_itself_and_none_without_a_controller(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def be_away(argv: list[str], **_options: Any) -> Completed:
+        raise CommandError(argv, "exited 1", rc=1, stderr="Unable to contact slurm controller")
+
+    lost_jobs.requeue(lambda *_argv, **_options: pytest.fail("asked"), "n1", host(tmp_path / "late", 8000.0))
+    lost_jobs.requeue(be_away, "n1", host(tmp_path / "early", 100.0))
+    assert "its jobs are not known" in capsys.readouterr().out
+
+
+def test_what_slurm_prints_is_no_text_of_users() -> None:
+    shown = "7|n1|1000\n8|n1|1000 state=x\n9;reboot|n1|1000\nslurm_load_jobs error: x\n\n"
+    assert lost_jobs.lost(shown, "n1", 2000.0, []) == ["7", "8"]
