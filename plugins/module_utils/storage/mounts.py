@@ -28,8 +28,8 @@ _SUFFIXES = (".mount", ".automount")
 
 #: Requests to an unreachable NFS server fail only after its time limits; nothing here waits for that.
 _PROBE_SECONDS = 10
-#: A mount unit's own limit is 60 s.
-_SYSTEMCTL_SECONDS = 100
+#: A mount unit's own limit is 60 s. If its server is away, it ends umount then, and has to kill it after another 60 s.
+_SYSTEMCTL_SECONDS = 200
 #: Called in another process, which can be abandoned. The free space is requested from the server each time, while
 #: attributes of a folder may be cached for a minute.
 _PROBE = "import os, sys\ntry:\n    os.statvfs(sys.argv[1])\nexcept OSError as failure:\n    print(failure.errno)\n"
