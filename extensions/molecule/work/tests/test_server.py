@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import ssl
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,9 @@ from train_programs import SCENARIO
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
 from ansible_collections.gpumesh.cluster.tests.publication.guides import console_lines
-from ansible_collections.gpumesh.cluster.tests.support.certificates import later
 
 #: The steps of the run during an outage, those that it makes meanwhile, and the seconds of a step.
 OUTAGE_STEPS, AWAY, SECONDS = 400, 60, 0.1
-#: The same of the run during the renewal of the certificate. It is hurried when that is done.
-RENEWED_STEPS, RENEWED_SECONDS = 600, 2
 #: Commands of the guide that are not typed here, and why.
 ELSEWHERE = {
     # These machines have no GPU, and no non-free packages. The unit tests cover the command line of nsys.
@@ -74,17 +70,11 @@ with mlflow.start_run(run_name='old'):
 "
 """
 #: What a job finds out about the server: its answer, verified with the certificates that the job trusts.
-VERIFY = """
+LOOK = """python3 -c "
 import os, ssl, urllib.request as u
 trust = os.environ.get('MLFLOW_TRACKING_SERVER_CERT_PATH')
 print(u.urlopen(os.environ['MLFLOW_TRACKING_URI'] + '/health',
-                context=ssl.create_default_context(cafile=trust) if trust else None).url)"""
-LOOK = f'python3 -c "{VERIFY}" '
-#: Runs a Python program with the variables of the training on this host.
-AS_JOB = (
-    """xargs -0 sh -c 'exec env -i "$@" python3 -c "$0"' "$0" """
-    "< /proc/$(pgrep --oldest --full 'python3 /mnt/shared/trainer.py')/environ"
-)
+                context=ssl.create_default_context(cafile=trust) if trust else None).url)" """
 
 #: A run that begins after the backup.
 LATE = (
@@ -195,7 +185,7 @@ def test_an_outage_neither_stops_a_run_nor_loses_a_point(lab: TrackingLab) -> No
     alice(f"mkdir -p {folder} && cp /mnt/shared/trainer.py {folder}")
     begin = f"gpumesh-train --detach --name outage --nodes 3 --code {folder}"
     alice(f"{begin} -- python3 trainer.py {OUTAGE_STEPS} {SECONDS} --track")
-    lab.wait("the first points are there", lambda: bool(points(lab, "outage")), 120, 0.5)
+    lab.wait("the first points are there", lambda: bool(points(lab)), 120, 0.5)
     run = state / "run.json"
 
     def step() -> int:
@@ -218,56 +208,10 @@ def test_an_outage_neither_stops_a_run_nor_loses_a_point(lab: TrackingLab) -> No
     assert known["mlflow.runName"] == "outage" and sorted(known["gpumesh.nodes"].split(",")) == sorted(attempt["nodes"])
 
 
-def points(lab: TrackingLab, name: str) -> list[int]:
+def points(lab: TrackingLab) -> list[int]:
     """The points of the run that the server has stored."""
-    run: dict[str, Any] | None = lab.runs("alice").get(name)
+    run: dict[str, Any] | None = lab.runs("alice").get("outage")
     return lab.history(run, "loss") if run else []
-
-
-def test_a_run_loses_no_point_while_the_certificate_is_renewed(lab: TrackingLab) -> None:
-    """The server makes the next certificate, as in its second year, and uses it, as a month later."""
-    state, presented = SHARED / "alice" / "runs" / "renewed", (ADDRESS[MANAGER], 5000)
-    run, hurry = state / "run.json", SHARED / "hurry"
-
-    def alice(line: str) -> None:
-        lab.run(MANAGER, "su", "-", "alice", "-c", line, timeout=300)
-
-    def trusted() -> list[str]:
-        """What the members trust, which is the same on all, and in the record."""
-        (found,) = {lab.read(machine, settings.trust_of("lan")).decode() for machine in MACHINES}
-        certificates = list(lab.record()["tracking"]["certificates"])
-        assert found == "".join(certificates)
-        return certificates
-
-    def renewed(kind: str, days: int) -> list[str]:
-        with later(lab, MANAGER, f"{settings.FOLDER}/{kind}.crt", days):
-            done = lab.track()
-        assert done.code == 0, done.output
-        lab.wait("the server answers", lab.answers, 120)
-        certificates = trusted()
-        assert ssl.get_server_certificate(presented).split() == certificates[0].split()
-        seen = len(points(lab, "renewed"))
-        lab.wait("points arrive", lambda: len(points(lab, "renewed")) > seen, 120, 0.5)
-        return certificates
-
-    shutil.copy(SCENARIO / "tests" / "trainer.py", SHARED / "trainer.py")
-    program = f"/mnt/shared/trainer.py {RENEWED_STEPS} {RENEWED_SECONDS} --track --hurry /mnt/shared/{hurry.name}"
-    alice(f"gpumesh-train --detach --name renewed --nodes 2 -- python3 {program}")
-    lab.wait("the first points are there", lambda: bool(points(lab, "renewed")), 120, 0.5)
-    (own,) = trusted()
-    (former, following) = renewed("own", 400)
-    assert former == own != following
-    assert renewed("next", 40) == [following]
-    known = json.loads(run.read_text(encoding="utf-8"))
-    # The variables of the job are those from before.
-    for node in known["attempts"][0]["nodes"]:
-        assert lab.run(node, "sh", "-c", AS_JOB, VERIFY).strip() == f"{lab.uri}/health"
-    assert known["state"] == "running"
-    hurry.touch()
-    lab.wait("the run has ended", lambda: json.loads(run.read_text())["state"] == "finished", 300)
-    hurry.unlink()
-    alice("srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/renewed/track")
-    assert points(lab, "renewed") == list(range(1, RENEWED_STEPS + 1))
 
 
 @pytest.fixture(name="backup", scope="module")
