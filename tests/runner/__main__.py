@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / ".cache" / "run"
 PASSED = ROOT / ".cache" / "passed"
 #: Seconds after which a command that hangs is ended. Its hosts go with the next run.
-TIME_LIMIT = 3600.0
+TIME_LIMIT = 4500.0
 SUMMARY = re.compile(r"^(=+ .* (passed|failed|skipped)|\d+ (passed|failed)|SKIPPED|[0-9.]+s (setup|call))")
 
 
