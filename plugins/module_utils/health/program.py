@@ -6,8 +6,8 @@
 A node that fails is drained with a reason of ours. It is resumed when the checks pass again, if the reason is still
 ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
 once no processes of jobs are left on it. What an administrator has drained is left alone. Jobs that have ended with the
-power of the node are requeued. The expected state comes from
-the node's copy of the cluster record, so the program does not change with a new volume or address.
+power of the node are requeued. The expected state comes from the node's copy of the cluster record, so the program does
+not change with a new volume or address.
 
 Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
 """
@@ -330,7 +330,9 @@ def main(
     settings = Settings(**given)
     variables = os.environ if environment is None else environment
     prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
-    if "--show" not in arguments and not prolog:
+    shows = "--show" in arguments
+    periodic = not shows and not prolog
+    if periodic:
         bound(logs)
     try:
         record = Store(settings.folder, settings.cluster).read()
@@ -339,16 +341,16 @@ def main(
             say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
             return 0
         tree = tree or Tree()
-        if "--show" not in arguments and not prolog:
+        if periodic:
             lost_jobs.requeue(runner, settings.machine, tree)
         context = Context(expected_of(record, settings), tree, runner)
         results = examine(settings, context, chosen(record, settings))
         for result in results:
-            if result["status"] in ("fail", "error") or "--show" in arguments:
+            if result["status"] in ("fail", "error") or shows:
                 say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
         unfit = any(result["status"] == "fail" for result in results)
         # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
-        if "--show" not in arguments and (unfit or not prolog):
+        if not shows and (unfit or not prolog):
             action = settle(runner, settings, results, tree)
             unfit = action.unfit
             say(f"{settings.machine}: {action.kind}: {action.words}")

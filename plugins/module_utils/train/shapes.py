@@ -140,9 +140,8 @@ class Attempt(NamedTuple):
     """One attempt. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
 
     ``supervisor``: the node of the process that has started it and monitors it; ``heir``: that process is not the one of
-    the batch script, but continues the run after a loss. ``excluded``: the node that no later
-    attempt uses because of its end. ``allocated``: the nodes of its job; ``stepping``: the seconds from its first
-    step to its last.
+    the batch script, but continues the run after a loss. ``excluded``: the node that no later attempt uses because of its
+    end. ``allocated``: the nodes of its job; ``stepping``: the seconds from its first step to its last.
     """
 
     number: int
