@@ -49,7 +49,7 @@ _COMMANDS = {
         "publication: site": "docs/build",
         "publication: changelog": "antsibull-changelog lint",
     },
-    "security": {"security": "pytest -q tests/security"},
+    "security": {"security": "tests/attack"},
     "sanity": {"sanity": "tests/matrix sanity"},
     "integration": {"integration": "pytest -q tests/integration"},
 }
