@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accou
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm import DATABASE, STATE_FOLDER
 
 #: The options of the role, without its prefix, that are checked here.
-OPTIONS = ("accounting", "conf", "dbd_conf", "qos", "accounts", "rest_address")
+OPTIONS = ("accounting", "conf", "dbd_conf", "qos", "accounts", "rest", "rest_address")
 
 
 class _Fixed(NamedTuple):
@@ -59,6 +59,11 @@ def check(options: Mapping[str, Any]) -> None:
         raise InputError(
             "slurm_rest_address is not an IP address.",
             "Set an address of the manager, or 0.0.0.0 or :: for all of them.",
+        )
+    if options["rest"] and not options["accounting"]:
+        raise InputError(
+            "slurm_rest is true, but slurm_accounting is false: slurmrestd does not start without accounting.",
+            "Set slurm_accounting=true, or slurm_rest=false.",
         )
     if options["accounting"]:
         asked = accounts.wanted(options["qos"], options["accounts"])

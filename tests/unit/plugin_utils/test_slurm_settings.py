@@ -16,7 +16,15 @@ LOCKED_OUT = {"research": {"QOS": ["short", "long"]}}
 
 
 def check(**options: Any) -> None:
-    none = {"accounting": True, "conf": {}, "dbd_conf": {}, "qos": {}, "accounts": {}, "rest_address": ""}
+    none = {
+        "accounting": True,
+        "conf": {},
+        "dbd_conf": {},
+        "qos": {},
+        "accounts": {},
+        "rest": False,
+        "rest_address": "",
+    }
     slurm_settings.check({**none, **options})
 
 
@@ -54,6 +62,14 @@ def test_the_rest_api_needs_an_address(address: str) -> None:
         check(rest_address=accepted)
     with pytest.raises(InputError, match="slurm_rest_address is not an IP address"):
         check(rest_address=address)
+
+
+def test_the_rest_api_needs_accounting() -> None:
+    check(rest=True)
+    check(accounting=False)
+    with pytest.raises(InputError, match="slurm_rest is true, but slurm_accounting is false") as refusal:
+        check(rest=True, accounting=False)
+    assert "slurm_rest=false" in refusal.value.remedy
 
 
 @pytest.mark.parametrize("enforced", ["qos", "associations,limits,QOS", ["limits", "qos"], "all"])
