@@ -23,6 +23,8 @@ are only tried after tasks that changed something in a recorded run: others leav
 --limit; of the kind `away` are all operations with such a member. It is started once the command has succeeded. Then a
 run of site without a limit must succeed, with the same result, and another one must change nothing.
 
+A run that ended before the kill does not count: its kill is drawn again from its own tasks, twice at most.
+
 The seed is printed first. With the same seed and the same tasks the experiments are the same; --only N repeats one.
 Logs and diagnostics of the hosts are in .lab/NAME-logs/. Exits 1 if an experiment failed. With --stop, the lab stays as
 the first failure left it; otherwise it is rebuilt.
@@ -65,6 +67,10 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+#: How often a kill is drawn before the experiment has failed.
+DRAWS = 3
+
+
 class Session:
     """All experiments of one invocation."""
 
@@ -75,6 +81,7 @@ class Session:
         self.chaos = Chaos(self.cluster, self.logs)
         self.recorded: dict[Operation, list[Task]] = {}
         self.results: list[Result] = []
+        self.missed: Counter[int] = Counter()
         self.failures: list[str] = []
 
     def record(self) -> None:
@@ -143,33 +150,51 @@ class Session:
         while left and not (self.failures and self.options.stop):
             chosen = experiments.choose(list(left.values()), self.cluster.state)
             number = next(number for number, experiment in left.items() if experiment == chosen)
-            self.one(number, left.pop(number))
-            each = (time.monotonic() - began) / (total - len(left))
+            if again := self.one(number, left.pop(number)):
+                left[number] = again
+            each = (time.monotonic() - began) / (total - len(left) + self.missed.total())
             print(f"      {len(left)} left, about {each * len(left) / 60:.0f} minutes", flush=True)
         self.table()
         if not (self.options.keep or (self.failures and self.options.stop)):
             self.cluster.down()
         return 1 if self.failures else 0
 
-    def one(self, number: int, experiment: Experiment) -> None:
-        """Run one experiment and the operations that lead to it."""
+    def one(self, number: int, experiment: Experiment) -> Experiment | None:
+        """Run one experiment and the operations that lead to it. Returns what replaces one that ended before its kill."""
         started = time.monotonic()
         folder = f"{number:03}-{experiment.operation}-{experiment.kill}"
         hit, failure = "", ""
+        tasks: list[Task] = []
         try:
             self.reach(experiment.operation)
-            hit = self.chaos.experiment(experiment, folder)
+            hit, tasks = self.chaos.experiment(experiment, folder)
         except (ProofError, AssertionError) as error:
             failure = str(error)
+        again = None
+        if not (hit or failure):
+            self.missed[number] += 1
+            again = self.replaced(number, experiment, tasks)
+            failure = "" if again else "It ended before the kill, so nothing was proven."
         result = Result(experiment, time.monotonic() - started, hit, failure)
-        self.results.append(result)
-        word = "FAILED" if failure else f"converged, in '{hit}'" if hit else "ended before the kill"
+        word = (
+            "FAILED" if failure else f"converged, in '{hit}'" if hit else f"ended before the kill; next: {again.kill}"
+        )
         print(
             f"{number:4}  {experiment.operation}, killed at {experiment.kill}: {word} ({result.seconds:.0f} s)",
             flush=True,
         )
+        if not again:
+            self.results.append(result)
         if failure:
             self.failed(number, experiment, failure, folder)
+        return again
+
+    def replaced(self, number: int, experiment: Experiment, tasks: list[Task]) -> Experiment | None:
+        """The same with a kill drawn from the tasks of a run that missed it, unless the kill was given or drawn too often."""
+        missed = self.missed[number]
+        if self.options.operation or missed == DRAWS:
+            return None
+        return experiments.draw_again(random.Random(f"{self.options.seed} {number} {missed}"), experiment, tasks)
 
     def failed(self, number: int, experiment: Experiment, failure: str, folder: str) -> None:
         """Print everything that helps, and continue from bare hosts."""
@@ -198,10 +223,9 @@ class Session:
         for name in KINDS:
             cells = [f"{well[name, kill]}/{counts[name, kill]}" if counts[name, kill] else "-" for kill in KILLS]
             print(name.ljust(12) + "".join(cell.rjust(12) for cell in cells))
-        missed = sum(not result.hit and not result.failure for result in self.results)
         print(
-            f"\n{len(self.results)} experiments, {len(self.failures)} failed, {missed} ended before the kill; "
-            f"seed {self.options.seed}"
+            f"\n{len(self.results)} experiments, {len(self.failures)} failed; {self.missed.total()} runs ended before the "
+            f"kill; seed {self.options.seed}"
         )
         for line in self.failures:
             print(f"FAILED {line}")

@@ -251,6 +251,12 @@ def draw(
     return found
 
 
+def draw_again(chance: random.Random, experiment: Experiment, tasks: Sequence[Task]) -> Experiment:
+    """The same operation with another kill of the same kind, drawn from the tasks of a run that ended before its kill."""
+    operation, kill = experiment
+    return Experiment(operation, draw_kill(chance, kill.kind, operation, tasks))
+
+
 def sample(chance: random.Random) -> list[Experiment]:
     """Draw six experiments, each of which starts in the final state of the previous one."""
     machine = chance.choice(["c2", "c3"])

@@ -147,16 +147,17 @@ class Chaos:
         self.cluster.prove(died="")
         return play.steps.tasks()
 
-    def experiment(self, experiment: Experiment, folder: str) -> str:
+    def experiment(self, experiment: Experiment, folder: str) -> tuple[str, list[Task]]:
         """Kill an operation, run it again, check the result, and run it once more. A member that was away comes back
         before the check, and then it is the run without a limit that is made once more.
 
-        Returns the name of the task in which it was killed, or an empty string if it ended before the kill.
+        Returns the name of the task in which it was killed, or an empty string if it ended before the kill, and the tasks
+        that had started by then.
         """
         logs = self._folder(folder)
         operation, kill = experiment
         self._prepare(operation)
-        hit = self._killed(operation, kill, logs / "killed")
+        hit, tasks = self._killed(operation, kill, logs / "killed")
         died = kill.host if hit and kill.kind == "host" else ""
         if died:
             self.cluster.await_host(died)
@@ -171,13 +172,13 @@ class Chaos:
             raise ProofError(f"the third run ended with {code}:\n{again.output[-4000:]}")
         if again.changes:
             raise ProofError(f"the third run changed something: {again.steps.changed()}:\n{again.output[-2500:]}")
-        return hit
+        return hit, tasks
 
-    def _killed(self, operation: Operation, kill: Kill, log: Path) -> str:
+    def _killed(self, operation: Operation, kill: Kill, log: Path) -> tuple[str, list[Task]]:
         command = self.cluster.command(operation)
         play = Play(command, log.with_suffix(".log"), die_at=kill.task if kill.kind == "boundary" else 0)
         if kill.kind == "boundary":
-            return play.steps.last if play.wait() < 0 else ""
+            return play.steps.last if play.wait() < 0 else "", play.steps.tasks()
         hit = play.await_moment(kill)
         task = play.steps.last
         if hit and kill.kind == "controller":
@@ -187,7 +188,7 @@ class Chaos:
         elif hit:
             hit = self._kill_module(play, kill.host)
         play.wait()
-        return task if hit else ""
+        return task if hit else "", play.steps.tasks()
 
     def _kill_module(self, play: Play, host: str) -> bool:
         while play.process.poll() is None:

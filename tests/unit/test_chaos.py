@@ -96,3 +96,19 @@ def test_boundaries_are_after_what_changed_something() -> None:
     assert [str(experiment) for experiment in planned] == ["--operation join:c3 --kill boundary:3"]
     task, delay = experiments.draw_moment(random.Random(1), tasks, "join")
     assert 1 <= task <= 4 and 0 <= delay <= 1
+
+
+@pytest.mark.parametrize("kind", KILLS)
+def test_a_kill_that_came_too_late_is_drawn_again_from_what_ran(kind: str) -> None:
+    tasks = [
+        Task("look", 0.0, False),
+        Task("write", 1.0, True),
+        Task("start", 3.0, True),
+        Task("look again", 4.0, False),
+    ]
+    late = Experiment(Operation("storage"), Kill(kind, 40, 0.5, "" if kind in ("boundary", "controller") else "c2"))
+    for seed in range(20):
+        again = experiments.draw_again(random.Random(seed), late, tasks)
+        assert again == experiments.draw_again(random.Random(seed), late, tasks)
+        assert (again.operation, again.kill.kind) == (late.operation, kind)
+        assert again.kill.task in ((3, 4) if kind == "boundary" else (1, 2, 3))
