@@ -6,7 +6,7 @@
 A node that fails is drained with a reason of ours. It is resumed when the checks pass again, if the reason is still
 ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
 once no processes of jobs are left on it. What an administrator has drained is left alone. Jobs that have ended with the
-power of the node are requeued. The expected state comes from the node's copy of the cluster record, so the program does
+power of the node are requeued, and jobs that start while a volume is away from all nodes wait for it. The expected state comes from the node's copy of the cluster record, so the program does
 not change with a new volume or address.
 
 Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
@@ -17,11 +17,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import lost_jobs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import lost_jobs, waiting
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.logs import LOGS, bound
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
@@ -60,6 +60,9 @@ KILL_FAILED = "Kill task failed"
 _JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
 _STEP_DAEMONS = ("slurmstepd", "slurmstepd-wlm")
 
+#: The check of the shared volumes.
+VOLUMES = "storage.mounts"
+
 #: The checks that make a node unfit for all jobs. The clock, swap, names and connections to other members are not among
 #: them: they are judged by the check playbook, and one dead peer must not drain the others.
 DRAIN_ON = (
@@ -67,7 +70,7 @@ DRAIN_ON = (
     *HARDWARE,
     "health.memlock",
     "health.disk",
-    "storage.mounts",
+    VOLUMES,
 )
 
 #: Faults of a single card. That several nodes have one is a coincidence: no common cause excuses it, and jobs fail on
@@ -270,7 +273,7 @@ def _note(runner: Runner, name: str, note: str) -> None:
 def settle(runner: Runner, settings: Settings, results: Sequence[Result], tree: Tree) -> Action:
     """Publish the faults of this node, read those of the others, and drain or resume the node accordingly."""
     name = settings.machine
-    failing = [result["id"] for result in results if result["status"] == "fail"]
+    failing = failed_of(results)
     shown = _shown(runner, name)
     before = parse_comments(shown).get(name, "")
     note = NOTE + ",".join(failing) if failing else ""
@@ -306,13 +309,64 @@ def carry_out(runner: Runner, name: str, action: Action) -> None:
 def examine(settings: Settings, context: Context, only: Sequence[str]) -> List[Result]:
     """The results of the checks. Failed ones are repeated: one disturbed reading must not drain a node."""
     results = make_checks(context, settings.machine, only)
-    failing = [result["id"] for result in results if result["status"] == "fail"]
+    failing = failed_of(results)
     if not failing:
         return results
     # A new context, since each caches what it has read.
     anew = Context(context.expected, context.tree, context.run, context.find)
     again = {result["id"]: result for result in make_checks(anew, settings.machine, failing)}
     return [again.get(result["id"], result) for result in results]
+
+
+def failed_of(results: Sequence[Result]) -> List[str]:
+    """The checks that have failed."""
+    return [result["id"] for result in results if result["status"] == "fail"]
+
+
+def judge(settings: Settings, runner: Runner, tree: Tree, shows: bool, prolog: bool) -> Tuple[bool, bool]:
+    """Make the checks, and act on them. Returns whether the node is unfit, and whether it only lacks a volume."""
+    record = Store(settings.folder, settings.cluster).read()
+    if record is None:
+        # The member has left, or its copy was never written: there is nothing to judge it by.
+        say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
+        return False, False
+    results = examine(settings, Context(expected_of(record, settings), tree, runner), chosen(record, settings))
+    for result in results:
+        if result["status"] in ("fail", "error") or shows:
+            say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
+    failing = failed_of(results)
+    if prolog and failing == [VOLUMES]:
+        # The periodic check finds out whether other nodes lack it, too.
+        return False, True
+    unfit = bool(failing)
+    # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
+    if not shows and (unfit or not prolog):
+        action = settle(runner, settings, results, tree)
+        unfit = action.unfit
+        say(f"{settings.machine}: {action.kind}: {action.words}")
+    return unfit, False
+
+
+def await_volumes(settings: Settings, runner: Runner, tree: Tree, job: str) -> bool:
+    """Wait with a job until the volumes are back. Returns whether the node is unfit, so that Slurm requeues the job."""
+    for seconds in waiting.pauses(waiting.limit(runner)):
+        if not waiting.is_wanted(runner, job):
+            return False
+        say(f"{settings.machine}: job {job} waits for the shared volumes")
+        time.sleep(seconds)
+        unfit, away = judge(settings, runner, tree, False, True)
+        if not away or is_drained(runner, settings.machine):
+            return unfit or away
+    waiting.requeue(runner, job)
+    return False
+
+
+def is_drained(runner: Runner, name: str) -> bool:
+    """Whether a node is drained. One of which the controller says nothing is not known to be."""
+    try:
+        return "drain" in _node(_shown(runner, name), name)["flags"]
+    except CommandError:
+        return False
 
 
 def main(
@@ -335,25 +389,12 @@ def main(
     if periodic:
         bound(logs)
     try:
-        record = Store(settings.folder, settings.cluster).read()
-        if record is None:
-            # The member has left, or its copy was never written: there is nothing to judge it by.
-            say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
-            return 0
         tree = tree or Tree()
         if periodic:
             lost_jobs.requeue(runner, settings.machine, tree)
-        context = Context(expected_of(record, settings), tree, runner)
-        results = examine(settings, context, chosen(record, settings))
-        for result in results:
-            if result["status"] in ("fail", "error") or shows:
-                say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
-        unfit = any(result["status"] == "fail" for result in results)
-        # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
-        if not shows and (unfit or not prolog):
-            action = settle(runner, settings, results, tree)
-            unfit = action.unfit
-            say(f"{settings.machine}: {action.kind}: {action.words}")
+        unfit, away = judge(settings, runner, tree, shows, prolog)
+        if away:
+            unfit = await_volumes(settings, runner, tree, variables.get("SLURM_JOB_ID", ""))
     except GpumeshError as failure:
         say(f"{settings.machine}: could not be checked: {failure}")
         # A node that could not be checked has not failed: the job may run.

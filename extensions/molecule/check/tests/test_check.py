@@ -463,6 +463,11 @@ def state(lab: Lab, host: str) -> str:
     return " ".join(nodes(lab)[host])
 
 
+def job_state(lab: Lab, job: str) -> str:
+    """The state of a job that Slurm still knows, and the reason."""
+    return lab.run("k1", "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T %r").strip()
+
+
 def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp_path: Path) -> None:
     lab.wait("all nodes are idle", lambda: all_idle(lab))
     lab.run("k1", "scontrol", "update", "nodename=k3", "state=drain", "reason=new cables")
@@ -527,6 +532,15 @@ def test_what_all_nodes_have_drains_none_and_one_that_had_it_first_comes_back(la
             assert "other nodes have it too" in lab.run("k2", PROGRAM)
             for machine in MACHINES:
                 assert "fail storage.mounts" in lab.run(machine, PROGRAM, "--show", check=False)
+            # A job that starts meanwhile waits for the volume.
+            words = ("sbatch", "--parsable", "--nodelist=k3", "--chdir=/", "--output=/dev/null", "--wrap=hostname")
+            job = lab.run("k1", *words).strip()
+            lab.wait("it waits in its prolog", lambda: job_state(lab, job) == "RUNNING Prolog")
+            # Each of these takes as long as the prolog of a job that is not made to wait.
+            for _again in range(3):
+                assert "kept in service" in lab.run("k3", PROGRAM)
+            assert job_state(lab, job) == "RUNNING Prolog"
+        lab.wait("it has run", lambda: job_state(lab, job).startswith("COMPLETED"))
     lab.wait("none says so any more", lambda: "Comment=" not in lab.run("k1", "scontrol", "show", "node"))
     assert all_idle(lab)
 

@@ -463,3 +463,72 @@ def test_the_modules_default_is_the_programs(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         assert json.dumps(list(program.DRAIN_ON)) in archive.read("__main__.py").decode()
     assert path.read_bytes().startswith(f"#!{sys.executable} -IS\n".encode())
+
+
+class Waiting:
+    """A node in whose prolog a job waits. The volume is ``away`` in this many attempts."""
+
+    def __init__(self, away: int, jobs: str = "7|RUNNING", drained: bool = False, other: str = "") -> None:
+        self.away, self.jobs, self.drained, self.other = away, jobs, drained, other
+        self.paused: list[float] = []
+        self.told: list[str] = []
+
+    def examine(self, *_given: Any) -> list[Any]:
+        self.away -= 1
+        failing = [program.VOLUMES] * (self.away >= 0) + [self.other] * bool(self.other and self.paused)
+        return [result("fail", name) for name in failing]
+
+    def runner(self, argv: Any, **_options: Any) -> Completed:
+        if argv[0] == "squeue":
+            return Completed(0, "\n".join(self.jobs.split()), "")
+        if argv[1:3] == ["show", "config"]:
+            return Completed(0, "PrologEpilogTimeout     = 65534\n", "")
+        if "show" in argv:
+            return Completed(0, f"NodeName=n1 State=MIXED{'+DRAIN Reason=x' if self.drained else ''}\n", "")
+        self.told.append(" ".join(argv[1:]))
+        return Completed(0, "", "")
+
+    def start(self, folder: Path, monkeypatch: pytest.MonkeyPatch, context: str = "prolog_slurmd") -> int:
+        Host(folder)
+        monkeypatch.setattr(program, "examine", self.examine)
+        monkeypatch.setattr(program.time, "sleep", self.paused.append)
+        given = {"cluster": "lab", "machine": "n1", "folder": str(folder / "records"), "drain_on": [program.VOLUMES]}
+        environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "7"}
+        return program.main(given, [], environment, self.runner, Tree(str(folder)), ())
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "waited"),
+    [
+        # It waits until the volume is back.
+        (Waiting(3), 0, [2.0, 4.0, 8.0]),
+        # The periodic check has found that this node alone lacks it: Slurm requeues the job.
+        (Waiting(99, drained=True), 1, [2.0]),
+        # Somebody has cancelled the job, or removed it; other tasks of its array do not count.
+        (Waiting(3, "7|COMPLETING 8|RUNNING"), 0, []),
+        (Waiting(3, ""), 0, []),
+    ],
+)
+def test_a_job_waits_in_its_prolog_for_the_volumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Waiting, code: int, waited: list[float]
+) -> None:
+    assert node.start(tmp_path, monkeypatch) == code
+    assert (node.paused, node.told) == (waited, [])
+
+
+def test_a_job_that_has_waited_for_long_is_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Waiting(99)
+    assert node.start(tmp_path, monkeypatch) == 0
+    assert sum(node.paused) == 600 and node.told == ["requeue 7"]
+
+
+def test_a_node_that_breaks_while_a_job_waits_is_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Waiting(99, other=DISK)
+    assert node.start(tmp_path, monkeypatch) == 1
+    assert [line for line in node.told if "state=drain" in line]
+
+
+def test_the_periodic_check_waits_for_no_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Waiting(99)
+    assert node.start(tmp_path, monkeypatch, "") == 1
+    assert [line for line in node.told if "state=drain" in line] and "requeue 7" not in node.told
