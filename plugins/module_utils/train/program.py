@@ -46,6 +46,9 @@ _MEANT = {
 }
 #: Seconds in which a controller that was away may not know its nodes yet.
 _OUTAGE = 60.0
+#: The variables of a step that are those of its job. With the number of times that Slurm has started it again, a
+#: supervisor knows whether Slurm has done so since.
+_OF_JOB = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_RESTART_COUNT")
 #: Options that sbatch has as well.
 _SHARED = ("-h", "--help", "--name", "--nodes", "--gpus-per-node", "--time", "--partition")
 
@@ -295,6 +298,13 @@ def _agent(program: str, words: Sequence[str]) -> int:
     return 0 if turn is None else _succeed(program, task, turn, outage)
 
 
+def _leave_step() -> None:
+    """Remove the variables of this step, which would affect others. A supervisor needs those of its job."""
+    for name in inherited(os.environ):
+        if name not in _OF_JOB:
+            del os.environ[name]
+
+
 def _examine(settings: Settings, path: str) -> int:
     """Report whether this node is healthy, as far as a user can tell."""
     try:
@@ -315,7 +325,5 @@ def _succeed(program: str, task: agents.Task, turn: int, outage: bool) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, number)
-    for name in inherited(os.environ):
-        if name not in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"):
-            del os.environ[name]
+    _leave_step()
     return _supervise(program, task.folder, task.token, inherited=task.attempt, turn=turn, outage=outage)

@@ -23,9 +23,10 @@ from typing import cast
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import processes, program, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import processes, program, scheduler, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import (
     Agent,
     NodeError,
@@ -170,6 +171,19 @@ def test_the_supervisor_on_a_node_that_lives_may_start_again_first(task: Task) -
 
     assert inherits(task, "n2", lambda: True, start, closed=True) is None
     assert not Folder(task.folder).inherited(1, 0)
+
+
+def test_an_heir_knows_how_often_slurm_has_started_its_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, each failure in a job that Slurm has requeued once would look like another requeue."""
+    variables = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURM_STEP_ID": "4"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    program._leave_step()
+    assert [name for name in variables if name in os.environ] == ["SLURM_JOB_ID", "SLURM_RESTART_COUNT"]
+    shown = "JobId=7 JobState=RUNNING Reason=None Restarts={}"
+    for restarts, fate in ((2, ""), (3, "requeued")):
+        text = shown.format(restarts)
+        assert scheduler.fate(lambda *_argv, text=text, **_options: Completed(0, text, ""), 7) == fate
 
 
 def start_another(task: Task) -> None:
