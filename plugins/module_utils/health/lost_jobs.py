@@ -5,7 +5,7 @@
 
 After a power cut of all machines, slurmctld waits about half an hour before it asks the nodes for their jobs. Nothing runs
 meanwhile. A node with the batch script of such a job has it requeued as soon as slurmd, or Slurm's timer, runs the health
-program. Nothing that a user chooses is read from the controller.
+program, which asks for such jobs for a while after the start of slurmd. Nothing that a user chooses is read from the controller.
 
 Source: squeue(1), %A, %B, %S and SLURM_TIME_FORMAT; scontrol(1), requeue; proc_pid_stat(5).
 """
@@ -20,10 +20,14 @@ from typing import List
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import program_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
 
-#: Seconds after its boot in which a node looks for such jobs. Later, Slurm has found them itself.
-_RECENT = 7200.0
+#: Seconds after its boot, and after the start of slurmd, in which a node looks for such jobs. Later, Slurm has found them
+#: itself. Each query costs the controller time, and all nodes ask it.
+_BOOTED = 7200.0
+_STARTED = 1800.0
+_SLURMD = ("slurmd", "slurmd-wlm")
 #: Seconds by which a job must be older than the boot.
 _OLDER = 5.0
 _TIMEOUT = 15.0
@@ -34,15 +38,29 @@ _DAEMON = re.compile(r"slurmstepd: \[([0-9]+)\.batch\]")
 
 def uptime(tree: Tree) -> float:
     """The seconds since this host has booted, or this container has started; infinite if that is unknown."""
+    return _age(tree, "1")
+
+
+def slurmd_uptime(tree: Tree) -> float:
+    """The seconds since slurmd was started; infinite if none runs.
+
+    Only its process is always there: its files depend on who has started it, and on where its configuration comes from.
+    """
+    found = (pid for pid in tree.names("proc") if pid.isdigit() and program_of(tree.path("proc"), int(pid)) in _SLURMD)
+    return min((_age(tree, pid) for pid in found), default=float("inf"))
+
+
+def _age(tree: Tree, pid: str) -> float:
+    """The seconds since a process has begun; infinite if that is unknown."""
     try:
         up = float((tree.read("proc", "uptime") or "").split()[0])
         # The name, in brackets, may contain any character.
-        ticks = float((tree.read("proc", "1", "stat") or "").rpartition(")")[2].split()[19])
+        ticks = float((tree.read("proc", pid, "stat") or "").rpartition(")")[2].split()[19])
     except (IndexError, ValueError):
         return float("inf")
-    first = ticks / os.sysconf("SC_CLK_TCK")
+    began = ticks / os.sysconf("SC_CLK_TCK")
     # Some containers have a clock of their own.
-    return up - first if first < up else up
+    return up - began if began < up else up
 
 
 def _living(tree: Tree) -> List[str]:
@@ -61,7 +79,7 @@ def lost(shown: str, name: str, booted: float, living: List[str]) -> List[str]:
 def requeue(runner: Runner, name: str, tree: Tree) -> None:
     """Requeue the jobs that this node has lost."""
     up = uptime(tree)
-    if up > _RECENT:
+    if up > _BOOTED or slurmd_uptime(tree) > _STARTED:
         return
     asked = ["squeue", "--noheader", "--states=running", f"--nodelist={name}", "--format=%A|%B|%S"]
     try:

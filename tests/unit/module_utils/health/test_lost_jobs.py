@@ -18,13 +18,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health import lost
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 
-def host(root: Path, up: float, first: float = 0.1, batch: str = "") -> Tree:
-    """A host that has been up for so many seconds. ``first``: when its first process began; ``batch``: a job's script."""
-    for pid in ("1", "200"):
+def host(root: Path, up: float, first: float = 0.1, batch: str = "", slurmd: float = 10.0) -> Tree:
+    """A host that has been up for so many seconds. ``first``: when its first process began; ``batch``: a job's script.
+
+    ``slurmd``: when that began.
+    """
+    for pid in ("1", "100", "200"):
         (root / "proc" / pid).mkdir(parents=True)
     (root / "proc" / "uptime").write_text(f"{up:.2f} 12345.67\n")
-    ticks = int(first * os.sysconf("SC_CLK_TCK"))
-    (root / "proc" / "1" / "stat").write_text(f"1 (a ) b) S {' '.join(['0'] * 18)} {ticks} 24141824 3514\n")
+    for pid, began in (("1", first), ("100", slurmd)):
+        ticks = int(began * os.sysconf("SC_CLK_TCK"))
+        (root / "proc" / pid / "stat").write_text(f"{pid} (a ) b) S {' '.join(['0'] * 18)} {ticks} 24141824 3514\n")
+    (root / "proc" / "100" / "exe").symlink_to("/usr/sbin/slurmd-wlm")
     (root / "proc" / "1" / "cmdline").write_text("/sbin/init\0")
     (root / "proc" / "200" / "cmdline").write_text(
         f"slurmstepd: [{batch}.batch]\0\0" if batch else "slurmstepd: [7.0]\0"
@@ -47,6 +52,16 @@ def test_how_long_a_host_is_up(tmp_path: Path, up: float, first: float, seconds:
 
 def test_a_host_whose_boot_is_not_known_has_lost_nothing(tmp_path: Path) -> None:
     lost_jobs.requeue(lambda *_argv, **_options: pytest.fail("asked"), "n1", Tree(str(tmp_path)))
+
+
+def test_a_slurmd_that_was_started_late_asks_for_its_jobs_and_a_host_without_one_does_not(tmp_path: Path) -> None:
+    slurm = Controller({"7": ("n1", 4000.0)})
+    lost_jobs.requeue(slurm, "n1", host(tmp_path / "late", 3000.0, slurmd=2900.0))
+    assert slurm.requeued == ["7"]
+    none = host(tmp_path / "none", 100.0)
+    Path(none.path("proc", "100", "exe")).unlink()
+    assert lost_jobs.slurmd_uptime(none) == float("inf")
+    lost_jobs.requeue(lambda *_argv, **_options: pytest.fail("asked"), "n1", none)
 
 
 class Controller:
@@ -91,7 +106,9 @@ def test_no_query_when_slurm_has_found_them_itself_and_none_without_a_controller
     def be_away(argv: list[str], **_options: Any) -> Completed:
         raise CommandError(argv, "exited 1", rc=1, stderr="Unable to contact slurm controller")
 
-    lost_jobs.requeue(lambda *_argv, **_options: pytest.fail("asked"), "n1", host(tmp_path / "late", 8000.0))
+    for name, up, slurmd in (("late", 8000.0, 7990.0), ("started", 3000.0, 10.0)):
+        tree = host(tmp_path / name, up, slurmd=slurmd)
+        lost_jobs.requeue(lambda *_argv, **_options: pytest.fail("asked"), "n1", tree)
     lost_jobs.requeue(be_away, "n1", host(tmp_path / "early", 100.0))
     assert "its jobs are not known" in capsys.readouterr().out
 
