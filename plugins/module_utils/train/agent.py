@@ -176,6 +176,8 @@ class Agent:
         self._task = task
         self._node = node
         self._output = output
+        #: The process of Slurm that has started this one, and through which it is ended together with its job.
+        self._parent = os.getppid()
         self._listened_to = True
         #: Whether its orders have ended, rather than its supervisor fallen silent.
         self.closed = False
@@ -197,6 +199,14 @@ class Agent:
             with contextlib.suppress(OSError):
                 self._output.writelines(lines.encode(lines.Said(event, self._node, values)))
                 self._output.flush()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process of Slurm that has started this one was killed.
+
+        Slurm does not know this process any more. The supervisor is not lost, although nothing is heard from it.
+        """
+        return os.getppid() != self._parent
 
     def start(self) -> None:
         """Start the ranks, or first the copy of the data that they need. Raises OSError, GpumeshError."""
@@ -393,11 +403,17 @@ def _address(node: str) -> str:
 
 
 def inherits(
-    task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep, closed: bool = False
+    task: Task,
+    node: str,
+    reaches: Callable[[], bool],
+    sleep: Any = time.sleep,
+    closed: bool = False,
+    over: Callable[[], bool] = lambda: False,
 ) -> Optional[int]:
     """The turn in which this node continues the run, whose supervisor is lost; None once another process does.
 
-    ``closed``: the node of the supervisor lives, so that its batch script comes first.
+    ``closed``: the node of the supervisor lives, so that its batch script comes first. ``over``: whether this process has
+    to end.
 
     ``reaches``: whether the controller answers. Without it, the run could not continue here. Most likely, it is this
     node that is cut off, and not that of the supervisor, even if it still has the shared volume.
@@ -405,13 +421,13 @@ def inherits(
     turn = 0
     for _second in range(int(_RESTART) if closed else 0):
         sleep(1.0)
-        if _orphaned(task) is False:
+        if over() or _orphaned(task) is False:
             return None
     while turn < _TURNS:
         able = reaches()
         # Last of all: while this node was cut off, the supervisor may have started another attempt without it.
         orphaned = _orphaned(task)
-        if orphaned is False:
+        if over() or orphaned is False:
             return None
         able = able and bool(orphaned)
         try:
@@ -423,7 +439,7 @@ def inherits(
         turn += able
         for _second in range(int(_HEIR if able else _AGAIN)):
             sleep(1.0)
-            if _orphaned(task) is False:
+            if over() or _orphaned(task) is False:
                 return None
     return None
 

@@ -293,7 +293,7 @@ def _agent(program: str, words: Sequence[str]) -> int:
             outages.append(time.monotonic())
         return there
 
-    turn = agents.inherits(task, node, reaches, closed=agent.closed)
+    turn = agents.inherits(task, node, reaches, closed=agent.closed, over=lambda: agent.abandoned)
     outage = bool(outages) and time.monotonic() - outages[-1] < _OUTAGE
     return 0 if turn is None else _succeed(program, task, turn, outage)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import json
 import os
@@ -171,6 +172,31 @@ def test_the_supervisor_on_a_node_that_lives_may_start_again_first(task: Task) -
 
     assert inherits(task, "n2", lambda: True, start, closed=True) is None
     assert not Folder(task.folder).inherited(1, 0)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_agent_whose_process_of_slurm_was_killed_does_not_go_on_with_the_run(
+    task: Task, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Its orders have ended, as if the supervisor was lost, which is well."""
+    parent = os.getppid()
+    succeeded: list[int] = []
+
+    def sleep(_seconds: float) -> None:
+        # The kernel closes the files of a process before its children get another parent.
+        if killed:
+            monkeypatch.setattr(os, "getppid", lambda: parent + 1)
+
+    monkeypatch.setattr(program, "_succeed", lambda _program, _task, turn, _outage: succeeded.append(turn) or 0)
+    monkeypatch.setattr(program.agents, "inherits", functools.partial(inherits, sleep=sleep))
+    monkeypatch.setattr(program.scheduler, "answers", lambda _runner: True)
+    monkeypatch.setattr(program.signal, "signal", lambda *_given: None)
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    with Path(os.devnull).open(encoding="ascii") as orders:
+        monkeypatch.setattr(sys, "stdin", orders)
+        assert program._agent("/bin/x", [task_text(task._replace(command=["sleep", "1000"]))]) == 0
+    assert succeeded == ([] if killed else [0])
+    assert Folder(task.folder).inherited(1) != killed
 
 
 def test_an_heir_knows_how_often_slurm_has_started_its_job_again(monkeypatch: pytest.MonkeyPatch) -> None:

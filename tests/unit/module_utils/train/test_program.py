@@ -44,7 +44,9 @@ SLURM = {
     "scontrol": "echo n1",
     "srun": """
         while case $1 in -*) true;; *) false;; esac; do shift; done
-        exec "$@" """,
+        # This shell is the daemon of the step.
+        "$@"
+        exit $?""",
     "ssh": "exit 255",
 }
 #: Reports its steps, and in the first attempt, does what its argument says.
