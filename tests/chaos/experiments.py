@@ -32,9 +32,9 @@ TASKS: Mapping[str, Sequence[int]] = {
     "join": range(22, 95),
     "remove": range(12, 105),
     "hand-over": range(12, 140),
-    "delete": range(29, 100),
-    "mesh-keys": range(32, 44),
-    "munge-key": range(28, 45),
+    "delete": range(29, 78),
+    "mesh-keys": range(26, 35),
+    "munge-key": range(22, 32),
     "storage": range(22, 31),
     "install": (35, 44, 76, 77, 83, 91),
 }
