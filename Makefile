@@ -49,7 +49,7 @@ molecule: ## Run the scenarios on real hosts (SCENARIO=name for one)
 	@lab/bootstrap dev engine
 	@tests/run molecule
 
-chaos: ## Kill operations everywhere and run them again (hours; CHAOS="--count 20 --seed 7" for less; PART=train: training runs, PART=session: sessions)
+chaos: ## Kill operations everywhere and run them again (hours; CHAOS="--count 20 --seed 7" for less; PART=train: training runs, PART=programs: those of other programs, PART=session: sessions)
 	@lab/bootstrap dev engine
 	@.venv/bin/python tests/chaos/$(or $(PART),chaos).py $(or $(CHAOS),$(if $(PART),$(if $(filter train,$(PART)),--full),--all))
 

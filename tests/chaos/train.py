@@ -39,17 +39,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from arguments import listed, new_parser
 from lab_hosts import ROOT, ansible, lab_playbook
 from train_experiments import HANG_TIMEOUT, KILLS, SLOW, Experiment, draw, expected, judge
-from train_programs import FULL, SCENARIO, SMALL, Outcome
+from train_programs import FULL, SCENARIO, SMALL, Outcome, Program
 from train_runs import INTERVAL, STEPS, Found, TrainLab, all_samples, causes
 
 #: Seconds for which the volume is full.
 FILLED = 20.0
 #: Seconds of steps before a node becomes slow, as a baseline: a node that is named wrongly is named within this time.
 BEFORE = 30.0
+#: The kind, the description and the function of an experiment, which returns what is wrong.
+Work = tuple[str, str, Callable[[], str]]
 #: Percent of a processor, and the maximum rate at which a node sends.
 SLOW_BY = {"cpu": "2", "link": "1mbit"}
-#: Size of the shared volume: room for the checkpoints of all runs.
-SIZE = "size=256m"
 
 
 def read_arguments() -> argparse.Namespace:
@@ -89,9 +89,12 @@ class Hit(NamedTuple):
 class Session:
     """All experiments of one invocation."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    #: Size of the shared volume: room for the checkpoints of all runs.
+    size = "256m"
+
+    def __init__(self, options: argparse.Namespace, program: Program) -> None:
         self.options = options
-        self.lab = TrainLab(options.lab, FULL if options.full else SMALL)
+        self.lab = TrainLab(options.lab, program)
         self.logs = ROOT / ".lab" / f"{options.lab}-logs"
         self.failures: list[str] = []
         self.kinds: Counter[str] = Counter()
@@ -106,10 +109,15 @@ class Session:
         """Create hosts with gpumesh-train, whose shared volume can be filled."""
         self.down()
         self.lab.shared.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", SIZE, "gpumesh-chaos", str(self.lab.shared)], check=True)
+        size = f"size={self.size}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "gpumesh-chaos", str(self.lab.shared)], check=True)
         self._playbook("up")
         done = ansible("ansible-playbook", "-i", str(self.lab.inventory), str(SCENARIO / "converge.yml"))
         assert done.code == 0, done.output[-3000:]
+
+    def bring(self) -> None:
+        """Copy the program to where runs expect it."""
+        self.lab.bring()
 
     def down(self) -> None:
         """Remove everything. The hosts have their own mounts of the shared volume."""
@@ -293,6 +301,18 @@ class Session:
             said = self.lab.run(host, "sh", "-c", "tail -n 200 /var/log/slurm/*.log 2>&1", check=False)
             (self.logs / f"{self.number:03}-{host}.slurm").write_text(said, encoding="utf-8")
 
+    def works(self) -> list[Work]:
+        """The kind, the description and the function of each experiment."""
+        options = self.options
+        if options.undisturbed:
+            calm = partial(self.undisturbed, 4)
+            return [("undisturbed", f"{number + 1:4}  undisturbed", calm) for number in range(options.undisturbed)]
+        chosen = options.experiment or draw(random.Random(options.seed), options.count, options.kinds)
+        return [
+            (one.kind, f"{number:4}  {one}", partial(self.slow if one.kind in SLOW else self.experiment, one))
+            for number, one in enumerate(chosen, 1)
+        ]
+
     def run(self) -> int:
         """Run all experiments. Returns the exit status."""
         options = self.options
@@ -300,26 +320,11 @@ class Session:
         try:
             if not options.running:
                 self.up()
-            self.lab.bring()
+            self.bring()
         except (AssertionError, subprocess.SubprocessError, OSError) as error:
             print(f"FAILED before anything was hit: {error}")
             return 1
-        chosen = options.experiment or draw(random.Random(options.seed), options.count, options.kinds)
-        if options.undisturbed:
-            works = [
-                ("undisturbed", f"{one + 1:4}  undisturbed", lambda: self.undisturbed(4))
-                for one in range(options.undisturbed)
-            ]
-        else:
-            works = [
-                (
-                    one.kind,
-                    f"{number:4}  {one}",
-                    (lambda one=one: self.slow(one)) if one.kind in SLOW else (lambda one=one: self.experiment(one)),
-                )
-                for number, one in enumerate(chosen, 1)
-            ]
-        for work in works:
+        for work in self.works():
             self.one(*work)
             if self.failures and options.stop:
                 break
@@ -335,7 +340,8 @@ class Session:
 
 def main() -> None:
     """Run the experiments."""
-    sys.exit(Session(read_arguments()).run())
+    options = read_arguments()
+    sys.exit(Session(options, FULL if options.full else SMALL).run())
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 
 import pytest
-from lab_hosts import ROOT
+import train_frameworks
+from train_frameworks import FOLDER, PYTHON, VARIABLES
 from train_programs import MANAGER
-from train_runs import PATIENCE, Found, TrainLab, causes
+from train_runs import Found, TrainLab, causes
 
-FOLDER, ENVIRONMENT = "/mnt/shared/frameworks/examples", "/mnt/shared/frameworks/venv"
 #: Enough to be killed in between, also where that takes seconds.
 STEPS = 1000
 
@@ -22,17 +21,12 @@ STEPS = 1000
 def _lab() -> TrainLab:
     lab = TrainLab("molecule-work")
     lab.idle()
-    shutil.copytree(ROOT / "examples" / "frameworks", lab.shared / "frameworks" / "examples", dirs_exist_ok=True)
-    lab.run(MANAGER, "sh", "-c", "apt-get update --quiet && apt-get install --yes python3-venv", timeout=PATIENCE)
-    lab.run(MANAGER, "python3", "-m", "venv", "--system-site-packages", ENVIRONMENT, timeout=PATIENCE)
-    install = ("install", "--quiet", "--no-deps", "--only-binary=:all:", "-r", f"{FOLDER}/requirements.txt")
-    lab.run(MANAGER, f"{ENVIRONMENT}/bin/pip", *install, timeout=2 * PATIENCE)
+    train_frameworks.bring(lab, "requirements.txt")
     return lab
 
 
 def begin(lab: TrainLab, name: str, program: str, options: Sequence[str], steps: int) -> None:
-    variables = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1")
-    command = (*variables, f"{ENVIRONMENT}/bin/python", f"{FOLDER}/{program}", "--steps", str(steps))
+    command = (*VARIABLES, PYTHON, f"{FOLDER}/{program}", "--steps", str(steps))
     lab.train("--detach", "--name", name, "--nodes", "2", *options, "--", *command)
 
 

@@ -4,11 +4,12 @@
 """A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch.
 
     trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS] [--times] [--track]
-               [--hurry FILE] [--abort]
+               [--hurry FILE] [--abort] [--starting SECONDS] [--validating SECONDS] [--busy]
 
 In each step, a rank sleeps for some seconds and then computes for some seconds. Optionally, it reports how long it
 waits for the others, sends additional data to rank 0, takes longer to save a checkpoint, and tracks its weight. As soon as
-a file exists, it no longer sleeps. Rank 1 may abort at its exit, as a destructor of a library may do.
+a file exists, it no longer sleeps. Rank 1 may abort at its exit, as a destructor of a library may do. Before
+the first step, and in each 15th step on rank 0 while the others wait, it may take longer; with --busy, it says so.
 
 In each step, the ranks divide 12 samples, which are numbers, among themselves, and rank 0 adds up the results. The last
 line of rank 0 has the resulting weight and the sum of all samples read, which shows whether one was read twice or left
@@ -32,7 +33,7 @@ import gpumesh_track
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CHECKPOINT = Path(os.environ["GPUMESH_CHECKPOINT_DIR"], "latest.json")
-BATCH, INTERVAL = 12, 10
+BATCH, INTERVAL, VALIDATED = 12, 10, 15
 
 
 def connect() -> list[socket.socket]:
@@ -104,6 +105,17 @@ def save(state: dict[str, float], seconds: float) -> bool:
     return True
 
 
+def pause(what: str, seconds: float, said: bool) -> contextlib.AbstractContextManager[None]:
+    """For work that takes so long. ``said``: gpumesh-train is told."""
+    return gpumesh_run.busy(what, 3 * seconds) if said and seconds else contextlib.nullcontext()
+
+
+def validate(step: int, seconds: float, said: bool) -> None:
+    if RANK == 0 and step % VALIDATED == 0:
+        with pause("validation", seconds, said):
+            time.sleep(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
@@ -116,6 +128,9 @@ def main() -> None:
     parser.add_argument("--track", action="store_true")
     parser.add_argument("--hurry", type=Path)
     parser.add_argument("--abort", action="store_true")
+    parser.add_argument("--starting", type=float, default=0.0)
+    parser.add_argument("--validating", type=float, default=0.0)
+    parser.add_argument("--busy", action="store_true")
     given = parser.parse_args()
     if given.abort and RANK == 1:
         atexit.register(os.abort)
@@ -125,6 +140,8 @@ def main() -> None:
         state = json.loads(CHECKPOINT.read_text(encoding="ascii"))
     saved = state["step"] or None
     print(f"rank {RANK} of {SIZE} begins at step {state['step']}")
+    with pause("start", given.starting, given.busy):
+        time.sleep(given.starting)
     peers = connect()
     begun = time.monotonic()
     while state["step"] < steps:
@@ -141,8 +158,10 @@ def main() -> None:
             time.sleep(given.seconds)
         work(given.work)
         stopping = gpumesh_run.stopping()
-        if RANK == 0 and (stopping or state["step"] % INTERVAL == 0) and save(state, given.saving):
-            saved = state["step"]
+        validate(state["step"], given.validating, given.busy)
+        if RANK == 0 and (stopping or state["step"] % INTERVAL == 0):
+            with pause("checkpoint", given.saving, given.busy):
+                saved = state["step"] if save(state, given.saving) else saved
         if given.track:
             gpumesh_track.log(state["step"], loss=state["weight"])
         gpumesh_run.progress(state["step"], steps, loss=state["weight"], checkpoint=saved)
