@@ -444,6 +444,17 @@ def inherits(
     return None
 
 
+def submits(task: Task, node: str, killed: Callable[[], bool]) -> bool:
+    """Whether this node submits the next job of the run, since this job ends. One node of the job does.
+
+    ``killed``: whether it ends because its batch script was killed.
+    """
+    try:
+        return bool(_orphaned(task)) and Folder(task.folder).claim_next_job(task.attempt, node) and killed()
+    except OSError:
+        return False
+
+
 def _orphaned(task: Task) -> Optional[bool]:
     """Whether the run is still where this attempt has left it; None if that cannot be read."""
     folder = Folder(task.folder)

@@ -283,8 +283,18 @@ def _agent(program: str, words: Sequence[str]) -> int:
         agent.close()
     if present and agent.rests and not told:
         present = agent.rest(sys.stdin.fileno())
-    if present or told:
+    if present and not told:
         return 0
+    return _go_on(program, task, agent, told)
+
+
+def _go_on(program: str, task: agents.Task, agent: agents.Agent, told: Sequence[int]) -> int:
+    """Continue the run if the supervisor is lost, or this job ends although nobody has cancelled it.
+
+    ``told``: the signals that this process gets. With SIGTERM, Slurm ends the job; it kills what is left KillWait, by
+    default 30 s, later.
+    """
+    node = os.environ["SLURMD_NODENAME"]
     outages: List[float] = []
 
     def reaches() -> bool:
@@ -293,9 +303,17 @@ def _agent(program: str, words: Sequence[str]) -> int:
             outages.append(time.monotonic())
         return there
 
-    turn = agents.inherits(task, node, reaches, closed=agent.closed, over=lambda: agent.abandoned)
-    outage = bool(outages) and time.monotonic() - outages[-1] < _OUTAGE
-    return 0 if turn is None else _succeed(program, task, turn, outage)
+    def over() -> bool:
+        return bool(told) or agent.abandoned
+
+    def killed() -> bool:
+        return scheduler.fate(run_command, int(os.environ["SLURM_JOB_ID"])) == "killed"
+
+    turn = None if told else agents.inherits(task, node, reaches, closed=agent.closed, over=over)
+    if turn is not None:
+        outage = bool(outages) and time.monotonic() - outages[-1] < _OUTAGE
+        return _succeed(program, task, turn=turn, outage=outage)
+    return _succeed(program, task, ends=True) if told and agents.submits(task, node, killed) else 0
 
 
 def _leave_step() -> None:
@@ -319,11 +337,11 @@ def _examine(settings: Settings, path: str) -> int:
     return node_health.UNHEALTHY if failing else 0
 
 
-def _succeed(program: str, task: agents.Task, turn: int, outage: bool) -> int:
+def _succeed(program: str, task: agents.Task, **place: Any) -> int:
     """Become the supervisor, in the same job. Nothing reads the output of this process, or writes to its input."""
     log = volume.open_log(Folder(task.folder))
     null = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, number)
     _leave_step()
-    return _supervise(program, task.folder, task.token, inherited=task.attempt, turn=turn, outage=outage)
+    return _supervise(program, task.folder, task.token, inherited=task.attempt, **place)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 from typing import Dict, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -30,6 +31,8 @@ _PASSING = re.compile(
 _FOR_NODES = ("Resources", "Priority")
 #: Job states after a time limit.
 _OUT_OF_TIME = ("TIMEOUT", "DEADLINE")
+#: Why Slurm ends a job whose batch script has failed; by version.
+_FAILED = ("RaisedSignal", "NonZeroExitCode", "OutOfMemory")
 #: Node states in which nothing runs.
 _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
 
@@ -179,7 +182,7 @@ def parse_fate(text: str, restarts: int) -> str:
     again.
 
     ``preempted``: its time will soon be over. ``requeued``: it has been stopped, and will begin again. ``timeout``: it has
-    been stopped at its time limit. Empty for none of them.
+    been stopped at its time limit. ``killed``: its batch script was killed, which ends it. Empty for none of them.
     """
     words: Dict[str, str] = {}
     for word in text.split():
@@ -193,6 +196,10 @@ def parse_fate(text: str, restarts: int) -> str:
         return "timeout"
     if int(words.get("Restarts", "0")) > restarts:
         return "requeued"
+    # While a job ends, its state is COMPLETING, whatever has ended it. One that is cancelled has no reason.
+    number = int(words.get("ExitCode", "").partition(":")[2] or "0")
+    if words.get("Reason", "").startswith(_FAILED) and number not in (0, signal.SIGTERM):
+        return "killed"
     return "preempted" if words.get("PreemptTime", "None") not in ("None", "") else ""
 
 

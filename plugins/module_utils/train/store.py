@@ -205,7 +205,17 @@ class Folder:
         Returns False if another process already is. Raises OSError. Later turns are for the case that the process of an
         earlier one does not start another attempt.
         """
-        path = self.attempt(attempt) / f"heir-{turn}"
+        return self._claim(attempt, f"heir-{turn}", node)
+
+    def claim_next_job(self, attempt: int, node: str) -> bool:
+        """Become the process that submits the next job after an attempt whose job has lost its batch script.
+
+        The same as ``claim``, but for a job in which nothing else begins any more.
+        """
+        return self._claim(attempt, "next-job", node)
+
+    def _claim(self, attempt: int, name: str, node: str) -> bool:
+        path = self.attempt(attempt) / name
         # It may be missing if the volume was full when the attempt began.
         path.parent.mkdir(exist_ok=True)
         try:

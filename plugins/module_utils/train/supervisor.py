@@ -81,11 +81,14 @@ _FULL = 900.0
 _SUCCEEDED = "another node considers this one dead, and continues the run"
 #: Why a run leaves a job whose end Slurm does not notice.
 _ABANDONED = "the process of Slurm that ran the batch script has ended"
+#: Why Slurm ends a job that a run has not left.
+_SCRIPT_KILLED = "the batch script was killed"
 #: The words for what Slurm does with a job; see `scheduler.fate`.
 _FATES = {
     "preempted": "Slurm has preempted the job",
     "requeued": "Slurm has requeued the job",
     "timeout": "Slurm has ended the job at its time limit",
+    "killed": _SCRIPT_KILLED,
 }
 #: How a job ends with each decision: the state of the run, and what is noted with the last attempt.
 _ENDS = {
@@ -102,7 +105,7 @@ class Post(NamedTuple):
 
     ``turn``: the turn of the heir that this process is. In the batch script, ``daemon`` is the process of Slurm that runs
     it, and ``killed`` the signal that has ended an earlier supervisor; 0 for none. ``outage``: the controller has been away
-    until now.
+    until now. ``ends``: the batch script of the job was killed, so that no attempt begins in it any more.
     """
 
     program: str
@@ -115,6 +118,7 @@ class Post(NamedTuple):
     daemon: int = 0
     killed: int = 0
     outage: bool = False
+    ends: bool = False
 
 
 class DismissedError(GpumeshError):
@@ -169,7 +173,7 @@ class Supervisor:
         finally:
             self._dismiss_resting()
             # Whatever has happened: there is no batch script left whose end would end the job.
-            if (self._post.inherited or self._abandoned()) and not dismissed:
+            if (self._post.inherited or self._abandoned()) and not (dismissed or self._post.ends):
                 self._end_job()
 
     def _work(self) -> int:
@@ -181,6 +185,8 @@ class Supervisor:
                 return 1
             self._succeed_killed()
         self._begin()
+        if self._post.ends:
+            return self._leave(self._verdict() or decide.Decision("resubmit", _SCRIPT_KILLED))
         short = "" if self._succeeds[0] else self._too_short()
         if short:
             return self._leave(decide.Decision("fail", short))
@@ -248,6 +254,8 @@ class Supervisor:
         if self._succeeds[0] and not self._started and len(self._run.attempts) > self._succeeds[0]:
             # An heir, whose claim came too late. Fewer attempts mean that the last ones could not be recorded.
             raise DismissedError("another attempt has been started in the meantime")
+        if self._post.ends:
+            return
         claims = [(attempt, turn) for attempt, turn in (self._claimed, (self._started, -1)) if attempt]
         try:
             succeeded = any(self._folder.inherited(attempt, turn) for attempt, turn in claims)
@@ -335,6 +343,8 @@ class Supervisor:
             if not self._post.inherited and last.job == self._post.job and len(last.nodes) > 1:
                 # Slurm has started the job again, and no node was left that could inherit it.
                 cause = Cause("node", "all nodes of the job were lost")
+            if self._post.ends:
+                cause = Cause("supervisor", _SCRIPT_KILLED)
             if self._post.killed and last.job == self._post.job:
                 cause = Cause("supervisor", f"the supervisor was killed ({signal_name(self._post.killed)})")
             self._lost = [last.supervisor] if self._post.inherited else []
@@ -373,9 +383,12 @@ class Supervisor:
         """The decision, unless Slurm itself starts the job again, such as after a preemption, or does not know its end."""
         if decision.action == "restart" and self._abandoned():
             return decide.Decision("resubmit", _ABANDONED)
-        if decision.action in ("cancel", "resubmit") and scheduler.fate(self._runner, self._post.job) == "requeued":
-            return decide.Decision("requeue", _FATES["requeued"])
-        return decision
+        if decision.action not in ("cancel", "resubmit"):
+            return decision
+        fate = scheduler.fate(self._runner, self._post.job)
+        if fate == "requeued":
+            return decide.Decision("requeue", _FATES[fate])
+        return decide.Decision("resubmit", _FATES[fate]) if fate == "killed" else decision
 
     def explained(self, cause: Cause) -> Cause:
         """The cause of the end of an attempt: Slurm stops the ranks of a job that it preempts, which is no crash."""
@@ -414,7 +427,7 @@ class Supervisor:
         """Submit another job, which starts within seconds on other nodes. A requeued one would wait for minutes."""
         refusal = self._refusal(excluded)
         for _try in range(_TRIES):
-            if refusal is None or self.cancelled or not scheduler.may_pass(refusal.message):
+            if refusal is None or self.cancelled or not scheduler.may_pass(refusal.message) or self._post.ends:
                 break
             _say(f"another job will be requested again: {refusal}")
             time.sleep(_STAND_BY)
@@ -426,7 +439,7 @@ class Supervisor:
 
     def _requeued(self) -> bool:
         """Whether Slurm starts this job again, which takes minutes, but needs no new job. The job of an heir ends."""
-        if self._post.inherited or self.cancelled or self._abandoned():
+        if (self._post.inherited and not self._post.ends) or self.cancelled or self._abandoned():
             return False
         try:
             self._folder.write_submission(Submission(self._post.token, self._post.job))

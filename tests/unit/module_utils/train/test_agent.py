@@ -20,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -187,7 +187,7 @@ def test_an_agent_whose_process_of_slurm_was_killed_does_not_go_on_with_the_run(
         if killed:
             monkeypatch.setattr(os, "getppid", lambda: parent + 1)
 
-    monkeypatch.setattr(program, "_succeed", lambda _program, _task, turn, _outage: succeeded.append(turn) or 0)
+    monkeypatch.setattr(program, "_succeed", lambda *_given, turn, **_place: succeeded.append(turn) or 0)
     monkeypatch.setattr(program.agents, "inherits", functools.partial(inherits, sleep=sleep))
     monkeypatch.setattr(program.scheduler, "answers", lambda _runner: True)
     monkeypatch.setattr(program.signal, "signal", lambda *_given: None)
@@ -197,6 +197,46 @@ def test_an_agent_whose_process_of_slurm_was_killed_does_not_go_on_with_the_run(
         assert program._agent("/bin/x", [task_text(task._replace(command=["sleep", "1000"]))]) == 0
     assert succeeded == ([] if killed else [0])
     assert Folder(task.folder).inherited(1) != killed
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["", "after its orders have ended"])
+@pytest.mark.parametrize(("fate", "submitting"), [("killed", ["n1"]), ("", []), ("requeued", [])])
+def test_one_agent_of_a_job_whose_script_was_killed_submits_the_next(
+    task: Task, monkeypatch: pytest.MonkeyPatch, closed: bool, fate: str, submitting: list[str]
+) -> None:
+    """Slurm ends the agents by SIGTERM, which comes before or after the end of their orders."""
+    handlers: dict[int, Any] = {}
+    succeeded: list[str] = []
+
+    def succeed(_program: str, _task: Task, **place: object) -> int:
+        assert place == {"ends": True}
+        succeeded.append(os.environ["SLURMD_NODENAME"])
+        return 0
+
+    def run(agent: Agent, *_given: object) -> bool:
+        agent.closed = closed
+        if not closed:
+            handlers[signal.SIGTERM](signal.SIGTERM, None)
+        return not closed
+
+    def sleep(_seconds: float) -> None:
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+
+    monkeypatch.setattr(program, "_succeed", succeed)
+    monkeypatch.setattr(program.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(program.agents, "inherits", functools.partial(inherits, sleep=sleep))
+    monkeypatch.setattr(Agent, "start", lambda _agent: None)
+    monkeypatch.setattr(Agent, "run", run)
+    monkeypatch.setattr(program.scheduler, "answers", lambda _runner: True)
+    monkeypatch.setattr(program.scheduler, "fate", lambda _runner, job: fate if job == 41 else "")
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    with Path(os.devnull).open(encoding="ascii") as orders:
+        monkeypatch.setattr(sys, "stdin", orders)
+        for node in task.nodes:
+            monkeypatch.setenv("SLURMD_NODENAME", node)
+            assert program._agent("/bin/x", [task_text(task)]) == 0
+    assert succeeded == submitting
+    assert not Folder(task.folder).inherited(1)
 
 
 def test_an_heir_knows_how_often_slurm_has_started_its_job_again(monkeypatch: pytest.MonkeyPatch) -> None:

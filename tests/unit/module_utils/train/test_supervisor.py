@@ -119,18 +119,28 @@ def test_a_job_with_time_for_a_checkpoint_alone_submits_no_other(
     assert ("90 s are reserved for a checkpoint" in folder.read().detail) == (state == "failed")
 
 
-#: As Slurm 24.11 shows jobs: running, in the grace time of a preemption, requeued after it, cancelled, and after the time
-#: limit.
+#: As Slurm 24.11 shows jobs: running, in the grace time of a preemption, requeued after it, cancelled, after the time
+#: limit, while they end after a cancellation, and after their batch script was killed.
 RUNNING = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restarts=0 PreemptTime=None"
 PREEMPTED = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restarts=0 PreemptTime=2026-11-25T03:17:57"
 REQUEUED = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=1 EndTime=Unknown"
 CANCELLED = "JobId=41 JobName=nano JobState=CANCELLED Reason=None Requeue=1 Restarts=2 PreemptTime=None"
 TIMEOUT = "JobId=41 JobName=nano JobState=TIMEOUT Reason=TimeLimit Requeue=1 Restarts=0 PreemptTime=None"
+ENDING = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=0 ExitCode=0:0 PreemptTime=None"
+KILLED = "JobId=41 JobName=nano JobState=COMPLETING Reason=RaisedSignal:9(Killed) Requeue=1 Restarts=0 ExitCode=0:9"
 
 
 @pytest.mark.parametrize(
     ("job", "kind"),
-    [(RUNNING, "crash"), (PREEMPTED, "warned"), (REQUEUED, "warned"), (CANCELLED, "crash"), (TIMEOUT, "warned")],
+    [
+        (RUNNING, "crash"),
+        (PREEMPTED, "warned"),
+        (REQUEUED, "warned"),
+        (CANCELLED, "crash"),
+        (TIMEOUT, "warned"),
+        (ENDING, "crash"),
+        (KILLED, "warned"),
+    ],
 )
 def test_ranks_that_slurm_stops_for_a_preemption_have_not_crashed(folder: Folder, job: str, kind: str) -> None:
     folder.write(Run("nano", "running", "token", 41))
@@ -148,6 +158,8 @@ def test_ranks_that_slurm_stops_for_a_preemption_have_not_crashed(folder: Folder
         (REQUEUED, "warned", "queued", False),
         (REQUEUED, "cancelled", "queued", False),
         (CANCELLED, "cancelled", "cancelled", False),
+        (ENDING, "cancelled", "cancelled", False),
+        (KILLED, "cancelled", "queued", True),
     ],
 )
 def test_a_preempted_run_goes_on_in_one_job(folder: Folder, job: str, kind: str, state: str, submits: bool) -> None:
@@ -209,6 +221,35 @@ class Refusing(Slurm):
         if "requeue" in argv and not self.requeues:
             raise supervisor.CommandError(argv, "exited 1", rc=1)
         return done
+
+
+def left_without_script(folder: Folder, slurm: Slurm) -> int:
+    """The exit status of an agent that submits the next job."""
+    supervised(folder)
+    # Claims of heirs do not matter in a job that ends.
+    for turn in (0, 1, 2):
+        folder.claim(1, turn, "n2")
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], 1, ends=True)
+    return supervisor.Supervisor(folder, post, slurm).supervise()
+
+
+def test_a_job_whose_script_was_killed_is_followed_by_another(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, Cause("finished"))
+    slurm = Slurm(0, job=KILLED)
+    assert left_without_script(folder, slurm) == 0
+    assert (steps.begun, slurm.asked) == ([], ["sinfo", "sbatch"])
+    found = folder.read()
+    assert (found.state, found.detail, folder.submission().job) == ("queued", "the batch script was killed", 42)
+    (attempt,) = found.attempts
+    assert attempt.end and attempt.cause == Cause("supervisor", "the batch script was killed")
+
+
+def test_a_job_whose_script_was_killed_is_requeued_at_once_if_slurm_gives_no_other(folder: Folder) -> None:
+    """Slurm kills what is left of the job in a moment."""
+    slurm = Refusing(10**6)
+    assert left_without_script(folder, slurm) == 0
+    assert slurm.asked == ["sinfo", "sbatch", "sbatch", "scontrol"]
+    assert (folder.submission(), folder.read().state) == (Submission("token", 41), "queued")
 
 
 def test_another_job_is_requested_until_slurm_accepts_it(folder: Folder) -> None:
