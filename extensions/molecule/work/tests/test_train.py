@@ -217,6 +217,26 @@ def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two
     lab.wait("it is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
 
 
+def test_it_goes_on_after_slurmstepd_of_a_node_and_then_the_batch_script_are_killed(lab: TrainLab) -> None:
+    lab.idle()
+    lab.begin("daemons", "--nodes", "2", "--sbatch", f"--exclude={MANAGER}")
+    found = at_random_step(lab, "daemons", 1)
+    supervisor = found["attempts"][0]["supervisor"]
+    other = next(node for node in found["attempts"][0]["nodes"] if node != supervisor)
+    lab.run(other, "pkill", "-KILL", "-f", rf"^slurmstepd: \[{found['job']}\.[0-9]+\]")
+    lab.again("daemons", 2)
+    # With it, Slurm kills the supervisor, and ends the job.
+    lab.run(supervisor, "pkill", "-KILL", "-f", r"^/bin/sh \S+/slurm_script$")
+    found = lab.finish("daemons")
+    assert causes(found) == [("node", None, other), ("supervisor", None, ""), ("finished", None, "")], found
+    details = [attempt["cause"]["detail"] for attempt in found["attempts"]]
+    assert details[:2] == [f"{other} responds, but its ranks do not report", "the batch script was killed"]
+    jobs = [attempt["job"] for attempt in found["attempts"]]
+    assert jobs[0] == jobs[1] != jobs[2] and not any(attempt["heir"] for attempt in found["attempts"])
+    check_steps(found)
+    assert lab.result("daemons").samples == f"samples {SAMPLES!r}"
+
+
 def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
     """Slurm itself calls the job running, with no process, until it asks the nodes for their jobs half an hour later."""
     lab.idle()
