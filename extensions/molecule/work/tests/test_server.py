@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import ssl
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,11 @@ from train_programs import SCENARIO
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
 from ansible_collections.gpumesh.cluster.tests.publication.guides import console_lines
+from ansible_collections.gpumesh.cluster.tests.support.certificates import later
 
-#: The steps of the run during an outage, those that it makes meanwhile, and the seconds of a step.
-OUTAGE_STEPS, AWAY, SECONDS = 400, 60, 0.1
+#: The run whose server is away and gets another certificate: its name, its steps, the seconds of one until it is hurried,
+#: and those that it makes while the server is away.
+LASTING, LASTING_STEPS, SECONDS, AWAY = "lasting", 1000, 1, 12
 #: Commands of the guide that are not typed here, and why.
 ELSEWHERE = {
     # These machines have no GPU, and no non-free packages. The unit tests cover the command line of nsys.
@@ -70,11 +73,17 @@ with mlflow.start_run(run_name='old'):
 "
 """
 #: What a job finds out about the server: its answer, verified with the certificates that the job trusts.
-LOOK = """python3 -c "
+VERIFY = """
 import os, ssl, urllib.request as u
 trust = os.environ.get('MLFLOW_TRACKING_SERVER_CERT_PATH')
 print(u.urlopen(os.environ['MLFLOW_TRACKING_URI'] + '/health',
-                context=ssl.create_default_context(cafile=trust) if trust else None).url)" """
+                context=ssl.create_default_context(cafile=trust) if trust else None).url)"""
+LOOK = f'python3 -c "{VERIFY}" '
+#: Runs a Python program with the variables of the training that runs on this host.
+AS_TRAINING = (
+    """xargs -0 sh -c 'exec env -i "$@" python3 -c "$0"' "$0" """
+    "< /proc/$(pgrep --oldest --full '^[^ ]*python3 trainer.py')/environ"
+)
 
 #: A run that begins after the backup.
 LATE = (
@@ -171,47 +180,106 @@ def test_every_job_finds_it(lab: TrackingLab) -> None:
     assert context["gpumesh.generation"] == str(lab.record()["generation"])
 
 
-def test_an_outage_neither_stops_a_run_nor_loses_a_point(lab: TrackingLab) -> None:
-    """The server no longer answers, in the middle of a training on three nodes, whose code is copied."""
-    folder, state = "/mnt/shared/alice/code", SHARED / "alice" / "runs" / "outage"
+def alice(lab: TrackingLab, line: str) -> None:
+    lab.run(MANAGER, "su", "-", "alice", "-c", line, timeout=300)
 
-    def alice(line: str) -> None:
-        lab.run(MANAGER, "su", "-", "alice", "-c", line, timeout=300)
+
+def send_rest(lab: TrackingLab, name: str) -> None:
+    """Run the command that a run of alice prints if the server lacks a part of it when the program ends, which waits for at
+    most 10 seconds.
+    """
+    alice(lab, f"srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/{name}/track")
+
+
+class Lasting:
+    """A training on three nodes, whose code is copied. It goes on until it is hurried."""
+
+    def __init__(self, lab: TrackingLab) -> None:
+        self.lab = lab
+        self.hurry = SHARED / "hurry"
+        shutil.copy(SCENARIO / "tests" / "trainer.py", SHARED / "trainer.py")
+        code = "/mnt/shared/alice/code"
+        alice(lab, f"mkdir -p {code} && cp /mnt/shared/trainer.py {code}")
+        begin = f"gpumesh-train --detach --name {LASTING} --nodes 3 --code {code}"
+        program = f"trainer.py {LASTING_STEPS} {SECONDS} --track --hurry /mnt/shared/{self.hurry.name}"
+        alice(lab, f"{begin} -- python3 {program}")
+        lab.wait("the first points are there", lambda: bool(self.points()), 120, 0.5)
+
+    def state(self) -> dict[str, Any]:
+        return dict(json.loads((SHARED / "alice" / "runs" / LASTING / "run.json").read_text(encoding="utf-8")))
+
+    def step(self) -> int:
+        return int(self.state()["step"])
+
+    def points(self) -> list[int]:
+        """Those that the server has stored."""
+        run: dict[str, Any] | None = self.lab.runs("alice").get(LASTING)
+        return self.lab.history(run, "loss") if run else []
+
+    def await_points(self, step: int) -> None:
+        """Wait until the server has the points up to this step, each once. The program may try again only after 30 seconds."""
+        wanted = list(range(1, step + 1))
+        self.lab.wait(f"the points up to {step} arrive", lambda: self.points()[:step] == wanted, 300, 0.5)
+
+
+@pytest.fixture(name="lasting", scope="module")
+def _lasting(lab: TrackingLab) -> Lasting:
+    return Lasting(lab)
+
+
+def test_an_outage_neither_stops_a_run_nor_loses_a_point(lab: TrackingLab, lasting: Lasting) -> None:
+    """The server no longer answers, in the middle of a training."""
 
     def signal(name: str) -> None:
         lab.run(MANAGER, "systemctl", "kill", f"--signal={name}", SERVICE)
 
-    shutil.copy(SCENARIO / "tests" / "trainer.py", SHARED / "trainer.py")
-    alice(f"mkdir -p {folder} && cp /mnt/shared/trainer.py {folder}")
-    begin = f"gpumesh-train --detach --name outage --nodes 3 --code {folder}"
-    alice(f"{begin} -- python3 trainer.py {OUTAGE_STEPS} {SECONDS} --track")
-    lab.wait("the first points are there", lambda: bool(points(lab)), 120, 0.5)
-    run = state / "run.json"
-
-    def step() -> int:
-        return int(json.loads(run.read_text(encoding="utf-8"))["step"])
-
     signal("STOP")
     try:
-        before = step()
+        away = lasting.step() + AWAY
         # A request is given up after 20 seconds: a step that waited for one would make this take far longer.
-        lab.wait("the run goes on", lambda: step() >= before + AWAY, AWAY * 20 / 2, 0.5)
+        lab.wait("the run goes on", lambda: lasting.step() >= away, AWAY * 20 / 2, 0.5)
     finally:
         signal("CONT")
-    lab.wait("the run has ended", lambda: json.loads(run.read_text())["state"] == "finished", 300)
-    # What was not sent before the program ended is sent by the command that it prints.
-    alice("srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/outage/track")
-    found = lab.runs("alice")["outage"]
-    assert lab.history(found, "loss") == list(range(1, OUTAGE_STEPS + 1))
-    assert found["info"]["status"] == "FINISHED"
-    known, (attempt,) = tags(found), json.loads(run.read_text(encoding="utf-8"))["attempts"]
-    assert known["mlflow.runName"] == "outage" and sorted(known["gpumesh.nodes"].split(",")) == sorted(attempt["nodes"])
+    lasting.await_points(away)
+    found, (attempt,) = lab.runs("alice")[LASTING], lasting.state()["attempts"]
+    known = tags(found)
+    assert known["mlflow.runName"] == LASTING and sorted(known["gpumesh.nodes"].split(",")) == sorted(attempt["nodes"])
 
 
-def points(lab: TrackingLab) -> list[int]:
-    """The points of the run that the server has stored."""
-    run: dict[str, Any] | None = lab.runs("alice").get("outage")
-    return lab.history(run, "loss") if run else []
+def test_a_job_loses_no_point_while_the_certificate_is_renewed(lab: TrackingLab, lasting: Lasting) -> None:
+    """A run of the playbook makes the next certificate, as in the second year; another one, as a month later, uses it."""
+
+    def renewed(kind: str, days: int) -> list[str]:
+        with later(lab, MANAGER, f"{settings.FOLDER}/{kind}.crt", days):
+            done = lab.track()
+        assert done.code == 0, done.output
+        return trusted(lab)
+
+    (own,) = trusted(lab)
+    (former, following) = renewed("own", 400)
+    assert former == own != following
+    assert renewed("next", 40) == [following]
+    lab.wait("the server answers", lab.answers, 300)
+    assert ssl.get_server_certificate((ADDRESS[MANAGER], 5000)).split() == following.split()
+    before, (attempt,) = len(lasting.points()), lasting.state()["attempts"]
+    for node in attempt["nodes"]:
+        assert lab.run(node, "sh", "-c", AS_TRAINING, VERIFY).split() == [f"{lab.uri}/health"]
+    lasting.await_points(before + 1)
+    assert lasting.state()["state"] == "running"
+    lasting.hurry.touch()
+    lab.wait("the run has ended", lambda: lasting.state()["state"] == "finished", 300)
+    lasting.hurry.unlink()
+    send_rest(lab, LASTING)
+    assert lasting.points() == list(range(1, LASTING_STEPS + 1))
+    assert lab.runs("alice")[LASTING]["info"]["status"] == "FINISHED"
+
+
+def trusted(lab: TrackingLab) -> list[str]:
+    """The certificates that the members trust: on each the same, and those in the record."""
+    (found,) = {lab.read(machine, settings.trust_of("lan")).decode() for machine in MACHINES}
+    certificates = list(lab.record()["tracking"]["certificates"])
+    assert found == "".join(certificates)
+    return certificates
 
 
 @pytest.fixture(name="backup", scope="module")
@@ -219,12 +287,14 @@ def _backup(desk: Desk, lab: TrackingLab) -> dict[str, Any]:
     """The runs of alice in a backup. A user in it has no experiment yet: somebody else took the name before."""
     lab.ask("mlflow/experiments/create", {"name": "dave"}, user="mallory")
     lab.ask("mlflow/users/create", {"username": "dave", "password": PASSWORDS["dave"]})
+    send_rest(lab, "*")
     as_root(
         desk, "(umask 077; runuser -u gpumesh_tracking -- pg_dump --format=custom gpumesh_tracking > tracking.dump)"
     )
     assert lab.run(MANAGER, "stat", "--format=%a", "/root/tracking.dump").strip() == "600"
     runs = lab.known("alice")
-    lab.run(MANAGER, "su", "-", "alice", "-c", LATE, timeout=300)
+    alice(lab, LATE)
+    send_rest(lab, "late")
     assert lab.history(lab.runs("alice")["late"], "loss") == list(range(1, STEPS + 1))
     return runs
 
