@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,11 @@ def test_a_job_has_no_more_containers_on_a_node_than_cpus(
             node.read_plan(5)
 
 
-def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[float]:
-    """The seconds of each wait until the watcher ended. It is interrupted at the fourth."""
+def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str, stepping: Collection[int] = ()) -> list[float]:
+    """The seconds of each wait until the watcher ended. It is interrupted at the fourth.
+
+    ``stepping``: the jobs with steps here; this machine may have those of a lab.
+    """
     waited: list[float] = []
 
     def wait(_notices: object, seconds: float) -> None:
@@ -156,6 +160,7 @@ def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[floa
             raise KeyboardInterrupt
 
     clock = [1000.0]
+    monkeypatch.setattr(node, "_stepping", lambda: set(stepping))
     monkeypatch.setattr(node.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(node.routing.Notices, "wait", wait)
     settings = Settings("n1", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/x")
@@ -183,8 +188,7 @@ def test_a_job_that_goes_on_is_watched_and_left_alone(top: Path, monkeypatch: py
     assert len(watched(top, monkeypatch, "5|RUNNING\n")) == 4
     assert "run/5" in leftovers(top)
     # On the node of its own steps, the controller is not queried.
-    monkeypatch.setattr(node, "_stepping", lambda: {5})
-    assert len(watched(top, monkeypatch, "5|COMPLETED\n")) == 4
+    assert len(watched(top, monkeypatch, "5|COMPLETED\n", stepping={5})) == 4
     assert "run/5" in leftovers(top)
 
 
