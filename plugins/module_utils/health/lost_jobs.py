@@ -5,7 +5,8 @@
 
 After a power cut of all machines, slurmctld waits about half an hour before it asks the nodes for their jobs. Nothing runs
 meanwhile. A node with the batch script of such a job has it requeued as soon as slurmd, or Slurm's timer, runs the health
-program, which asks for such jobs for a while after the start of slurmd. Nothing that a user chooses is read from the controller.
+program, which asks for such jobs for a while after the start of slurmd. Nothing that a user chooses is read from the
+controller.
 
 Source: squeue(1), %A, %B, %S and SLURM_TIME_FORMAT; scontrol(1), requeue; proc_pid_stat(5).
 """
@@ -19,15 +20,15 @@ from typing import List
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import SLURMD
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import program_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import is_roots
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
 
 #: Seconds after its boot, and after the start of slurmd, in which a node looks for such jobs. Later, Slurm has found them
 #: itself. Each query costs the controller time, and all nodes ask it.
 _BOOTED = 7200.0
 _STARTED = 1800.0
-_SLURMD = ("slurmd", "slurmd-wlm")
 #: Seconds by which a job must be older than the boot.
 _OLDER = 5.0
 _TIMEOUT = 15.0
@@ -46,7 +47,7 @@ def slurmd_uptime(tree: Tree) -> float:
 
     Only its process is always there: its files depend on who has started it, and on where its configuration comes from.
     """
-    found = (pid for pid in tree.names("proc") if pid.isdigit() and program_of(tree.path("proc"), int(pid)) in _SLURMD)
+    found = (pid for pid in tree.names("proc") if pid.isdigit() and is_roots(tree.path("proc"), int(pid), SLURMD))
     return min((_age(tree, pid) for pid in found), default=float("inf"))
 
 

@@ -6,8 +6,8 @@
 A node that fails is drained with a reason of ours. It is resumed when the checks pass again, if the reason is still
 ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
 once no processes of jobs are left on it. What an administrator has drained is left alone. Jobs that have ended with the
-power of the node are requeued, and jobs that start while a volume is away from all nodes wait for it. The expected state comes from the node's copy of the cluster record, so the program does
-not change with a new volume or address.
+power of the node are requeued, and jobs that start while a volume is away wait for it. The expected state comes from the
+node's copy of the cluster record, so the program does not change with a new volume or address.
 
 Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
 """

@@ -30,6 +30,7 @@ def host(root: Path, up: float, first: float = 0.1, batch: str = "", slurmd: flo
         ticks = int(began * os.sysconf("SC_CLK_TCK"))
         (root / "proc" / pid / "stat").write_text(f"{pid} (a ) b) S {' '.join(['0'] * 18)} {ticks} 24141824 3514\n")
     (root / "proc" / "100" / "exe").symlink_to("/usr/sbin/slurmd-wlm")
+    (root / "proc" / "100" / "status").write_text("Uid:\t0\t0\t0\t0\n", encoding="utf-8")
     (root / "proc" / "1" / "cmdline").write_text("/sbin/init\0")
     (root / "proc" / "200" / "cmdline").write_text(
         f"slurmstepd: [{batch}.batch]\0\0" if batch else "slurmstepd: [7.0]\0"
