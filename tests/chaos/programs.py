@@ -235,7 +235,8 @@ class Session(train.Session):
 
     def await_end(self, name: str, seconds: float = ENDS) -> Found:
         """Wait for the end of a run. Returns the content of run.json."""
-        return self.lab.await_run(name, "has ended", lambda found: found["state"] in ENDED, seconds)
+        ended = self.lab.end_of(name)
+        return self.lab.await_run(name, "has ended", ended, seconds)
 
     def disturb(self, one: Experiment) -> str:
         """Disturb a run. Returns what is wrong with it. Raises TooLateError."""
@@ -303,9 +304,11 @@ class Session(train.Session):
         if not fault.times[0] or fault.state != "finished":
             return None
 
+        ended = self.lab.end_of(name)
+
         def done(now: Found) -> bool:
             attempts = now["attempts"]
-            return now["state"] in ENDED or (len(attempts) > 1 and attempts[-1]["first"] is not None)
+            return ended(now) or (len(attempts) > 1 and attempts[-1]["first"] is not None)
 
         found = self.lab.await_run(name, "makes steps again", done, ENDS, 0.3)
         return time.monotonic() - at if len(found["attempts"]) > 1 else None

@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ STEPS, INTERVAL = 120, 10
 ENDED = ("finished", "failed", "cancelled")
 #: Seconds to allow on a busy machine.
 PATIENCE = 240.0
+#: Seconds between two questions whether the job of a run is lost.
+LOST = 30.0
 
 #: With control groups of either version. Arguments: the name of the group, microseconds of each 100 ms, the processes.
 LIMIT = """
@@ -108,9 +111,23 @@ class TrainLab(Lab):
         self.wait(f"{name} {what}: {self.state(name)}", lambda: holds(self.state(name)), seconds, spacing)
         return self.state(name)
 
+    def end_of(self, name: str) -> Callable[[Found], bool]:
+        """Whether the run has ended, also if run.json does not say so: ``show`` asks Slurm for its job, now and then."""
+        asked = time.monotonic()
+
+        def ended(found: Found) -> bool:
+            nonlocal asked
+            if found["state"] in ENDED or time.monotonic() - asked < LOST:
+                return found["state"] in ENDED
+            shown = self.train("show", name, check=False).stdout
+            asked = time.monotonic()
+            return shown.startswith(tuple(f"{name}: {state}" for state in ENDED))
+
+        return ended
+
     def finish(self, name: str) -> Found:
         """Wait for the end of the run. Returns the content of run.json."""
-        return self.await_run(name, "has ended", lambda found: found["state"] in ENDED)
+        return self.await_run(name, "has ended", self.end_of(name))
 
     def at_step(self, name: str, attempt: int, some: int) -> Found:
         """Wait until an attempt has made ``some`` steps of its own. Returns the content of run.json."""

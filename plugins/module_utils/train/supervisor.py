@@ -455,8 +455,11 @@ class Supervisor:
         without = sorted({*excluded, *barred})
         # Otherwise, it might start with the nodes that are back alone.
         growth = {"least": self._least, "after": self._post.job} if self._least else {}
+        after = self._post.job if self._gives_back(excluded) else 0
         try:
-            scheduler.submit(self._runner, self._folder, self._post.program, without, fewer=True, **growth)
+            scheduler.submit(
+                self._runner, self._folder, self._post.program, without, fewer=True, **{"after": after, **growth}
+            )
         except GpumeshError as failure:
             _say(f"without {', '.join(without)}: {failure}")
             try:
@@ -466,6 +469,15 @@ class Supervisor:
             except GpumeshError as last:
                 return last
         return None
+
+    def _gives_back(self, excluded: Sequence[str]) -> bool:
+        """Whether the next job should wait for the nodes of this one, which ends within seconds.
+
+        Otherwise, one that may have fewer nodes would begin at once with those that are idle. A node that is lost delays the
+        end of a job for minutes. ``excluded``: nodes that the next job does not use.
+        """
+        request = self.request
+        return request.min_nodes < request.nodes + request.spare and not excluded and not self._lost
 
     def _profile(self) -> str:
         """The profile of the next attempt; none if an earlier attempt has recorded it."""

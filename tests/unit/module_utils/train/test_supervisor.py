@@ -805,3 +805,43 @@ def test_an_attempt_does_not_end_for_a_node_just_before_the_time_limit(folder: F
     assert ends
     made.asking._deadline = supervisor.time.monotonic() + 200
     assert not made.grows(supervisor.Growth(("n2",), False))
+
+
+@pytest.mark.parametrize(
+    ("least", "excluded", "lost", "waits"),
+    [
+        (1, (), [], True),
+        # It needs all nodes anyway.
+        (2, (), [], False),
+        # Slurm may end this job minutes later.
+        (1, ("n2",), [], False),
+        (1, (), ["n2"], False),
+    ],
+)
+def test_the_next_job_waits_for_the_nodes_of_this_one_instead_of_starting_with_fewer(
+    folder: Folder, least: int, excluded: tuple[str, ...], lost: list[str], waits: bool
+) -> None:
+    folder.write_request(folder.request()._replace(nodes=2, min_nodes=least))
+    folder.write(Run("nano", "running", "token", 41, attempts=(Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, end=1.0),)))
+    slurm = Waiting()
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"]), slurm)
+    made._lost = lost
+    made._resubmit(excluded)
+    (options,) = slurm.options
+    assert ("--dependency=afterany:41" in options) == waits, options
+
+
+def test_a_job_that_slurm_no_longer_knows_is_not_waited_for(folder: Folder) -> None:
+    class Forgetful(Waiting):
+        def __call__(self, argv: list[str], **options: object) -> Completed:
+            done = super().__call__(argv, **options)
+            if "--dependency=afterany:41" in argv:
+                return Completed(1, "", "sbatch: error: Batch job submission failed: Job dependency problem")
+            return done
+
+    folder.write_request(folder.request()._replace(nodes=2, min_nodes=1))
+    folder.write(Run("nano", "running", "token", 41, attempts=(Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, end=1.0),)))
+    slurm = Forgetful()
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"]), slurm)
+    made._resubmit(())
+    assert len(slurm.options) == 2 and "--dependency=afterany:41" not in slurm.options[1]
