@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the named parts of the tests, all of them by default, even when one fails.
 
-JOBS commands (by default one more than there are processors, since scenarios wait as much as they work) run side by side;
+JOBS commands (by default two more than there are processors, since scenarios wait as much as they work) run side by side;
 each scenario has hosts and networks of its own. SCENARIO=name runs that scenario only. The output of a command is shown
 when it ends: all of it if it failed, otherwise the counts and the slowest tests. A single command prints directly.
 
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
     everything = not scenario and set(arguments or PARTS) == set(PARTS)
     tree, clock, machine, labs = clean_tree(), time.monotonic(), machine_seconds(), Labs()
     steps = plan_steps(arguments or PARTS, scenario.split() or find_scenarios(ROOT))
-    executions = run_steps(steps, int(os.environ.get("JOBS") or (os.cpu_count() or 1) + 1), labs)
+    executions = run_steps(steps, int(os.environ.get("JOBS") or (os.cpu_count() or 1) + 2), labs)
     show_table(executions, labs, time.monotonic() - clock, machine_seconds() - machine)
     for execution in executions:
         execution.group.close()

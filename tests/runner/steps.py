@@ -73,12 +73,17 @@ class Step:
 def plan_steps(parts: Collection[str], scenarios: Iterable[str]) -> list[Step]:
     """Return the steps of ``parts`` in the order in which they start.
 
-    The longest come first, and steps that take a minute or two come last, so that no processor waits for the last one.
+    The longest come first, and steps that use both processors come last, so that none waits for the last step.
     """
     hosts = [_scenario_step(name) for name in sorted(scenarios, key=_start_order)] if "molecule" in parts else []
     steps = [Step(IMAGE, tuple(_IMAGE.split()))] if hosts else []
-    steps += [*_steps_of(parts, "lint"), *hosts[:_EARLY], *_steps_of(parts, "sanity", "unit"), *hosts[_EARLY:]]
-    return [*steps, *_steps_of(parts, "integration", "publication", "security")]
+    steps += [*_steps_of(parts, "lint"), *hosts[:_EARLY]]
+    return [
+        *steps,
+        *_steps_of(parts, "integration", "sanity"),
+        *hosts[_EARLY:],
+        *_steps_of(parts, "unit", "publication", "security"),
+    ]
 
 
 def find_scenarios(root: Path) -> list[str]:
