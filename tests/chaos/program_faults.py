@@ -85,7 +85,8 @@ FAULTS = {
     "full": Fault("the shared volume is full for 20 s", "none", ("crash:any",), (0, 3)),
     "away": Fault("the shared volume is away when the job starts", "none", times=_NONE, sbatch=("--hold",)),
     "memory": Fault(
-        *("a rank uses up the memory of its job", "any", ("crash:rank",)),
+        # On a host without control groups, Slurm ends the whole step, with its agents.
+        *("a rank uses up the memory of its job", "any", ("crash:rank", "crash:node")),
         says="oom_kill",
         order="memory",
         sbatch=("--mem=2000M",),
@@ -93,12 +94,20 @@ FAULTS = {
     "nan": Fault(
         "the loss is not a number", "none", ("diverged:",), state="failed", order="nan", options=("--stop-on-nan",)
     ),
-    "ecc": Fault("CUDA reports an ECC error on one node", "any", ("crash:rank",), says="ECC", spare=True, order="ecc"),
+    # The exit of a program may wait for the other ranks, as that of JAX does: such a rank is still there after its error.
+    "ecc": Fault(
+        *("CUDA reports an ECC error on one node", "any", ("crash:rank", "hang:rank")),
+        says="ECC",
+        spare=True,
+        order="ecc",
+    ),
     "bad": Fault(
-        "any rank on one node fails", "any", ("crash:rank",), (3, 4), "out of range", spare=True, order="error"
+        *("any rank on one node fails", "any", ("crash:rank", "hang:rank"), (3, 4), "out of range"),
+        spare=True,
+        order="error",
     ),
     "bug": Fault(
-        *("the same rank fails wherever it is", "any", ("crash:follows",), (3, 7), "out of range"),
+        *("the same rank fails wherever it is", "any", ("crash:follows", "hang:follows"), (3, 7), "out of range"),
         spare=True,
         state="failed",
         order="error",

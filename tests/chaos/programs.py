@@ -178,7 +178,7 @@ class Session(train.Session):
     # Undisturbed runs
 
     def undisturbed_works(self, count: int) -> list[train.Work]:
-        """Runs that wait for each other in Slurm's queue: they sleep most of the time."""
+        """Runs that share the nodes, eight at a time: they sleep most of the time."""
         names = [f"{self.options.seed}-calm-{number + 1}" for number in range(count)]
 
         def result(number: int) -> str:
@@ -201,7 +201,8 @@ class Session(train.Session):
         """Submit a run whose pauses the default limit allows, or one that says how long they may take."""
         limits, busy = (("--hang-timeout", "60"), ("--busy",)) if short else ((), ())
         argv = ("python3", TRAINER, str(CALM), "0.5", *SLOW, *busy)
-        self.lab.train("--detach", "--name", name, "--nodes", "2", *limits, "--", *argv)
+        shared = ("--sbatch", "--cpus-per-task=2")
+        self.lab.train("--detach", "--name", name, "--nodes", "2", *limits, *shared, "--", *argv)
 
     def judge_calm(self, name: str, count: int) -> str:
         """Wait for the end of a run. Returns what is wrong with it."""

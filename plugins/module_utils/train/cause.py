@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import last_words, stack_place
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, RankEnd
@@ -91,7 +91,7 @@ def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
     failed = [end for end in ends if end.status]
     if not failed:
         return None
-    broken = _broken(failed)
+    broken = _broken_nodes(failed)
     culprit = min(failed, key=lambda end: (end.node not in broken, _rank_of(end), end.at, end.rank))
     others = len(failed) - 1
     detail = f"rank {culprit.rank} on {culprit.node}: {error_line(culprit)}"
@@ -110,12 +110,18 @@ def _rank_of(end: RankEnd) -> int:
     return 2 if follows(end) else 1 if end.status == -signal.SIGTERM else 0
 
 
-def _broken(failed: Sequence[RankEnd]) -> Dict[str, str]:
-    """The nodes at fault according to their ranks, and the words of these.
+def _broken_nodes(failed: Sequence[RankEnd]) -> Dict[str, str]:
+    """The nodes at fault according to their ranks that have failed, and the words of these."""
+    return _broken((end.node, end.tail) for end in failed)
+
+
+def _broken(outputs: Iterable[Tuple[str, str]]) -> Dict[str, str]:
+    """The same of pairs of a node and what a rank has printed there.
 
     What ranks of several nodes say alike is not the hardware of one: an interface that no node has, for example.
     """
-    said = {end.node: last_words.hardware(end.tail) for end in failed if last_words.hardware(end.tail)}
+    found = ((node, last_words.hardware(text)) for node, text in outputs)
+    said = {node: words for node, words in found if words}
     common = {words for words, number in Counter(said.values()).items() if number > 1}
     return {node: words for node, words in said.items() if words not in common}
 
@@ -138,7 +144,7 @@ class Seen(NamedTuple):
 def only_follow(ends: Sequence[RankEnd]) -> bool:
     """Whether ranks have failed, but all of them only name their peers, and no node is at fault."""
     failed = [end for end in ends if end.status]
-    return bool(failed) and all(follows(end) for end in failed) and not _broken(failed)
+    return bool(failed) and all(follows(end) for end in failed) and not _broken_nodes(failed)
 
 
 def only_abort(ends: Sequence[RankEnd]) -> bool:
@@ -157,11 +163,11 @@ def left_behind(ends: Sequence[RankEnd], seen: Seen) -> Optional[Cause]:
     told = [step for step in seen.steps.values() if step is not None]
     behind = [rank for rank, step in steps.items() if step is not None and step < max(told)]
     stopped = [rank for rank in living if rank in seen.stopped]
-    wrong = [rank for rank in living if rank in seen.errors]
+    wrong, broken = _wrong({rank: error for rank, error in seen.errors.items() if rank in living}, seen)
     if stopped:
         rank, kind, what = stopped[0], "hang", seen.stopped[stopped[0]]
-    elif wrong:
-        rank, kind, what = wrong[0], "crash", f"still there after its error: {seen.errors[wrong[0]]}"
+    elif wrong is not None:
+        rank, kind, what = wrong, "crash", f"still there after its error: {seen.errors[wrong]}"
     else:
         # Who waits in a collective is not the one for whom the others have waited.
         late = [rank for rank in behind or living if not stack_place.collective(seen.places.get(rank, ""))]
@@ -175,7 +181,14 @@ def left_behind(ends: Sequence[RankEnd], seen: Seen) -> Optional[Cause]:
     first = failed[0]
     others = f"{len(failed)} other rank{'s' if len(failed) > 1 else ''} gave up waiting for it"
     detail = f"rank {rank} on {node} is {what}; {others}: rank {first.rank}: {error_line(first)}"
-    return Cause(kind, detail, rank, node)
+    return Cause(kind, detail, rank, node, hardware=rank == wrong and broken)
+
+
+def _wrong(errors: Mapping[int, str], seen: Seen) -> Tuple[Optional[int], bool]:
+    """The first rank that is still there after its error, if any, and whether its node is at fault: such a rank comes first."""
+    broken = _broken((seen.nodes[rank], error) for rank, error in errors.items())
+    rank = min(errors, key=lambda rank: (seen.nodes[rank] not in broken, rank), default=None)
+    return rank, rank is not None and seen.nodes[rank] in broken
 
 
 def hang(seen: Seen, seconds: float) -> Cause:
@@ -187,9 +200,10 @@ def hang(seen: Seen, seconds: float) -> Cause:
     if seen.stopped:
         rank = min(seen.stopped)
         return _blamed(rank, seen, seen.stopped[rank])
-    if seen.errors:
-        rank = min(seen.errors)
-        return _blamed(rank, seen, f"still there after its error: {seen.errors[rank]}")
+    wrong, broken = _wrong(seen.errors, seen)
+    if wrong is not None:
+        cause = _blamed(wrong, seen, f"still there after its error: {seen.errors[wrong]}")
+        return cause._replace(hardware=broken)
     left = sorted(set(seen.nodes) - set(seen.through))
     if len(left) == 1 and seen.through:
         return _blamed(left[0], seen, "still running, although all others have ended")

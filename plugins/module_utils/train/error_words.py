@@ -86,6 +86,7 @@ FATAL = _any(
     r"UCX +(?:ERROR|FATAL)|UCX Fatal|Transport retry count exceeded on ",  # UCX
     r"^(?:ORTE|PRTE) has lost communication|^MPI_ABORT was invoked on rank|^mpi(?:run|exec) noticed that process rank",
     r"oom[-_]kill event|^\S*: task \d+: Out Of Memory|[Oo]ut of memory: Killed process",  # Slurm, the kernel
+    r"exceeded memory limit \(\d+ > \d+\)",  # Slurm without control groups
     r"NVRM: Xid ",  # NVIDIA's driver
     r"^Error: ",  # podman
 )
@@ -138,6 +139,7 @@ HARDWARE = _any(
 MEMORY = _any(
     r"oom[-_]kill event",
     r"task \d+: Out Of Memory",
+    r"exceeded memory limit \(\d+ > \d+\)",
     r"[Oo]ut of memory: Killed process",
     r"[Mm]emory cgroup out of memory",
 )

@@ -28,14 +28,19 @@ _PARTING = 1.0
 _PROBE = 8.0
 #: Seconds for a node to report its health.
 _EXAMINATION = 30.0
-#: srun, when the kernel has killed the agent of a node: "srun: error: t2: task 1: Out Of Memory".
-_MEMORY = re.compile(r"^srun: error: (?P<node>[^\s:]+): tasks? [\d,-]+: Out Of Memory\s*$")
+#: Slurm, when the kernel has killed the agent of a node, "srun: error: t2: task 1: Out Of Memory", or slurmd all of the
+#: step, since it has no control groups: "slurmstepd-t2: error: StepId=19.2 exceeded memory limit (2616889344 > 2097152000),
+#: being killed".
+_MEMORY = re.compile(
+    r"^srun: error: (?P<task>[^\s:]+): tasks? [\d,-]+: Out Of Memory\s*$"
+    r"|^slurmstepd-(?P<step>[^\s:]+): error: (?:StepId|JobId|Step|Job)\S* ?\S* exceeded memory limit \(\d+ > \d+\), being killed"
+)
 
 
 def of_memory(line: str) -> List[str]:
-    """The message for the supervisor if srun tells with this line that the memory of a node's task was used up."""
+    """The message for the supervisor if Slurm tells with this line that the memory of the job was used up on a node."""
     found = _MEMORY.match(line)
-    return lines.encode(lines.Said(watch.MEMORY, found.group("node"), {})) if found else []
+    return lines.encode(lines.Said(watch.MEMORY, found.group("task") or found.group("step"), {})) if found else []
 
 
 class Step:

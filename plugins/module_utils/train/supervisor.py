@@ -67,6 +67,8 @@ _HOLD = 60
 _SPAN = 60.0
 #: Seconds, in addition to the grace time, before a time limit at which the ranks are warned.
 _RESERVE = 30.0
+#: Seconds by which Slurm may warn of the time limit earlier than it was asked to.
+_EARLY = 60.0
 #: A volume that takes longer than so many seconds for run.json has not answered.
 _BLOCKED = 2.0
 #: The range of MASTER_PORT: a different port for each attempt, since the previous one may still be in use. Below the
@@ -347,7 +349,7 @@ class Supervisor:
                 cause = Cause("supervisor", _SCRIPT_KILLED)
             if self._post.killed and last.job == self._post.job:
                 cause = Cause("supervisor", f"the supervisor was killed ({signal_name(self._post.killed)})")
-            self._lost = [last.supervisor] if self._post.inherited else []
+            self._lost = [last.supervisor] if self._post.inherited and not self._post.ends else []
             self._replace_last(last._replace(end=time.time(), cause=cause))
 
     def _unrecorded(self, number: int) -> Attempt:
@@ -577,7 +579,8 @@ class Supervisor:
     def interruption(self, watched: Sequence[str]) -> Optional[Cause]:
         """Why the ranks should save a checkpoint and end now, if they should."""
         left = self.asking.time_left
-        if left is not None and left < self.request.grace + _RESERVE:
+        near = self.request.grace + _RESERVE + (_EARLY if self._preempted else 0.0)
+        if left is not None and left < near:
             return Cause("warned", "the time limit is near")
         if self._preempted:
             return Cause("warned", "Slurm has announced the end of the job")
@@ -744,7 +747,7 @@ class Course:
         if self._step.over():
             self._over_at = self._over_at or now
             if now - self._over_at > _ARRIVAL:
-                return Cause("start", "srun exited before any rank reported: see supervisor.log")
+                return self._watch.without_step()
         return None
 
     def _warn(self, now: float) -> None:

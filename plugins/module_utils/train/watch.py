@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause as causes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
@@ -261,10 +261,10 @@ class Watch:
         """Why the attempt has ended or has to end; None while it continues."""
         if self._start_failure:
             return self._start_failure
-        killed = sorted(node for node in self._used_up if self._unheard(node, now) > _QUIET)
+        killed = [node for node in self._used_up if self._unheard(node, now) > _QUIET]
         if killed:
             # With its ranks, the kernel has killed the agent.
-            return Cause("crash", f"{killed[0]}: {causes.USED_UP}", None, killed[0])
+            return _memory(killed)
         if self.lost:
             node = min(self.lost)
             return Cause("node", f"{node} {self.lost[node]}", None, node)
@@ -276,6 +276,15 @@ class Watch:
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
             return causes.hang(self._seen(), self._allowed)
         return None
+
+    def without_step(self) -> Cause:
+        """Why the attempt has ended if srun has, but not all ranks."""
+        if self._used_up:
+            # Without control groups, Slurm ends the whole step.
+            return _memory(self._used_up)
+        if self._heard:
+            return Cause("crash", "srun ended before the ranks: see supervisor.log")
+        return Cause("start", "srun exited before any rank reported: see supervisor.log")
 
     def _seen(self) -> causes.Seen:
         steps = {rank: progress.step for rank, progress in self._progress.items()}
@@ -353,3 +362,8 @@ class Watch:
 
 def _through(progress: Progress) -> bool:
     return progress.step is not None and progress.steps is not None and progress.step >= progress.steps
+
+
+def _memory(nodes: Collection[str]) -> Cause:
+    """The cause if the memory of the job was used up on these nodes."""
+    return Cause("crash", f"{min(nodes)}: {causes.USED_UP}", None, min(nodes))

@@ -10,8 +10,17 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import lines, step, watch
 
 
-def test_a_task_that_was_killed_for_its_memory_becomes_a_message_of_its_node() -> None:
-    said = [lines.Decoder().feed(line) for line in step.of_memory("srun: error: t2: task 1: Out Of Memory\n")]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: t2: task 1: Out Of Memory\n",
+        # Slurm 24.11 with OverMemoryKill.
+        "slurmstepd-t2: error: StepId=19.2 exceeded memory limit (2616889344 > 2097152000), being killed\n",
+        "slurmstepd-t2: error: JobId=19 exceeded memory limit (2616889344 > 2097152000), being killed\n",
+    ],
+)
+def test_a_task_that_was_killed_for_its_memory_becomes_a_message_of_its_node(line: str) -> None:
+    said = [lines.Decoder().feed(each) for each in step.of_memory(line)]
     assert said == [lines.Said(watch.MEMORY, "t2", {})]
 
 
@@ -19,6 +28,7 @@ def test_a_task_that_was_killed_for_its_memory_becomes_a_message_of_its_node() -
     "line",
     [
         "srun: error: t2: task 1: Killed\n",
+        "slurmstepd-t2: error: *** STEP 19.2 ON t2 CANCELLED AT 2026-11-27T17:06:45 ***\n",
         "srun: error: t2: task 1: Exited with exit code 1\n",
         "@gpumesh t2 .{}\n",
         "CUDA error: out of memory\n",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +243,14 @@ def test_a_job_whose_script_was_killed_is_followed_by_another(folder: Folder, mo
     assert (found.state, found.detail, folder.submission().job) == ("queued", "the batch script was killed", 42)
     (attempt,) = found.attempts
     assert attempt.end and attempt.cause == Cause("supervisor", "the batch script was killed")
+
+
+def test_it_waits_for_the_nodes_of_that_job_since_that_of_the_supervisor_is_not_lost(folder: Folder) -> None:
+    folder.write_request(folder.request()._replace(nodes=2, min_nodes=1))
+    slurm = Waiting()
+    assert left_without_script(folder, slurm) == 0
+    (options,) = slurm.options
+    assert "--dependency=afterany:41" in options, options
 
 
 def test_a_job_whose_script_was_killed_is_requeued_at_once_if_slurm_gives_no_other(folder: Folder) -> None:
@@ -732,6 +741,22 @@ def test_the_time_left_runs_out_also_while_the_controller_is_away(folder: Folder
     made.asking._deadline -= 60
     cause = made.interruption(["n1"])
     assert cause is not None and cause.kind == "warned"
+
+
+@pytest.mark.parametrize(
+    ("squeue", "words"),
+    [("2:00\n", "the time limit is near"), ("2-00:00:00\n", "Slurm has announced the end of the job")],
+)
+def test_a_warning_shortly_before_the_time_limit_is_that_of_the_time_limit(
+    folder: Folder, squeue: str, words: str
+) -> None:
+    made = supervised(folder, inherited=0)
+    made.asking._runner = Slurm(0, squeue=squeue)
+    made.asking._ask()
+    assert made.interruption(["n1"]) is None
+    made.preempt(signal.SIGUSR1, None)
+    cause = made.interruption(["n1"])
+    assert cause is not None and (cause.kind, cause.detail) == ("warned", words)
 
 
 class Waiting(Slurm):

@@ -389,6 +389,15 @@ def test_an_agent_that_was_killed_for_the_memory_of_the_job_is_not_a_node_that_i
     )
 
 
+def test_of_a_step_that_has_ended_its_memory_is_told_or_that_its_ranks_had_not(watch: Watch) -> None:
+    assert Watch(REQUEST, ["n1", "n2"], 0.0).without_step().kind == "start"
+    watch.hear(beat(0, 40), 5.0)
+    assert watch.without_step() == Cause("crash", "srun ended before the ranks: see supervisor.log")
+    watch.hear(said(MEMORY, "n2"), 5.0)
+    cause = watch.without_step()
+    assert (cause.kind, cause.node) == ("crash", "n2") and "used up" in cause.detail
+
+
 def test_a_rank_that_was_killed_for_its_memory_is_told_so(watch: Watch) -> None:
     watch.hear(ended(0, 1, 9.0, TIMED_OUT, memory=True), 10.0)
     watch.hear(ended(1, -9, 9.5, memory=True), 10.0)
@@ -406,3 +415,35 @@ def test_a_rank_that_has_failed_without_ending_is_to_blame_for_a_hang(watch: Wat
     cause = watch.verdict(77.0)
     assert cause is not None and (cause.kind, cause.rank) == ("hang", 1)
     assert "rank 1 on n2 is still there after its error: ValueError: loss is nan" in cause.detail
+
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(
+    ("errors", "rank", "hardware"),
+    [
+        # The exit of JAX, for example, waits for the others.
+        ({0: "ValueError: loss is nan", 1: ECC}, 1, True),
+        ({1: "ValueError: loss is nan"}, 1, False),
+        # What the ranks of two nodes say is not the hardware of one.
+        ({0: ECC, 2: ECC}, 0, False),
+    ],
+)
+def test_a_node_is_at_fault_for_its_hardware_also_if_its_rank_has_not_ended(
+    watch: Watch, errors: dict[int, str], rank: int, hardware: bool
+) -> None:
+    for each in range(3):
+        watch.hear(beat(each, 40), 10.0)
+    assert watch.asks(71.0)
+    for each, error in errors.items():
+        watch.hear(state(each, error=error), 72.0)
+    cause = watch.verdict(77.0)
+    assert cause is not None and (cause.kind, cause.rank, cause.hardware) == ("hang", rank, hardware)
+
+
+def test_nor_if_the_others_have_given_up(given_up: Watch) -> None:
+    given_up.hear(state(1, place="_shutdown (threading.py:1624)", error=ECC), 14.0)
+    beats(given_up, 18.6)
+    cause = given_up.verdict(18.6)
+    assert cause is not None and (cause.kind, cause.rank, cause.node, cause.hardware) == ("crash", 1, "n2", True)
