@@ -71,8 +71,11 @@ FAULTS = {
     "batch": Fault("SIGKILL of the slurmstepd of the batch script", "supervisor", ("warned:",), says="of Slurm"),
     "stepd": Fault("SIGKILL of the slurmstepd of a node's ranks", "other", ("node:node", "crash:rank"), same=False),
     "stop": Fault("SIGSTOP of a rank", "any", ("hang:rank",), says="SIGSTOP"),
+    # Its ranks go on until the next attempt begins, and must not be through by then.
     "asleep": Fault(
-        "SIGSTOP of an agent, and SIGCONT in the next attempt", "other", ("node:node",), same=True, spare=True
+        *("SIGSTOP of an agent, and SIGCONT in the next attempt", "other", ("node:node",)),
+        spare=True,
+        pause=LONG,
     ),
     "power": Fault("the power of a node is cut", "other", ("node:node",), same=False),
     "spare": Fault("the power of a node is cut, with a spare node", "other", ("node:node",), spare=True),
