@@ -37,6 +37,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     stage,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STOPPED
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.rank_log import RankLog
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress, known
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -265,10 +266,14 @@ class Agent:
 
         An agent whose ranks have ended stays, since it may be the one that continues the run.
         """
-        heard = time.monotonic()
+        heard = looked = time.monotonic()
         present = True
         while self._living() or self._deadline is None:
             ready, _write, _other = select.select([orders] if present else [], [], [], _SPACING)
+            if time.monotonic() - looked > STOPPED:
+                # This process was stopped, and the supervisor perhaps with it.
+                heard = time.monotonic()
+            looked = time.monotonic()
             if ready:
                 heard = time.monotonic()
                 part = os.read(orders, 4096)
@@ -290,7 +295,13 @@ class Agent:
     def rest(self, orders: int) -> bool:
         """Wait for the next attempt. Returns False if the supervisor is lost before."""
         pending = b""
-        while select.select([orders], [], [], _SILENCE)[0]:
+        while True:
+            began = time.monotonic()
+            if not select.select([orders], [], [], _SILENCE)[0]:
+                if time.monotonic() - began > _SILENCE + STOPPED:
+                    # This process was stopped, and the supervisor perhaps with it.
+                    continue
+                break
             part = os.read(orders, 4096)
             *words, pending = (pending + part).split(b"\n")
             if b"leave" in words:

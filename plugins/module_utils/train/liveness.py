@@ -8,6 +8,7 @@ Programs pause: they validate, save, compile. The limit of a run follows what it
 
 from __future__ import annotations
 
+import time
 from typing import Dict, NamedTuple, Optional
 
 #: Additional seconds before the first step of an attempt, to load libraries, connect the ranks and read a checkpoint.
@@ -18,6 +19,41 @@ _LONGER = 3.0
 _MOST = 4.0
 #: A program prints regularly if it has done so for the given limit, with pauses of at most this part of it.
 _PART = 1 / 3
+#: A thread that has something to do every second, and has done nothing for so many, was stopped with its process.
+STOPPED = 5.0
+
+
+def clock() -> float:
+    """Seconds of a monotonic clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Keepalives:
+    """The keepalives that this process sends, which show for how long it was stopped. Times are those of ``clock``."""
+
+    def __init__(self, now: float) -> None:
+        self._sent: Optional[float] = now
+        self._total = 0.0
+
+    def sent(self, now: float) -> None:
+        """Record a keepalive."""
+        if self._sent is not None:
+            self._total += _stop(now - self._sent)
+        self._sent = now
+
+    def end(self) -> None:
+        """Record that no more are sent."""
+        self._sent = None
+
+    def stopped(self, now: float) -> float:
+        """For how many seconds the process was stopped until now, in all. Another thread may send one meanwhile."""
+        # In this order: otherwise, it might miss the time that is being added.
+        sent = self._sent
+        return self._total + (0.0 if sent is None else _stop(now - sent))
+
+
+def _stop(gap: float) -> float:
+    return gap if gap > STOPPED else 0.0
 
 
 class Limits(NamedTuple):
@@ -66,6 +102,11 @@ class Output:
         else:
             self._gap = max(self._gap, now - self._last)
         self._last = now
+
+    def excuse(self, now: float) -> None:
+        """Do not count the time until now, in which nobody has listened."""
+        if self._since is not None:
+            self._last = now
 
     def regular(self, limit: float) -> bool:
         """Whether the program has printed for so long, and so regularly, that its silence means something."""

@@ -18,7 +18,14 @@ from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, health, lines, scheduler, watch
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    agent,
+    health,
+    lines,
+    liveness,
+    scheduler,
+    watch,
+)
 
 #: Seconds between two messages to the agents.
 _SPACING = 1.0
@@ -76,6 +83,7 @@ class Step:
         #: Each with its time of arrival, since it may be read later.
         self.lines: queue.Queue[Tuple[float, str]] = queue.Queue()
         self._orders: queue.Queue[str] = queue.Queue()
+        self._keepalives = liveness.Keepalives(liveness.clock())
         self.order(agent.task_text(task))
         for work, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
             threading.Thread(target=work, args=(stream,), daemon=True).start()
@@ -94,6 +102,13 @@ class Step:
                 except queue.Empty:
                     word = "tick"
                 write_all(stream.fileno(), f"{word}\n".encode())
+                self._keepalives.sent(liveness.clock())
+        self._keepalives.end()
+
+    @property
+    def stopped(self) -> float:
+        """For how many seconds of this step its supervisor was stopped, or its machine suspended."""
+        return self._keepalives.stopped(liveness.clock())
 
     def order(self, word: str) -> None:
         """Send an order to all agents."""
@@ -177,10 +192,10 @@ class Asking:
         one = [f"--jobid={self._job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet"]
         return ["srun", *one]
 
-    def probe(self, node: str) -> bool:
+    def probe(self, node: str, seconds: float = _PROBE) -> bool:
         """Whether a step can run on the node, as an attempt requires."""
         try:
-            self._runner([*self._srun(node), "true"], timeout=_PROBE)
+            self._runner([*self._srun(node), "true"], timeout=seconds)
         except CommandError:
             return False
         return True

@@ -32,7 +32,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.cause import signal_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.growth import Growing, Growth
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STARTING, Limits
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STARTING, STOPPED, Limits
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
     ENDED,
     Attempt,
@@ -55,6 +55,8 @@ _ENDING = 12.0
 _KILLING = 30.0
 #: Seconds for the remaining output of srun to arrive after it has ended.
 _ARRIVAL = 3.0
+#: Seconds for the node of a lost supervisor to answer. If it is lost as well, the run waits for it so long.
+_ALIVE = 4.0
 #: Seconds in which nodes that the run needs may return before the run leaves its job.
 _RETURN = 10.0
 #: The same after an outage of the controller.
@@ -349,8 +351,14 @@ class Supervisor:
                 cause = Cause("supervisor", _SCRIPT_KILLED)
             if self._post.killed and last.job == self._post.job:
                 cause = Cause("supervisor", f"the supervisor was killed ({signal_name(self._post.killed)})")
-            self._lost = [last.supervisor] if self._post.inherited and not self._post.ends else []
+            elif self._post.inherited and not self._post.ends and self._lives(last.supervisor):
+                cause = Cause("supervisor", f"the supervisor has stopped, but {last.supervisor} responds")
+            self._lost = [last.supervisor] if self._post.inherited and cause.node else []
             self._replace_last(last._replace(end=time.time(), cause=cause))
+
+    def _lives(self, node: str) -> bool:
+        """Whether a node is there, although its supervisor is lost."""
+        return node == self._post.node or self.asking.probe(node, _ALIVE)
 
     def _unrecorded(self, number: int) -> Attempt:
         """An attempt of this job that its supervisor, which was lost, could not record, since the volume was full."""
@@ -692,6 +700,7 @@ class Course:
         self._warned: Optional[Cause] = None
         self._warned_at = 0.0
         self._staged = False
+        self._stopped = 0.0
         self._noted = 0.0
         self._asked = 0.0
         self._over_at: Optional[float] = None
@@ -703,6 +712,7 @@ class Course:
         while True:
             self._listen(time.monotonic() + _SPACING)
             now = time.monotonic()
+            self._resume(now)
             cause = self._end(now)
             if cause is not None:
                 self._supervisor.take_progress(self._watch, self._speed(now))
@@ -719,6 +729,14 @@ class Course:
                 self._supervisor.take_progress(self._watch, self._speed(now))
                 if time.monotonic() - now > _BLOCKED:
                     self._watch.excuse(time.monotonic())
+
+    def _resume(self, now: float) -> None:
+        """Blame nobody for the time in which this process was stopped."""
+        seconds = self._step.stopped - self._stopped
+        if seconds > STOPPED:
+            self._stopped += seconds
+            _say(f"the supervisor was stopped for {seconds:.0f} s")
+            self._watch.resume(now, seconds)
 
     def _listen(self, deadline: float) -> None:
         """Process the messages that have arrived, and those that arrive before the deadline."""

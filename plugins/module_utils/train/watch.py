@@ -62,6 +62,10 @@ class Watch:
         self._start_failure: Optional[Cause] = None
         self._gone: Set[str] = set()
         self._warned: Optional[Cause] = None
+        #: When this process went on after it was stopped, for how long it was, and the nodes not heard from since.
+        self._resumed = now
+        self._stopped_for = 0.0
+        self._absent: Set[str] = set()
         self._staging: Dict[str, Tuple[int, int, bool]] = {}
         #: Nodes on which no rank runs any more, and why; those that respond can be used again.
         self.lost: Dict[str, str] = {}
@@ -90,6 +94,9 @@ class Watch:
             self._used_up.add(said.node)
             return
         self._heard[said.node] = now
+        if now - self._resumed > _QUIET:
+            # What comes earlier may have been sent before the agent gave up its supervisor.
+            self._absent.discard(said.node)
         hearers = {
             "beat": self._beat,
             "ended": self._ended,
@@ -194,6 +201,26 @@ class Watch:
         """Do not count the time until now, since the shared volume did not answer: ranks may have waited for it as well."""
         self._answered = now
 
+    def resume(self, now: float, seconds: float) -> None:
+        """Give all nodes and ranks their time again, since this process was stopped for so many seconds.
+
+        An agent that hears nothing for long ends its ranks. So the silence of a node from now on is not its fault.
+        """
+        self._resumed, self._stopped_for = now, seconds
+        self._absent = set(self.nodes) - self._gone
+        self._heard = dict.fromkeys(self._heard, now)
+        self._began = self._ranks_began = now
+        self._moved = None if self._moved is None else now
+        self._failed_at = None if self._failed_at is None else now
+        self._looked = None
+        self._output.excuse(now)
+        self.excuse(now)
+
+    def _given_up(self, now: float) -> bool:
+        """Whether an agent has ended its ranks since this process was stopped."""
+        left = self._absent - self._gone
+        return any(self._unheard(node, now) > (_SILENCE if node in self._heard else _START) for node in left)
+
     @property
     def stepping(self) -> Optional[float]:
         """The seconds from the first step to the last; None without steps."""
@@ -273,6 +300,9 @@ class Watch:
             return self._failure(now, now - self._failed_at)
         if all_ended and self._failed_at is None:
             return Cause("finished") if self._warned is None or self._through() else self._warned
+        if self._given_up(now):
+            failure = None if self._failed_at is None else self._failure(now, now - self._failed_at)
+            return failure or Cause("supervisor", f"the supervisor was stopped for {self._stopped_for:.0f} s")
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
             return causes.hang(self._seen(), self._allowed)
         return None

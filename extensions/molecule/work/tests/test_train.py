@@ -242,6 +242,40 @@ def test_it_goes_on_after_the_batch_script_and_then_slurmstepd_of_a_node_are_kil
     assert lab.result("daemons").samples == f"samples {SAMPLES!r}"
 
 
+def test_it_goes_on_with_all_nodes_after_its_supervisor_was_stopped_for_a_while(lab: TrainLab) -> None:
+    supervise, agents = (rf"^\S*python\S* .*gpumesh-train {word}" for word in ("supervise ", "agent"))
+    lab.idle()
+    # With longer and more steps: the ranks go on for as long as the agents wait.
+    without = f"--exclude={MANAGER}"
+    TrainLab(NAME).begin("asleep", "--nodes", "2", "--min-nodes", "1", "--sbatch", without, steps=2 * STEPS)
+    first = at_random_step(lab, "asleep", 1)["attempts"][0]
+    lab.run(first["supervisor"], "pkill", "-STOP", "-f", supervise)
+    found = lab.again("asleep", 2)
+    lab.run(first["supervisor"], "pkill", "-CONT", "-f", supervise)
+    log = lab.runs / "asleep" / "supervisor.log"
+    dismissed = "another node considers this one dead"
+    lab.wait("it has noticed its heir", lambda: dismissed in log.read_text(encoding="utf-8"), PATIENCE)
+    # Now the heir, when nobody can inherit: it goes on itself. It is older than the agent of its own attempt.
+    heir = found["attempts"][1]["supervisor"]
+    lab.run(MANAGER, "systemctl", "stop", "slurmctld")
+    try:
+        lab.run(heir, "pkill", "-STOP", "--oldest", "-f", agents)
+        time.sleep(15)
+        lab.run(heir, "pkill", "-CONT", "--oldest", "-f", agents)
+        lab.await_run("asleep", "notices it", lambda now: now["attempts"][1]["cause"], spacing=0.3)
+    finally:
+        lab.run(MANAGER, "systemctl", "start", "slurmctld")
+    found = lab.finish("asleep")
+    assert causes(found) == [("supervisor", None, "")] * 2 + [("finished", None, "")], found
+    details = [attempt["cause"]["detail"] for attempt in found["attempts"]]
+    assert details[0] == f"the supervisor has stopped, but {first['supervisor']} responds"
+    assert details[1].startswith("the supervisor was stopped for ")
+    assert all(sorted(attempt["nodes"]) == sorted(first["nodes"]) for attempt in found["attempts"]), found
+    assert len({attempt["job"] for attempt in found["attempts"]}) == 1
+    check_steps(found)
+    assert lab.result("asleep").samples == f"samples {all_samples(2 * STEPS)!r}"
+
+
 def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
     """Slurm itself calls the job running, with no process, until it asks the nodes for their jobs half an hour later."""
     lab.idle()

@@ -162,6 +162,30 @@ def test_an_agent_rests_until_the_next_attempt_or_the_loss_of_the_supervisor(
         os.close(supervisor)
 
 
+@pytest.mark.parametrize(("work", "word"), [("run", b"end\n"), ("rest", b"leave\n")])
+def test_an_agent_that_was_stopped_with_its_supervisor_waits_for_it_again(
+    task: Task, monkeypatch: pytest.MonkeyPatch, work: str, word: bytes
+) -> None:
+    """As when the machine of both sleeps. The agent may be the first to go on."""
+    clock = [0.0]
+    orders, supervisor = os.pipe()
+
+    def select(*_given: object) -> tuple[list[int], list[int], list[int]]:
+        if clock[0]:
+            os.write(supervisor, word)
+            return [orders], [], []
+        clock[0] += 100.0
+        return [], [], []
+
+    agent = Agent(task, "n1", io.StringIO())
+    with monkeypatch.context() as patched:
+        patched.setattr(program.agents.select, "select", select)
+        patched.setattr(program.agents.time, "monotonic", lambda: clock[0])
+        assert getattr(agent, work)(orders)
+    os.close(orders)
+    os.close(supervisor)
+
+
 def test_the_supervisor_on_a_node_that_lives_may_start_again_first(task: Task) -> None:
     slept: list[float] = []
     assert inherits(task, "n2", lambda: True, slept.append, closed=True) == 0

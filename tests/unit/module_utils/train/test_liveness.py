@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import STARTING, UNKNOWN, Limits, Output
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.liveness import (
+    STARTING,
+    UNKNOWN,
+    Keepalives,
+    Limits,
+    Output,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
@@ -156,3 +162,29 @@ def test_the_first_step_is_the_one_that_was_made_first_not_the_one_that_was_seen
     assert watch.first == 61
     report(watch, 20.0, step=80, first=61)
     assert (watch.first, watch.stepping) == (61, 10.0)
+
+
+def test_the_time_for_which_a_process_was_stopped_is_the_time_without_keepalives() -> None:
+    keepalives = Keepalives(0.0)
+    for now in (1.0, 2.0, 6.5):
+        keepalives.sent(now)
+    # On a busy machine, one comes late.
+    assert keepalives.stopped(7.5) == 0.0
+    # It is noticed before another one is sent, and remembered.
+    assert keepalives.stopped(46.5) == 40.0
+    keepalives.sent(46.5)
+    keepalives.sent(47.5)
+    assert keepalives.stopped(48.0) == 40.0
+    keepalives.sent(67.5)
+    assert keepalives.stopped(68.0) == 60.0
+    keepalives.end()
+    assert keepalives.stopped(200.0) == 60.0
+
+
+def test_output_that_nobody_has_read_is_no_pause_of_the_program() -> None:
+    output = Output()
+    for now in (0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0):
+        output.tell("n1", int(now) + 1, now)
+    output.excuse(100.0)
+    output.tell("n1", 200, 101.0)
+    assert output.regular(60.0)

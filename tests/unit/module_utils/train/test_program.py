@@ -292,9 +292,24 @@ def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> 
     for process in supervisors(host):
         os.kill(process, signal.SIGKILL)
     host.wait("state", "finished")
-    assert host.kinds == ["node", "finished"]
-    assert "the node of the supervisor, was lost" in host.run["attempts"][0]["cause"]["detail"]
+    assert host.kinds == ["supervisor", "finished"]
+    assert host.run["attempts"][0]["cause"]["detail"] == "the supervisor has stopped, but n1 responds"
     assert (host.runs / "nano" / "attempts" / "001" / "heir-0").read_text(encoding="ascii") == "n1\n"
+
+
+def test_a_supervisor_that_is_stopped_for_a_while_leaves_the_run_to_its_agent(host: Host) -> None:
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    stopped = supervisors(host)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        host.wait("state", "finished")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+    assert host.kinds == ["supervisor", "finished"]
+    assert host.run["attempts"][0]["cause"]["detail"] == "the supervisor has stopped, but n1 responds"
+    assert [attempt["heir"] for attempt in host.run["attempts"]] == [False, True]
 
 
 def kill_ranks(host: Host) -> None:

@@ -608,6 +608,55 @@ def test_a_supervisor_that_was_killed_is_succeeded_without_blame(
     assert "scancel" not in cast("Slurm", made._runner).asked[2:], "the end of the batch script ends the job"
 
 
+class Answering(Slurm):
+    """Slurm with two nodes, of which the one of the lost supervisor answers, or not."""
+
+    def __init__(self, answers: bool) -> None:
+        super().__init__(0, sinfo="n1|idle\nn2|idle\n")
+        self.answers = answers
+
+    def __call__(self, argv: list[str], **options: object) -> Completed:
+        if argv[0] == "srun" and "--nodelist=n1" in argv and not self.answers:
+            raise supervisor.CommandError(argv, "timed out")
+        return super().__call__(argv, **options)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_heir_blames_the_node_of_the_supervisor_only_if_it_does_not_respond(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """A supervisor that was stopped for a while is no reason to go on without its node."""
+    Steps(monkeypatch, Cause("finished"))
+    supervised(folder)
+    folder.write_request(folder.request()._replace(nodes=2, min_nodes=1))
+    folder.write(Run("nano", "running", "token", 41, attempts=(OPEN._replace(nodes=("n1", "n2")),)))
+    folder.claim(1, 0, "n2")
+    post = supervisor.Post("/bin/x", 41, "token", "n2", ["n1", "n2"], 1)
+    assert supervisor.Supervisor(folder, post, Answering(answers)).supervise() == 0
+    first, second = folder.read().attempts
+    stopped = Cause("supervisor", "the supervisor has stopped, but n1 responds")
+    assert first.cause == (
+        stopped if answers else Cause("node", "n1, the node of the supervisor, was lost", None, "n1")
+    )
+    assert second.nodes == (("n1", "n2") if answers else ("n2",))
+
+
+def test_a_supervisor_that_was_stopped_gives_the_others_their_time_again_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(supervisor, "_say", said.append)
+    made = supervised(folder, inherited=0)
+    watch = supervisor.Watch(made.request, ["n1"], 0.0)
+    step = SimpleNamespace(stopped=0.0, over=lambda: False)
+    course = supervisor.Course(made, cast("supervisor.Step", step), watch)
+    # The second time is that of another thread, which notices it a little later.
+    for stopped in (0.0, 100.0, 100.01):
+        step.stopped = stopped
+        course._resume(100.0 + stopped)
+    assert watch.silent(201.0) == [] and said == ["the supervisor was stopped for 100 s"]
+
+
 @pytest.mark.parametrize(("nodes", "node"), [(("n1", "n2"), ""), (("n1",), "n1")])
 def test_no_node_is_blamed_for_the_loss_of_all(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], node: str

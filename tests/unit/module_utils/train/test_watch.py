@@ -447,3 +447,43 @@ def test_nor_if_the_others_have_given_up(given_up: Watch) -> None:
     beats(given_up, 18.6)
     cause = given_up.verdict(18.6)
     assert cause is not None and (cause.kind, cause.rank, cause.node, cause.hardware) == ("crash", 1, "n2", True)
+
+
+def stopped(watch: Watch) -> None:
+    """The supervisor is stopped for 40 s at second 11. Then it hears what the agents said before they gave it up."""
+    for rank in range(3):
+        watch.hear(beat(rank, 5), 11.0)
+    watch.resume(51.0, 40.0)
+    for rank in range(3):
+        watch.hear(beat(rank, 6), 51.1)
+
+
+def test_a_supervisor_that_was_stopped_gives_all_their_time_again(watch: Watch) -> None:
+    stopped(watch)
+    assert watch.silent(52.0) == [] and not watch.hangs(52.0)
+    for now in range(53, 111):
+        beats(watch, float(now))
+        assert watch.verdict(float(now)) is None and watch.silent(float(now)) == []
+    assert watch.hangs(112.0)
+    # It is no excuse for a node that is lost much later.
+    watch.lost["n3"] = "no longer responds"
+    cause = watch.verdict(130.0)
+    assert cause is not None and (cause.kind, cause.node) == ("node", "n3")
+
+
+def test_agents_that_end_their_ranks_since_it_was_stopped_are_not_blamed(watch: Watch) -> None:
+    stopped(watch)
+    assert watch.verdict(57.0) is None
+    assert watch.verdict(58.0) == Cause("supervisor", "the supervisor was stopped for 40 s")
+
+
+def test_a_rank_that_has_crashed_before_is_blamed_all_the_same(watch: Watch) -> None:
+    stopped(watch)
+    watch.hear(ended(1, -9, 12.0), 51.1)
+    cause = watch.verdict(58.0)
+    assert cause is not None and (cause.kind, cause.rank) == ("crash", 1)
+
+
+def test_the_pause_of_the_supervisor_is_not_taken_for_one_of_the_program(watch: Watch) -> None:
+    stopped(watch)
+    assert watch.limits.gap < 11.0
