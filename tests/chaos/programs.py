@@ -206,7 +206,7 @@ class Session(train.Session):
 
     def judge_calm(self, name: str, count: int) -> str:
         """Wait for the end of a run. Returns what is wrong with it."""
-        found = self.await_end(name, count * ENDS)
+        found = self.lab.finish(name, count * ENDS)
         wrong = [] if causes(found) == [("finished", None, "")] else [f"undisturbed, and {found['attempts']}"]
         return "; ".join(wrong + (too_late(FAULTS["slurmd"], found, None, 0) if self.options.within else []))
 
@@ -229,15 +229,10 @@ class Session(train.Session):
             self.lab.idle()
             options = ("--nodes", "2", *ranks)
             self.lab.train("--detach", "--name", name, *options, *command(program, 0.0))
-            found = self.await_end(name)
+            found = self.lab.finish(name, ENDS)
             assert causes(found) == [("finished", None, "")], f"undisturbed, and {found['attempts']}"
             self.calm[program, ranks] = found
         return self.calm[program, ranks]
-
-    def await_end(self, name: str, seconds: float = ENDS) -> Found:
-        """Wait for the end of a run. Returns the content of run.json."""
-        ended = self.lab.end_of(name)
-        return self.lab.await_run(name, "has ended", ended, seconds)
 
     def disturb(self, one: Experiment) -> str:
         """Disturb a run. Returns what is wrong with it. Raises TooLateError."""
@@ -262,7 +257,7 @@ class Session(train.Session):
                 took = self.await_step(fault, name, at)
                 if one.fault == "asleep":
                     undo()
-            found = self.await_end(name)
+            found = self.lab.finish(name, ENDS)
         finally:
             undo()
         wrong = judge(fault, hit, found) + (differs(one.program, found, calm) if fault.state == "finished" else [])

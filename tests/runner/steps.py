@@ -77,9 +77,10 @@ def plan_steps(parts: Collection[str], scenarios: Iterable[str]) -> list[Step]:
     """
     hosts = [_scenario_step(name) for name in sorted(scenarios, key=_start_order)] if "molecule" in parts else []
     steps = [Step(IMAGE, tuple(_IMAGE.split()))] if hosts else []
-    steps += [*_steps_of(parts, "lint"), *hosts[:_EARLY]]
     return [
         *steps,
+        *_steps_of(parts, "lint"),
+        *hosts[:_EARLY],
         *_steps_of(parts, "integration", "sanity"),
         *hosts[_EARLY:],
         *_steps_of(parts, "unit", "publication", "security"),

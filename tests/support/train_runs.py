@@ -125,9 +125,9 @@ class TrainLab(Lab):
 
         return ended
 
-    def finish(self, name: str) -> Found:
+    def finish(self, name: str, seconds: float = PATIENCE) -> Found:
         """Wait for the end of the run. Returns the content of run.json."""
-        return self.await_run(name, "has ended", self.end_of(name))
+        return self.await_run(name, "has ended", self.end_of(name), seconds)
 
     def at_step(self, name: str, attempt: int, some: int) -> Found:
         """Wait until an attempt has made ``some`` steps of its own. Returns the content of run.json."""

@@ -15,6 +15,7 @@ import queue
 import signal
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -349,9 +350,9 @@ class Supervisor:
                 cause = Cause("node", "all nodes of the job were lost")
             if self._post.ends:
                 cause = Cause("supervisor", _SCRIPT_KILLED)
-            if self._post.killed and last.job == self._post.job:
+            elif self._post.killed and last.job == self._post.job:
                 cause = Cause("supervisor", f"the supervisor was killed ({signal_name(self._post.killed)})")
-            elif self._post.inherited and not self._post.ends and self._lives(last.supervisor):
+            elif self._post.inherited and self._lives(last.supervisor):
                 cause = Cause("supervisor", f"the supervisor has stopped, but {last.supervisor} responds")
             self._lost = [last.supervisor] if self._post.inherited and cause.node else []
             self._replace_last(last._replace(end=time.time(), cause=cause))
@@ -463,19 +464,17 @@ class Supervisor:
         """Submit another job. Returns why Slurm refuses it; None if it has accepted one."""
         barred = sorted(decide.barred(self._counted()))
         without = sorted({*excluded, *barred})
+        submit = partial(
+            scheduler.submit, self._runner, self._folder, self._post.program, fewer=True, least=self._least
+        )
         # Otherwise, it might start with the nodes that are back alone.
-        growth = {"least": self._least, "after": self._post.job} if self._least else {}
-        after = self._post.job if self._gives_back(excluded) else 0
+        after = self._post.job if self._least else 0
         try:
-            scheduler.submit(
-                self._runner, self._folder, self._post.program, without, fewer=True, **{"after": after, **growth}
-            )
+            submit(excluded=without, after=self._post.job if self._gives_back(excluded) else after)
         except GpumeshError as failure:
             _say(f"without {', '.join(without)}: {failure}")
             try:
-                scheduler.submit(
-                    self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD, **growth
-                )
+                submit(excluded=barred, hold=_HOLD, after=after)
             except GpumeshError as last:
                 return last
         return None

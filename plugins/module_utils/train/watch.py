@@ -219,7 +219,7 @@ class Watch:
     def _given_up(self, now: float) -> bool:
         """Whether an agent has ended its ranks since this process was stopped."""
         left = self._absent - self._gone
-        return any(self._unheard(node, now) > (_SILENCE if node in self._heard else _START) for node in left)
+        return any(self._overdue(node, now, _SILENCE) for node in left)
 
     @property
     def stepping(self) -> Optional[float]:
@@ -236,11 +236,15 @@ class Watch:
     def silent(self, now: float) -> List[str]:
         """Nodes that have been silent for long, and are not finished."""
         silence = _SILENCE if self._failed_at is None else _QUIET
-        return [node for node in self.nodes if self._unheard(node, now) > (silence if node in self._heard else _START)]
+        return [node for node in self.nodes if self._overdue(node, now, silence)]
 
     def _unheard(self, node: str, now: float) -> float:
         """Seconds without a message from a node that is not finished."""
         return 0.0 if node in self._gone else now - self._heard.get(node, self._began)
+
+    def _overdue(self, node: str, now: float, silence: float) -> bool:
+        """Whether a node has been silent for longer than it may be, or than its agent may take to start."""
+        return self._unheard(node, now) > (silence if node in self._heard else _START)
 
     def answers(self, node: str, now: float) -> None:
         """Record that a silent node has answered a query; its agent may still be gone."""

@@ -881,6 +881,13 @@ def test_an_attempt_does_not_end_for_a_node_just_before_the_time_limit(folder: F
     assert not made.grows(supervisor.Growth(("n2",), False))
 
 
+def leaving(folder: Folder, slurm: Slurm, least: int) -> supervisor.Supervisor:
+    """A supervisor of two nodes, of which the run needs this many, whose attempt has ended."""
+    folder.write_request(folder.request()._replace(nodes=2, min_nodes=least))
+    folder.write(Run("nano", "running", "token", 41, attempts=(Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, end=1.0),)))
+    return supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"]), slurm)
+
+
 @pytest.mark.parametrize(
     ("least", "excluded", "lost", "waits"),
     [
@@ -895,10 +902,8 @@ def test_an_attempt_does_not_end_for_a_node_just_before_the_time_limit(folder: F
 def test_the_next_job_waits_for_the_nodes_of_this_one_instead_of_starting_with_fewer(
     folder: Folder, least: int, excluded: tuple[str, ...], lost: list[str], waits: bool
 ) -> None:
-    folder.write_request(folder.request()._replace(nodes=2, min_nodes=least))
-    folder.write(Run("nano", "running", "token", 41, attempts=(Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, end=1.0),)))
     slurm = Waiting()
-    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"]), slurm)
+    made = leaving(folder, slurm, least)
     made._lost = lost
     made._resubmit(excluded)
     (options,) = slurm.options
@@ -913,9 +918,6 @@ def test_a_job_that_slurm_no_longer_knows_is_not_waited_for(folder: Folder) -> N
                 return Completed(1, "", "sbatch: error: Batch job submission failed: Job dependency problem")
             return done
 
-    folder.write_request(folder.request()._replace(nodes=2, min_nodes=1))
-    folder.write(Run("nano", "running", "token", 41, attempts=(Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, end=1.0),)))
     slurm = Forgetful()
-    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"]), slurm)
-    made._resubmit(())
+    leaving(folder, slurm, 1)._resubmit(())
     assert len(slurm.options) == 2 and "--dependency=afterany:41" not in slurm.options[1]
