@@ -435,12 +435,19 @@ def reconfigure(lab: Lab) -> None:
         shown = lab.run("s1", "scontrol", "--oneliner", "show", "nodes")
         return dict(re.findall(r"NodeName=(\S+) .*?SlurmdStartTime=(\S+)", shown))
 
-    before = started()
+    def handed_over() -> dict[str, str]:
+        """The process IDs of the daemons that replace themselves by a child: those that systemd runs."""
+        found = processes(lab, [machine for machine in MACHINES if machine != "s4"])
+        return {name: pid for name, pid in found.items() if name.endswith((" slurmd", " slurmctld"))}
+
+    before, replaced = started(), handed_over()
     assert set(before) == set(MACHINES)
     lab.run("s1", "scontrol", "reconfigure")
     if lab.run("s1", "scontrol", "--version").split()[1].startswith("22."):
         return
     lab.wait("they have restarted themselves", lambda: not before.items() & started().items(), PATIENCE)
+    # The child registers with the controller before systemd knows it as the main process.
+    lab.wait("systemd knows their children", lambda: not replaced.items() & handed_over().items(), PATIENCE)
 
 
 @pytest.mark.release
