@@ -78,6 +78,7 @@ class Labs:
 
     def __init__(self) -> None:
         self._lab_of: dict[str, str] = {}
+        self._running: dict[str, str] = {}
         self._counters: dict[str, Counter] = {}
         self._listed = float("-inf")
 
@@ -85,8 +86,9 @@ class Labs:
         """Read all counters. It is called every second or so: what a container did after the last reading is lost."""
         if time.monotonic() - self._listed >= _LIST_INTERVAL:
             self._listed = time.monotonic()
-            self._lab_of.update(list_containers())
-        for container in self._lab_of:
+            self._running = list_containers()
+            self._lab_of.update(self._running)
+        for container in self._running:
             for path in (_CGROUP / "cpuacct/docker" / container, *_unified_paths(container)):
                 reading = read_usage(path)
                 if reading is not None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab_commands import run_command
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
@@ -128,16 +130,15 @@ class Lab:
 
     def run(self, host: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
         """Run a command on the host, as root and without Ansible. Returns its stdout, whatever bytes that has."""
-        done = subprocess.run(
-            ["docker", "exec", self._container(host), *argv],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=timeout,
-        )
+        done = self.complete(host, *argv, timeout=timeout)
         assert not check or done.returncode == 0, f"{host}: {' '.join(argv)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def complete(self, host: str, *argv: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Run a command on the host as `run` does, whether it succeeds or not."""
+        done = run_command(self._container(host), argv, timeout)
+        out, err = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
     def begin_command(self, host: str, *argv: str) -> subprocess.Popen[str]:
         """Start a command on the host without waiting for it; its stdout and stderr are combined."""
@@ -156,9 +157,8 @@ class Lab:
 
     def read(self, host: str, path: str) -> bytes:
         """The content of a file on the host."""
-        done = subprocess.run(
-            ["docker", "exec", self._container(host), "cat", path], capture_output=True, check=True, timeout=60
-        )
+        done = run_command(self._container(host), ["cat", path], 60)
+        done.check_returncode()
         return done.stdout
 
     def play(self, playbook: str, *arguments: str, inventories: Sequence[Path] = ()) -> Run:

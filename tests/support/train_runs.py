@@ -82,13 +82,7 @@ class TrainLab(Lab):
 
     def train(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run gpumesh-train on the manager."""
-        done = subprocess.run(
-            ["docker", "exec", self._container(MANAGER), "gpumesh-train", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+        done = self.complete(MANAGER, "gpumesh-train", *arguments, timeout=PATIENCE)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 

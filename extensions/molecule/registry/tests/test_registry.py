@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from lab_commands import run_command
 from lab_hosts import plain
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -54,13 +55,7 @@ def run(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def on(host: str, command: str) -> str:
-    done = subprocess.run(
-        ["docker", "exec", f"gpumesh-molecule-registry-{host}", "sh", "-c", command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout
+    return run_command(f"gpumesh-molecule-registry-{host}", ["sh", "-c", command], 600).stdout.decode()
 
 
 def docker(*argv: str) -> None:
