@@ -38,11 +38,12 @@ SCENARIOS: dict[str, frozenset[str]] = {
     "guides": _BASE | _SCHEDULER | {"check", "discover", "storage"},
     "kernel": _RECORD | _SCHEDULER | {"mesh", "wireguard", "storage"},
     "registry": _RECORD,
+    "session": _SCHEDULER | {"session"},
     "slurm": _RECORD | _SCHEDULER,
     "slurm_bookworm": _SCHEDULER,
     "tailscale": _TAILNET | _SCHEDULER | {"check"},
     "wireguard": frozenset({"mesh", "wireguard", "firewall"}),
-    "work": _SCHEDULER | {"session", "tracking", "train"},
+    "work": _SCHEDULER | {"tracking", "train"},
 }
 _LAYERS = frozenset().union(*SCENARIOS.values())
 #: What tests read by path.

@@ -19,6 +19,7 @@ _LONGEST = (
     "kernel",
     "guides",
     "tailscale",
+    "session",
     "chaos",
     "check",
     "slurm_bookworm",
@@ -32,7 +33,9 @@ _EARLY = 2
 #: Scenarios that run with the oldest ansible-core that we support, all others with that of requirements.txt: each playbook
 #: runs on hosts with both. It is also the one that takes the least processor time.
 _OLDEST_CORE = "2.18"
-_ON_OLDEST = frozenset({"chaos", "check", "kernel", "registry", "slurm", "slurm_bookworm", "tailscale", "wireguard"})
+_ON_OLDEST = frozenset(
+    {"chaos", "check", "kernel", "registry", "session", "slurm", "slurm_bookworm", "tailscale", "wireguard"}
+)
 
 _COMMANDS = {
     "lint": {

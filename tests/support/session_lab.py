@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sessions on the machines of the scenario `work`, or of a similar lab, and what remains of them."""
+"""Sessions on the machines of the scenario `session`, or of a similar lab, and what remains of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lab_hosts import ROOT, Lab
 
 MANAGER = "gpu1"
 #: The addresses of the machines, by name. Sessions run in their partition.
-HOSTS = {"gpu1": "10.79.90.11", "gpu2": "10.79.90.12", "gpu3": "10.79.90.13"}
+HOSTS = {"gpu1": "10.79.91.11", "gpu2": "10.79.91.12", "gpu3": "10.79.91.13"}
 PARTITION = "machines"
-LAB = Lab("molecule-work")
+LAB = Lab("molecule-session")
 SCENARIO = ROOT / "extensions" / "molecule" / "work"
 #: Seconds until nothing may be left of a session that has ended.
 GONE = 60.0

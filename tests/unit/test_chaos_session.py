@@ -178,5 +178,5 @@ def test_the_hosts_of_another_lab() -> None:
         assert session_lab.LAB._container("gpu2") == "gpumesh-chaos-session-gpu2"
         assert session_lab.LAB.inventory.parent.name == "chaos-session"
     finally:
-        session_lab.use("molecule-work", "10.79.90")
+        session_lab.use("molecule-session", "10.79.91")
     assert hosts == session_lab.HOSTS

@@ -223,7 +223,7 @@ def test_a_run_does_not_get_the_key_of_munge(node: Node, answers: dict[str, str]
 
 
 def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
-    """The scenario work covers containers that run."""
+    """The scenario session covers containers that run."""
     roles = "[{name: main, image: debian}, {name: sub, replicas: 3, image: debian}]"
     job = node.run("session", limit=PAIR, session_name="demo", session_roles=roles, session_ports="8888 9000:80")
     assert job.status == "failed", job.stdout

@@ -16,11 +16,9 @@ from train_runs import TrainLab
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import install
 
-#: A second run; sessions, whose placement needs idle nodes; training runs; and the guide with its server, at whose end the cluster is
-#: deleted.
+#: A second run; training runs; and the guide with its server, at whose end the cluster is deleted.
 ORDER = (
     "test_again",
-    "test_session",
     "test_full",
     "test_preempted",
     "test_profile",
