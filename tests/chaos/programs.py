@@ -137,6 +137,8 @@ class Session(train.Session):
         super().__init__(options, Program((), SIGNALS["rank"][1], ""))
         #: The ends of undisturbed runs, by program and ranks per node.
         self.calm: dict[tuple[str, Sequence[str]], Found] = {}
+        #: When the present run was hit, by the clock of time.monotonic().
+        self.hit_at = 0.0
 
     def bring(self) -> None:
         """Copy the programs to where runs expect them."""
@@ -252,9 +254,9 @@ class Session(train.Session):
             elif one.fault != "limit":
                 found = self.at_step(name, one.step)
                 hit = victim(fault, one.rank, found["attempts"][-1])
-                at = time.monotonic()
+                self.hit_at = time.monotonic()
                 undo = self.hit_now(one.fault, name, hit, found)
-                took = self.await_step(fault, name, at)
+                took = self.await_step(fault, name)
                 if one.fault == "asleep":
                     undo()
             found = self.lab.finish(name, ENDS)
@@ -295,7 +297,7 @@ class Session(train.Session):
         assert found["state"] not in ENDED, f"before it was hit, the run was {found['state']}: {found['detail']}"
         return found
 
-    def await_step(self, fault: Fault, name: str, at: float) -> float | None:
+    def await_step(self, fault: Fault, name: str) -> float | None:
         """Wait for the first step after the fault, if one has to come. Returns the seconds that it took."""
         if not fault.times[0] or fault.state != "finished":
             return None
@@ -307,7 +309,7 @@ class Session(train.Session):
             return ended(now) or (len(attempts) > 1 and attempts[-1]["first"] is not None)
 
         found = self.lab.await_run(name, "makes steps again", done, ENDS, 0.3)
-        return time.monotonic() - at if len(found["attempts"]) > 1 else None
+        return time.monotonic() - self.hit_at if len(found["attempts"]) > 1 else None
 
     # What hits them
 
@@ -326,10 +328,10 @@ class Session(train.Session):
         if kind in hitters:
             return hitters[kind](node)
         if kind == "dark":
-            for host in (MANAGER, *OTHERS):
-                lab.kill(host)
-            for host in (MANAGER, *OTHERS):
-                lab.revive(host)
+            lab.kill(MANAGER, *OTHERS)
+            # The time without power is not the run's.
+            self.hit_at = time.monotonic()
+            lab.revive(MANAGER, *OTHERS)
         elif kind == "slurmd":
             lab.run(node, "pkill", "-KILL", "-x", "slurmd")
             self.start_slurmd(node)

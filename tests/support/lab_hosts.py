@@ -179,16 +179,20 @@ class Lab:
         return run.seconds
 
     def stop(self, host: str) -> None:
-        subprocess.run(["docker", "stop", self._container(host)], check=True, capture_output=True, timeout=120)
+        self._engine("stop", host)
 
-    def kill(self, host: str) -> None:
-        """Cut the power of the host."""
-        subprocess.run(["docker", "kill", self._container(host)], check=True, capture_output=True, timeout=120)
+    def kill(self, *hosts: str) -> None:
+        """Cut the power of the hosts."""
+        self._engine("kill", *hosts)
 
     def start(self, host: str) -> None:
         """Start the host and wait for its services."""
-        subprocess.run(["docker", "start", self._container(host)], check=True, capture_output=True, timeout=120)
+        self.power_on(host)
         self.await_boot(host)
+
+    def power_on(self, *hosts: str) -> None:
+        """Restore the power of the hosts."""
+        self._engine("start", *hosts)
 
     def await_boot(self, host: str, supervisord: str = "") -> None:
         """Wait until the host has booted. Where nothing else does, start supervisord with this configuration, if it
@@ -228,6 +232,11 @@ class Lab:
         """The files that were created or changed since `mark`, except those that change on their own."""
         found = self.run(host, "find", "/", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark").splitlines()
         return [path for path in found if not path.startswith(RESTLESS)]
+
+    def _engine(self, verb: str, *hosts: str) -> None:
+        """Have the engine stop, kill or start hosts."""
+        argv = ["docker", verb, *map(self._container, hosts)]
+        subprocess.run(argv, check=True, capture_output=True, timeout=120)
 
     def _container(self, host: str) -> str:
         return f"gpumesh-{self.name}-{host}"

@@ -173,10 +173,11 @@ class TrainLab(Lab):
 
     # Hosts that die
 
-    def revive(self, host: str) -> None:
-        """Restore the host's power, and wait until it has booted."""
-        subprocess.run(["docker", "start", self._container(host)], check=True, capture_output=True, timeout=120)
-        self.await_boot(host, SUPERVISORD if host == BARE else "")
+    def revive(self, *hosts: str) -> None:
+        """Restore the power of hosts, and wait until they have booted."""
+        self.power_on(*hosts)
+        for host in hosts:
+            self.await_boot(host, SUPERVISORD if host == BARE else "")
 
     def interface(self, host: str) -> str:
         """The name of its interface in the lab's network."""
