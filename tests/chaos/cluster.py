@@ -126,15 +126,11 @@ class Cluster:
     def strike(self, host: str) -> None:
         """Cut the power of the host, and restore it."""
         self.lab.kill(host)
-        self._start(host)
-
-    def _start(self, host: str) -> None:
-        container = f"gpumesh-{self.lab.name}-{host}"
-        subprocess.run(["docker", "start", container], check=True, capture_output=True, timeout=120)
+        self.lab.power_on(host)
 
     def switch_on(self, host: str) -> None:
         """Start the host, and wait until it has booted."""
-        self._start(host)
+        self.lab.power_on(host)
         self.await_host(host)
 
     def await_host(self, host: str) -> None:

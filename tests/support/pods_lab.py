@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 
 from lab_hosts import ROOT, Lab, Run
@@ -71,7 +70,7 @@ def restart_pod(pod: str, away: float = 0) -> None:
     """Kill and start a pod as a provider does that keeps its disk. ``away``: the seconds between."""
     LAB.kill(pod)
     time.sleep(away)
-    subprocess.run(["docker", "start", f"gpumesh-{LAB.name}-{pod}"], check=True, capture_output=True)
+    LAB.power_on(pod)
 
 
 def broadcast(size: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 from itertools import zip_longest
 
 import pytest
@@ -116,7 +115,7 @@ def slurmd_of_s4(lab: Lab) -> str:
 
 def boot(lab: Lab) -> None:
     """Start s4, which was killed. Nothing but sshd starts with it."""
-    subprocess.run(["docker", "start", f"gpumesh-{lab.name}-s4"], check=True, capture_output=True, timeout=120)
+    lab.power_on("s4")
     lab.wait("s4 answers", lambda: listens("s4", 22), PATIENCE)
 
 

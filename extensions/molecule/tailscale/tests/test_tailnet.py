@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -337,7 +336,7 @@ def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
         removed(lab, *with_api_key())
         assert sorted(nodes(lab)) == ["t1", "t2"]
     finally:
-        subprocess.run(["docker", "start", "gpumesh-molecule-tailscale-t3"], check=True, capture_output=True)
+        lab.power_on("t3")
         lab.wait("t3 answers", lambda: lab.run("t3", "pgrep", "-x", "sshd", check=False) != "")
     # It is reachable again, and the removal is completed.
     removed(lab, *with_api_key())
