@@ -68,7 +68,7 @@ def test_a_job_from_any_member_runs_on_all_of_them(lab: Lab, machine: str) -> No
 
 
 def test_nodes_are_idle_at_their_mesh_addresses(lab: Lab, record: dict[str, Any]) -> None:
-    lab.wait("all nodes are idle", lambda: idle(lab), seconds=30)
+    lab.wait("all nodes are idle", lambda: idle(lab))
     shown = lab.run("n2", "scontrol", "--oneliner", "show", "nodes")
     found = dict(re.findall(r"NodeName=(\S+) .*?NodeAddr=(\S+) ", shown))
     assert found == addresses(record)
