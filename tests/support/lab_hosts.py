@@ -228,7 +228,9 @@ class Lab:
 
     def changes(self, host: str) -> list[str]:
         """The files that were created or changed since `mark`, except those that change on their own."""
-        found = self.run(host, "find", "/", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark").splitlines()
+        # What goes away while it looks is no error.
+        argv = ("find", "/", "-ignore_readdir_race", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark")
+        found = self.run(host, *argv).splitlines()
         return [path for path in found if not path.startswith(RESTLESS)]
 
     def _container(self, host: str) -> str:
