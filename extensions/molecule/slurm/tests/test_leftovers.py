@@ -24,6 +24,7 @@ from slurm_members import (
     listeners,
     processes,
     sacct,
+    states,
     wait_until_idle,
     write,
 )
@@ -135,6 +136,7 @@ def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab, history: set[s
     files = ("/etc/slurm/slurmdbd.conf", "/var/lib/slurm/slurmctld/jwt_hs256.key")
     files += (rest.FOLDER, rest.TRUST, rest.SOCKET_FOLDER)
     assert lab.run("s1", "ls", "-d", *files, check=False) == ""
+    lab.wait("s1 is idle", lambda: states(lab).get("s1") == "idle", PATIENCE)
     environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)
     assert "MASTER_ADDR=" in environment
     assert not re.findall(r"^(?:BACKENDAI|DSTACK|SKYPILOT|PRIMARY)_.*", environment, re.MULTILINE)
