@@ -22,7 +22,7 @@ SITE = "gpumesh.cluster.site"
 CHECK = "gpumesh.cluster.check"
 MESH = "gpumesh0"
 #: Seconds for what waits for a member that is down.
-SHORT = ("-e", "ansible_ssh_timeout=5", "-e", "check_job_timeout=10")
+SHORT = ("-e", "ansible_ssh_timeout=30", "-e", "check_job_timeout=10")
 RECORD = "/var/lib/gpumesh/clusters/default.json"
 SERVICES = ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "ssh", f"wg-quick@{MESH}")
 

@@ -22,7 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BE
 
 MACHINES = ("n1", "n2", "n3")
 #: Seconds for what waits for a member that is down.
-SHORT = ("-e", "ansible_ssh_timeout=5", "-e", "check_job_timeout=10")
+SHORT = ("-e", "ansible_ssh_timeout=30", "-e", "check_job_timeout=10")
 #: A group with a host that is not to be in the cluster.
 EVERYONE = ("-e", "cluster_hosts=everyone")
 PROGRESS = "gpumesh.cluster.progress"

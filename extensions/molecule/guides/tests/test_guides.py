@@ -528,7 +528,7 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(desk: Desk, b
     known = lab.read("gpu2", MUNGE_KEY)
     lab.stop("gpu2")
     try:
-        run = assert_success(play(desk, "remove", *lost, "-e", "ansible_ssh_timeout=5"))
+        run = assert_success(play(desk, "remove", *lost, "-e", "ansible_ssh_timeout=30"))
         assert "disk of gpu2" in run.words
         assert "run the playbook remove with cluster_machine=gpu2 again" in run.words
         assert members(lab, "gpu3") == ["gpu3"]
