@@ -52,11 +52,14 @@ def stream(port):
 def answer(peer):
     data = b""
     while not data.endswith(b"."):
-        data += peer.recv(1 << 16)
-    if data.startswith(b"done "):
-        told_me.add(data[5:-1].decode())
+        part = peer.recv(1 << 16)
+        if not part:
+            return
+        data += part
     peer.sendall(f"{own} {len(data)}".encode())
     peer.close()
+    if data.startswith(b"done "):
+        told_me.add(data[5:-1].decode())
 
 def datagrams(port):
     bound = socket.socket(type=socket.SOCK_DGRAM)
@@ -69,7 +72,7 @@ def ask(name, port, data):
     end = time.monotonic() + 180
     while True:
         try:
-            with socket.create_connection((name, port), timeout=5) as peer:
+            with socket.create_connection((name, port), timeout=30) as peer:
                 peer.sendall(data)
                 return peer.recv(100).decode()
         except OSError:
@@ -102,7 +105,6 @@ for name in names:
     ask(name, ports[0], f"done {own}.".encode())
 while len(told_me) < len(names):
     time.sleep(0.1)
-time.sleep(1)
 print("reached", len(names) * len(ports))
 """
 _CONNECT = """
@@ -402,7 +404,8 @@ def test_rules_that_somebody_removes_are_loaded_again(demo: Demo) -> None:
         return '"eth0"' in LAB.run("gpu2", "nft", "list", "set", "inet", "gpumesh_session", "opened", check=False)
 
     LAB.wait("the rules are there again", opened, PATIENCE)
-    assert "gms" in LAB.run("gpu2", "nft", "list", "chain", "inet", "gpumesh_session", "to_host")
+    chain = ("nft", "list", "chain", "inet", "gpumesh_session", "to_host")
+    LAB.wait("that of the sessions is, too", lambda: "gms" in LAB.run("gpu2", *chain, check=False), PATIENCE)
 
 
 def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
@@ -472,7 +475,8 @@ def test_an_image_of_a_registry_is_fetched_once_by_each_node(demo: Demo) -> None
         assert sorted(found) == ["main1", "sub1", "sub2", "sub3"]
         assert [lines for lines in found.values() if lines != ["pulled"]] == []
         by("alice", "gpumesh-session", "stop", "pulled")
-    assert {host for host, _part in fetched()} == set(HOSTS.values())
+    # The journal has the lines of the registry a moment later.
+    LAB.wait("each has fetched it", lambda: {host for host, _part in fetched()} == set(HOSTS.values()), PATIENCE)
     assert set(fetched().values()) == {1}, fetched()
     assert PULLED in by("alice", "gpumesh-session", "images", host="gpu2")
     # The session demo needs its images.
