@@ -96,7 +96,8 @@ def test_a_job_has_its_environment(lab: Lab, record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("one", "other"), list(permutations(MACHINES, 2)))
 def test_each_pair_has_a_handshake(lab: Lab, record: dict[str, Any], one: str, other: str) -> None:
-    lab.run(one, "ping", "-c", "1", "-W", "5", addresses(record)[other])
+    # Until the first reply.
+    lab.run(one, "ping", "-c", "1", "-w", "240", addresses(record)[other])
     seen = dict(line.split("\t") for line in lab.run(one, "wg", "show", MESH, "latest-handshakes").splitlines())
     keys = {member["machine"]: member["mesh"]["public_key"] for member in record["members"]}
     assert set(seen) == {key for machine, key in keys.items() if machine != one}
