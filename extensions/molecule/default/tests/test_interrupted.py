@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_hosts import Lab
+from lab_hosts import RECOVERY, Lab
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN
 
@@ -96,6 +96,9 @@ def test_a_member_that_is_down_and_excluded_does_not_end_the_run_and_all_others_
     assert "Done in" in run.output
     lab.start(down)
     lab.await_idle("n1")
+    # A node is idle for the controller before it is known that it was away, and sinfo works there once slurmd does.
+    look = ("sinfo", "-hN", "-o", "%N %T")
+    lab.wait("it answers", lambda: lab.run(down, *look, check=False).count(" idle\n") == len(MACHINES), RECOVERY)
     assert layers(lab) == before
 
 
