@@ -70,7 +70,7 @@ def test_who_floods_a_service_through_the_proxy_does_not_keep_members_away(pod: 
         assert lines == []
         assert pod.daemon.questions == CONNECTIONS + 1
     else:
-        # Python itself looks at a peer a few times, each with a single question. A wait has ten, since its pauses double;
+        # Python itself looks at a peer a few times, each with a single question. A wait has twelve, since its pauses double;
         # there was one among all of them.
         assert lines == ["127.0.0.1 127.0.0.1"] * CONNECTIONS
         assert pod.daemon.questions < CONNECTIONS * 10

@@ -23,10 +23,16 @@ import glob, hashlib, json, os, stat, subprocess
 def output(*argv):
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
 
+def device(path):
+    try:
+        return os.lstat(path).st_dev
+    except FileNotFoundError:
+        return None
+
 def files():
-    found, root = {}, os.lstat("/").st_dev
+    found, root = {}, device("/")
     for folder, below, names in os.walk("/"):
-        below[:] = [name for name in below if os.lstat(os.path.join(folder, name)).st_dev == root]
+        below[:] = [name for name in below if device(os.path.join(folder, name)) == root]
         for name in [*below, *names]:
             path = os.path.join(folder, name)
             try:

@@ -9,20 +9,20 @@ import re
 import subprocess
 from collections.abc import Callable
 
-from lab_hosts import ROOT, Lab
+from lab_hosts import PATIENCE, ROOT, Lab
 
 
 class KernelLab(Lab):
     """The lab that lab/kernel-up.yml has started."""
 
-    def ssh(self, host: str, command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def ssh(self, host: str, command: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """Run a shell command line on the host. Raises subprocess.TimeoutExpired if it does not end.
 
         Logins share a connection: a new process is expensive on these hosts, and each new connection starts several.
         """
         return self._ssh(host, "-o", "ControlMaster=auto", "-o", "ControlPersist=60", command=command, timeout=timeout)
 
-    def shell(self, host: str, command: str, timeout: float = 120) -> str:
+    def shell(self, host: str, command: str, timeout: float = PATIENCE) -> str:
         """The stdout of a shell command line; an error fails the test."""
         done = self.ssh(host, command, timeout)
         assert done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
@@ -32,7 +32,7 @@ class KernelLab(Lab):
         """The boot ID, or an empty string if no login is possible."""
         try:
             own = ("-o", "ControlPath=none")
-            return self._ssh(host, *own, command="cat /proc/sys/kernel/random/boot_id", timeout=30).stdout.strip()
+            return self._ssh(host, *own, command="cat /proc/sys/kernel/random/boot_id", timeout=120).stdout.strip()
         except subprocess.TimeoutExpired:
             return ""
 
@@ -48,13 +48,12 @@ class KernelLab(Lab):
 
     def reboot(self, host: str, limit: float = 900) -> None:
         """Reboot as an administrator does, and wait until a login is possible after the new boot."""
-        before = self.answers(host)
-        assert before
-        self.ssh(host, "systemctl reboot", timeout=60)
+        before = self.shell(host, "cat /proc/sys/kernel/random/boot_id").strip()
+        self.ssh(host, "systemctl reboot")
         self._hang_up(host)
         self.wait(f"{host} has rebooted", lambda: self.answers(host) not in {"", before}, seconds=limit)
 
-    def wait(self, what: str, holds: Callable[[], bool], seconds: float = 120, spacing: float = 3.0) -> None:
+    def wait(self, what: str, holds: Callable[[], bool], seconds: float = PATIENCE, spacing: float = 3.0) -> None:
         """Wait as on other hosts, and ask less often."""
         super().wait(what, holds, seconds, spacing)
 
@@ -69,7 +68,7 @@ class KernelLab(Lab):
             [
                 *("ssh", *options, "-o", f"ControlPath={folder / host}.ssh"),
                 *("-i", str(folder / "id_ed25519"), "-o", f"UserKnownHostsFile={folder / 'known_hosts'}"),
-                *("-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+                *("-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=60"),
                 *("-o", "ServerAliveInterval=10", f"root@10.79.0.1{host[1:]}", *([command] if command else [])),
             ],
             capture_output=True,
@@ -80,8 +79,8 @@ class KernelLab(Lab):
 
     def _hang_up(self, host: str) -> None:
         """Close the connection that logins share, of which the host may not say that it has ended."""
-        self._ssh(host, "-O", "exit", timeout=60)
+        self._ssh(host, "-O", "exit", timeout=PATIENCE)
 
     def _power(self, action: str, host: str) -> None:
         command = [str(ROOT / "lab" / "kernel" / "host"), action, str(self.inventory.parent / host)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)

@@ -24,6 +24,8 @@ RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+f
 #: Seconds for a node to return to service without intervention: Slurm waits for its steps (UnkillableStepTimeout), then
 #: its health program runs.
 RECOVERY = 180.0 + 300.0 + 120.0
+#: Seconds to allow on a busy machine for what usually takes a few.
+PATIENCE = 300.0
 #: Files that change on a running host on their own, or at a login.
 RESTLESS = (
     "/root/.ansible/",
@@ -128,7 +130,7 @@ class Lab:
         self.name = name
         self.inventory = ROOT / ".lab" / name / "hosts.yml"
 
-    def run(self, host: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
+    def run(self, host: str, *argv: str, check: bool = True, timeout: float = PATIENCE) -> str:
         """Run a command on the host, as root and without Ansible. Returns its stdout, whatever bytes that has."""
         done = self.complete(host, *argv, timeout=timeout)
         assert not check or done.returncode == 0, f"{host}: {' '.join(argv)}: {done.stdout}{done.stderr}"
@@ -209,7 +211,7 @@ class Lab:
         started = "test ! -e $1 || pgrep -x supervisord || exec supervisord -c $1"
         self.run(host, "sh", "-c", started, "-", supervisord)
 
-    def wait(self, what: str, holds, seconds: float = 120, spacing: float = 1.0) -> None:
+    def wait(self, what: str, holds, seconds: float = PATIENCE, spacing: float = 1.0) -> None:
         """Wait until ``holds`` returns true. Raises AssertionError after ``seconds``."""
         deadline = time.monotonic() + seconds
         while not holds():
@@ -230,13 +232,15 @@ class Lab:
 
     def changes(self, host: str) -> list[str]:
         """The files that were created or changed since `mark`, except those that change on their own."""
-        found = self.run(host, "find", "/", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark").splitlines()
+        # What goes away while it looks is no error.
+        argv = ("find", "/", "-ignore_readdir_race", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark")
+        found = self.run(host, *argv).splitlines()
         return [path for path in found if not path.startswith(RESTLESS)]
 
     def _engine(self, verb: str, *hosts: str) -> None:
         """Have the engine stop, kill or start hosts."""
         argv = ["docker", verb, *map(self._container, hosts)]
-        subprocess.run(argv, check=True, capture_output=True, timeout=120)
+        subprocess.run(argv, check=True, capture_output=True, timeout=PATIENCE)
 
     def _container(self, host: str) -> str:
         return f"gpumesh-{self.name}-{host}"

@@ -20,6 +20,8 @@ SOURCE = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c"
 #: This pod, and another member.
 OWN, MEMBER = "100.64.0.9", "100.64.0.2"
 NOBODY = 65534
+#: Seconds of a connection.
+LIMIT = 6
 
 
 class Daemon:
@@ -79,7 +81,7 @@ class Daemon:
                 return
             if self.slow:
                 self.slow -= 1
-                time.sleep(0.3)
+                time.sleep(1.2)
                 client.sendall(bytes([5, 1, 0, 1, 0, 0, 0, 0, 0, 0]))
                 return
             if self.reply[1] != 0:
@@ -127,13 +129,15 @@ class Pod:
     def run(self, program: str, *arguments: object) -> list[str]:
         """Run a program. Returns the lines that it prints."""
         with self.start(program, *arguments) as process:
-            output, _none = process.communicate(timeout=30)
+            output, _none = process.communicate(timeout=120)
         assert process.returncode == 0, output
         return output.splitlines()
 
 
 def build(folder: Path, port: int, *more: str) -> Path:
-    """Compile the library as on a pod, with a connection timeout of one second, and one wait for a late member."""
+    """Compile the library as on a pod, with one wait for a late member, and limits that a busy machine keeps: LIMIT of a
+    connection, and a second in which the proxy refuses one, or it has had no answer.
+    """
     library = folder / "pod.so"
     texts = {
         "MESH_ADDRESS": OWN,
@@ -142,8 +146,14 @@ def build(folder: Path, port: int, *more: str) -> Path:
         "PROXY_ADDRESS": "127.0.0.2",
         "API_SOCKET": str(folder / "tailscaled.sock"),
     }
-    numbers = {"MESH_PREFIX": 10, "PROXY_PORT": port, "LIMIT_MS": 1000, "PROXY_MS": 200, "DAEMON_UID": os.getuid()}
-    numbers |= {"SETTLE_MS": 1000, "SPARE_MS": 3_600_000}
+    numbers = {
+        "MESH_PREFIX": 10,
+        "PROXY_PORT": port,
+        "LIMIT_MS": LIMIT * 1000,
+        "PROXY_MS": 1000,
+        "DAEMON_UID": os.getuid(),
+    }
+    numbers |= {"SETTLE_MS": 3000, "SPARE_MS": 3_600_000}
     defined = [f'-D{name}="{value}"' for name, value in texts.items()]
     defined += [f"-D{name}={value}" for name, value in numbers.items()]
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]

@@ -20,7 +20,7 @@ HOSTS = {"gpu1": "10.79.91.11", "gpu2": "10.79.91.12", "gpu3": "10.79.91.13"}
 PARTITION = "machines"
 LAB = Lab("molecule-session")
 SCENARIO = ROOT / "extensions" / "molecule" / "work"
-#: Seconds until nothing may be left of a session that has ended.
+#: Seconds until nothing may be left of a session that has ended, on a machine that is not busy.
 GONE = 60.0
 ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
 #: An image in a registry on the manager, as in converge.yml.
@@ -116,9 +116,9 @@ def left(host: str) -> list[str]:
     return LAB.run(host, "bash", "-c", _LEFT).split("\n")[:-1]
 
 
-def left_after() -> dict[str, list[str]]:
+def left_after(seconds: float = GONE) -> dict[str, list[str]]:
     """What sessions have left on each host after the time limit; empty as soon as nothing is left."""
-    end = time.monotonic() + GONE
+    end = time.monotonic() + seconds
     while True:
         found = {host: left(host) for host in HOSTS}
         if not any(found.values()) or time.monotonic() > end:
@@ -126,7 +126,7 @@ def left_after() -> dict[str, list[str]]:
         time.sleep(1.0)
 
 
-def await_nothing() -> None:
+def await_nothing(seconds: float = GONE) -> None:
     """Wait until no session has left anything. Raises AssertionError after the time limit."""
-    kept = {host: found for host, found in left_after().items() if found}
-    assert not kept, f"after {GONE:.0f} s, this is left: {kept}"
+    kept = {host: found for host, found in left_after(seconds).items() if found}
+    assert not kept, f"after {seconds:.0f} s, this is left: {kept}"

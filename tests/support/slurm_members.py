@@ -60,7 +60,7 @@ except (OSError, http.client.HTTPException):
     print("no answer")
 """
 #: Seconds to allow on a busy machine for what usually takes one.
-PATIENCE = 300.0
+PATIENCE = 600.0
 
 
 def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:

@@ -85,7 +85,7 @@ class TrackingLab(Lab):
         headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}", "Origin": self.uri}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.uri}/api/2.0/{path}", data, headers)
-        with opener(self.trust).open(request, timeout=60) as answer:
+        with opener(self.trust).open(request, timeout=120) as answer:
             return bytes(answer.read())
 
     def runs(self, experiment: str) -> dict[str, dict[str, Any]]:

@@ -36,10 +36,10 @@ test -z "$2" || for process in $(pgrep -f "$3"); do echo $process > $group/cgrou
 test -n "$2" || rmdir $group || true
 """
 
-#: Waits up to a minute until a checkpoint is being written, and kills the ranks of this host.
+#: Waits up to two minutes until a checkpoint is being written, and kills the ranks of this host.
 KILL_WRITER = """
 ranks=$(pgrep -f "$1")
-end=$(($(date +%s) + 60))
+end=$(($(date +%s) + 120))
 while test "$(date +%s)" -lt $end; do
     for try in 0 1 2 3 4 5 6 7 8 9; do
         for draft in $2; do test -e "$draft" && kill -KILL $ranks && exit; done

@@ -103,7 +103,7 @@ def tunnel(folder: Path) -> Iterator[Pair]:
                 }
             for end in (a, b):
                 end.ask("present")
-            a.run("ping", "-c", "1", "-W", "30", b.address)
+            a.run("ping", "-c", "1", "-w", "60", b.address)
             yield a, b
         finally:
             for end in (a, b):

@@ -107,8 +107,8 @@ class Pair:
         return self.dials(source, port, 60)
 
     def answers(self, source: str, port: int) -> bool:
-        """Whether a listener that has just been started answers within a minute."""
-        deadline = time.monotonic() + 60
+        """Whether a listener that has just been started answers within minutes."""
+        deadline = time.monotonic() + 240
         while not self.dials(source, port, 5):
             if time.monotonic() > deadline:
                 return False
@@ -320,7 +320,7 @@ def test_what_the_host_has_opened_before_the_first_table_goes_on(pair: Pair) -> 
         assert line(dialled) == "accepted"
         pair.apply(GIVEN)
         say(dialled)
-        dials_out.wait(30)
+        dials_out.wait(240)
         assert line(dials_out) == "late"
     finally:
         for process in (dials_out, dialled):
@@ -341,7 +341,7 @@ def test_machines_that_join_are_let_in_until_the_table_is_loaded_again(pair: Pai
     # Nothing that a killed run leaves lasts, even if another run has extended it.
     pair.apply(joining)
     listed = pair.run(pair.host, "nft", "list", "set", "inet", TABLE, "joining_4")
-    assert re.search(rf"{STRANGER} timeout 15m expires 14m5", listed), listed
+    assert re.search(rf"{STRANGER} timeout 15m expires 14m", listed), listed
     # A run with the same members changes nothing, and one with others empties the set.
     assert not pair.apply(GIVEN)["changed"]
     given = {**GIVEN, "members": [*GIVEN["members"], OTHER]}
@@ -364,7 +364,7 @@ def test_two_clusters_at_once_lose_nothing(pair: Pair) -> None:
             with pytest.raises(subprocess.TimeoutExpired):
                 waiting.wait(2)
             fcntl.flock(folder, fcntl.LOCK_UN)
-            assert waiting.wait(30) == 0
+            assert waiting.wait(240) == 0
     finally:
         os.close(folder)
     assert not pair.apply(TWO, cluster="two")["changed"]

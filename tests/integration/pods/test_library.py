@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from pod_library import MEMBER, NOBODY, OWN, Pod
+from pod_library import LIMIT, MEMBER, NOBODY, OWN, Pod
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="another account is needed, which only root can take")
 
@@ -106,14 +106,14 @@ print(peer.connect_ex((MEMBER, 7)), peer.recv(5).decode())
         pod.daemon.slow = 2
         assert pod.run("print(socket.socket().connect_ex((MEMBER, 7)))") == ["0"]
         assert len(pod.daemon.asked) == 3
-        pod.daemon.slow = 9
+        pod.daemon.slow = 99
         assert pod.run("print(socket.socket().connect_ex((MEMBER, 7)))") == ["110"]
 
     def test_a_proxy_that_hangs_hangs_nobody(self, pod: Pod) -> None:
         pod.daemon.reply = b""
         started = time.monotonic()
         assert pod.run("print(socket.socket().connect_ex((MEMBER, 7)))") == ["110"]
-        assert 1 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= LIMIT
 
     @needs_root
     def test_a_proxy_of_another_account_is_not_used(self, pod: Pod) -> None:
@@ -244,8 +244,8 @@ for _ in range(6):
                 clients.enter_context(socket.create_connection(("127.0.0.1", port)))
                 assert process.stdout.readline().split() == ["127.0.0.1"] * 3
             # Each program asks four times about a connection, since Python does so too. Only in the first accept was there a
-            # wait, with pauses that double up to a quarter of a second: 9 more questions.
-            assert pod.daemon.questions <= 5 * 4 + 9
+            # wait, with pauses that double up to a second: 11 more questions.
+            assert pod.daemon.questions <= 5 * 4 + 11
             pod.daemon.forwarded[None] = MEMBER
             clients.enter_context(socket.create_connection(("127.0.0.1", port)))
             assert process.stdout.read().split() == [MEMBER, MEMBER, OWN]
@@ -335,7 +335,7 @@ print(address[0], peer.getpeername()[0])
             assert process.stdin and process.stdout
             port = process.stdout.readline().strip()
             with pod.start("socket.create_connection(('127.0.0.1', sys.argv[1])).close()", port, user=NOBODY) as dial:
-                assert dial.wait(30) == 0
+                assert dial.wait(120) == 0
             process.stdin.write("\n")
             process.stdin.flush()
             assert process.stdout.read().split() == ["127.0.0.1"] * 2

@@ -179,7 +179,7 @@ class Farm:
     def _await(self) -> None:
         """Until the last one answers."""
         last = self.members[-1].address
-        for _try in range(100):
+        for _try in range(1000):
             done = subprocess.run(
                 ["ip", "netns", "exec", self.controller.namespace, "nc", "-z", "-w", "1", last, "22"], check=False
             )
@@ -242,7 +242,7 @@ class Farm:
             "ANSIBLE_PIPELINING": "1",
             "ANSIBLE_FORKS": str(forks),
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.folder / "cp"),
-            "ANSIBLE_TIMEOUT": "5",
+            "ANSIBLE_TIMEOUT": "30",
             "ANSIBLE_RETRIES": "0",
             "ANSIBLE_HOME": str(self.folder / "home"),
         }
@@ -281,13 +281,21 @@ def record_of(members: Sequence[Host]) -> list[dict[str, str]]:
     return [{"machine": host.machine, "address": host.address, "interface": host.interface} for host in members]
 
 
+def await_none(*hosts: Host) -> None:
+    """Wait until nothing runs on these hosts any more."""
+    end = time.monotonic() + 120
+    while left := [host.machine for host in hosts if host.processes()]:
+        assert time.monotonic() < end, f"something still runs on {left}"
+        time.sleep(0.1)
+
+
 def measure(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any) -> dict[str, dict[str, Any]]:
     """A whole run, as the role does it. ``silent`` members cannot be reached over SSH, but are targets.
 
     Returns the results by phase and machine, as ``reach_verdicts.judge`` takes them.
     """
     run = {"run": uuid4().hex, "token": uuid4().hex, "ports": [22, 6817]}
-    probing = {"timeout": 2, **options}
+    probing = {"timeout": 4, **options}
     talking = [host for host in members if host not in silent]
     unreachable = {"unreachable": True, "msg": "Failed to connect to the host via ssh"}
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -295,7 +303,7 @@ def measure(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any
         listening = dict(
             zip(
                 [host.machine for host in talking],
-                pool.map(lambda host: host.listener(visitors=visitors[host.machine], lifetime=90, **run), talking),
+                pool.map(lambda host: host.listener(visitors=visitors[host.machine], lifetime=300, **run), talking),
             )
         )
         ports = {machine: result.get("ports", []) for machine, result in listening.items()}

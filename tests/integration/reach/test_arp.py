@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import arp
 
 addresses, batch = json.loads(sys.argv[1]), int(sys.argv[2])
 arp._BATCH, arp._BUFFER = batch or arp._BATCH, arp._BUFFER if not batch else 1
-print(json.dumps(arp.ask(arp.read_nic("eth0"), dict.fromkeys(addresses, "10.60.0.1"), 1.0)))
+print(json.dumps(arp.ask(arp.read_nic("eth0"), dict.fromkeys(addresses, "10.60.0.1"), 4.0)))
 """
 
 

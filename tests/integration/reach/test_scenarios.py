@@ -12,7 +12,13 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_matrix import draw
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import judge
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Host, Network, measure, record_of
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import (
+    Host,
+    Network,
+    await_none,
+    measure,
+    record_of,
+)
 
 Judged = dict[str, Any]
 
@@ -41,9 +47,9 @@ def test_a_sound_network_passes_and_nothing_stays_behind(net: Network) -> None:
     assert found["hosts"] == []
     assert found["summary"] == "All 6 pairs reach each other."
     assert {item["path_mtu"] for item in found["pairs"]} == {1500}
-    assert all(0 < item["rtt_ms"] < 100 and abs(item["offset_s"]) < 0.5 for item in found["pairs"])
+    assert all(0 < item["rtt_ms"] < 4000 and abs(item["offset_s"]) < 2.5 for item in found["pairs"])
     assert {check["status"] for check in found["checks"]} == {"pass"}
-    assert [host.processes() for host in members] == [[], [], []]
+    await_none(*members)
 
 
 def test_jumbo_frames_are_measured_to_the_byte(net: Network) -> None:
@@ -178,7 +184,7 @@ def test_a_dead_member_costs_bounded_time_and_is_named(net: Network) -> None:
     members[2].ip("link", "set", "eth0", "down")
     begin = time.monotonic()
     found = judged(members, silent=[members[2]])
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 110
     assert faults(found) == {
         ("n1", "n3"): "no_answer",
         ("n2", "n3"): "no_answer",
@@ -232,8 +238,8 @@ def test_a_clock_that_is_ten_minutes_off(net: Network, tmp_path: Path) -> None:
     found = judged(members)
     broken = {ends for ends, verdict in verdicts(found).items() if verdict == "clock_skew"}
     assert broken == {("n1", "n2"), ("n2", "n1"), ("n2", "n3"), ("n3", "n2")}, draw(found["pairs"])
-    assert abs(pair(found, "n1", "n2")["offset_s"] - 600) < 2
-    assert abs(pair(found, "n2", "n1")["offset_s"] + 600) < 2
+    assert abs(pair(found, "n1", "n2")["offset_s"] - 600) < 10
+    assert abs(pair(found, "n2", "n1")["offset_s"] + 600) < 10
     assert [(finding["host"], finding["verdict"]) for finding in found["hosts"]] == [("n2", "clock_skew")]
     assert "ahead of the other members'" in found["hosts"][0]["message"]
 

@@ -31,7 +31,7 @@ POOL = "10.192.0.0/10"
 JOB = 900500
 #: Of the first container.
 INSIDE = str(plan.subnet([POOL], plan.slot_of(plan.parse_token("+;demo;main;1"), JOB, [POOL]))[1])
-PATIENCE = 60.0
+PATIENCE = 180.0
 NOBODY = 65534
 SETTINGS = Settings(
     "node",
@@ -64,12 +64,12 @@ while True:
             datagrams.sendto(b"answer", address)
         print(*address, flush=True)
 """
-#: Own address and port, those of the server, and the protocol: prints what it answers.
+#: Own address and port, those of the server, the protocol, and the seconds to wait: prints what it answers.
 _ASK = """
 import socket, sys
-own, port, peer, other, kind = sys.argv[1:]
+own, port, peer, other, kind, patience = sys.argv[1:]
 asking = socket.socket(type=socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
-asking.settimeout(2)
+asking.settimeout(float(patience))
 asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 try:
     asking.bind((own, int(port)))
@@ -121,8 +121,17 @@ def rules(space: str, text: str) -> None:
     call("ip", "netns", "exec", space, "nft", "--file", "-", stdin=text)
 
 
-def ask(space: str, server: str, port: int, kind: str = "tcp", own: str = "0.0.0.0", own_port: int = 0) -> str:
-    return inside(space, sys.executable, "-c", _ASK, own, str(own_port), server, str(port), kind).strip()
+def ask(
+    space: str,
+    server: str,
+    port: int,
+    kind: str = "tcp",
+    own: str = "0.0.0.0",
+    own_port: int = 0,
+    patience: float = 60,
+) -> str:
+    argv = (own, str(own_port), server, str(port), kind, str(patience))
+    return inside(space, sys.executable, "-c", _ASK, *argv).strip()
 
 
 @contextmanager
@@ -326,7 +335,7 @@ def test_a_new_default_route_is_the_way_out_and_the_old_one_is_closed(session: S
         ip(NODE, "address add 198.51.100.1/24 dev eth1")
         ip(NODE, "route replace default via 198.51.100.66")
         ip(NODE, "route delete 192.0.2.0/24 dev eth0")
-        until("sessions reach the server again", lambda: ask(SPACE, SERVER, 8080) == "answer")
+        until("sessions reach the server again", lambda: ask(SPACE, SERVER, 8080, patience=2) == "answer")
         assert seen(served)[0] == "198.51.100.1"
         until("the old way is closed", lambda: forwarding("eth0") == "0")
 
@@ -342,13 +351,13 @@ def test_a_container_never_leaves_from_a_port_below_1024(session: Session, kind:
             assert (address, used >= 1024) == (LAN, True)
         assert ask(SPACE, server, 2049, kind, own_port=4242) == "answer"
         assert seen(served) == (LAN, 4242)
-    inside(SPACE, "ping", "-c1", "-W5", server)
+    inside(SPACE, "ping", "-c1", "-w60", server)
 
 
 def test_with_a_mesh_a_stranger_cannot_pose_as_a_member(session: Session) -> None:
     """To the port of the containers' packets, with the address of another member."""
     with listening(NODE, network.PORT) as served:
         ip(STRANGER, "address add 10.99.0.2/32 dev lo")
-        ask(STRANGER, LAN, network.PORT, "udp", "10.99.0.2", 4444)
+        ask(STRANGER, LAN, network.PORT, "udp", "10.99.0.2", 4444, patience=2)
         ask(MEMBER, MESH, network.PORT, "udp", "10.99.0.2", 4445)
         assert seen(served) == ("10.99.0.2", 4445)

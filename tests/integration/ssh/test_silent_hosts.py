@@ -78,7 +78,7 @@ class Place:
 
     def _await(self) -> None:
         for number in (*SERVERS, *PROGRAMS):
-            for _try in range(100):
+            for _try in range(1000):
                 argv = ["ip", "netns", "exec", self.controller.namespace, "nc", "-z", f"10.50.0.{number}", "22"]
                 if subprocess.run(argv, check=False).returncode == 0:
                     break
@@ -107,7 +107,7 @@ class Place:
             "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
             "ANSIBLE_STDOUT_CALLBACK": callback,
             "ANSIBLE_FORKS": "40",
-            "ANSIBLE_TIMEOUT": "4",
+            "ANSIBLE_TIMEOUT": "12",
             "ANSIBLE_PIPELINING": "1",
             "ANSIBLE_HOME": str(self.folder / "home"),
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.folder / "cp"),

@@ -41,7 +41,7 @@ def _ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         made = action(task, SimpleNamespace(), None, None, None, None)
 
         def execute(command: str) -> dict[str, Any]:
-            done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240, check=False)
             return {"rc": done.returncode, "stdout": done.stdout}
 
         made._low_level_execute_command = execute

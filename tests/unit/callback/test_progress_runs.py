@@ -119,7 +119,7 @@ def through_terminal(files: Path, *more: str, **variables: str) -> str:
             if not part:
                 break
             seen += part
-        process.wait(timeout=60)
+        process.wait(timeout=240)
     os.close(leader)
     return seen.decode("utf-8", "replace")
 

@@ -215,7 +215,7 @@ def test_the_training_does_not_wait_for_a_checkpoint(tmp_path: Path, monkeypatch
     write = checkpoint.write
 
     def slow(*arguments: object) -> None:
-        assert goes_on.wait(10)
+        assert goes_on.wait(240)
         write(*arguments)
 
     monkeypatch.setattr(checkpoint, "write", slow)
@@ -223,7 +223,7 @@ def test_the_training_does_not_wait_for_a_checkpoint(tmp_path: Path, monkeypatch
     writer.save(1, b"state 1")
     assert writer.saved is None
     goes_on.set()
-    writer.finish(10)
+    writer.finish(240)
     assert writer.saved == 1 and checkpoint.newest(tmp_path) == (1, b"state 1")
 
 
@@ -246,14 +246,14 @@ def test_a_full_volume_is_tried_again_and_the_last_one_is_awaited(
     writer.save(2, b"state 2")
     assert writer.saved is None
     full.clear()
-    writer.finish(10)
+    writer.finish(240)
     assert writer.saved == 2
     full.set()
     writer.save(3, b"state 3")
     began = time.monotonic()
     with pytest.raises(OSError, match="No space left"):
         writer.finish(0.2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 120
     assert checkpoint.newest(tmp_path) == (2, b"state 2")
 
 
@@ -311,11 +311,11 @@ atexit.register(print, "written", flush=True)
 {last}
 """
     done = subprocess.run(
-        [sys.executable, "-c", text], cwd=FULL, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", text], cwd=FULL, capture_output=True, text=True, check=False, timeout=240
     )
     assert (done.returncode, done.stdout) == (code, said)
 
 
 def test_a_process_that_is_not_complete_ends_with_its_error() -> None:
     text = "import ending, sys; ending.prepare(); sys.exit(3)"
-    assert subprocess.run([sys.executable, "-c", text], cwd=FULL, check=False, timeout=60).returncode == 3
+    assert subprocess.run([sys.executable, "-c", text], cwd=FULL, check=False, timeout=240).returncode == 3

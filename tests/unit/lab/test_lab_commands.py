@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import lab_commands
 import pytest
@@ -24,7 +25,7 @@ def _no_containers(monkeypatch: pytest.MonkeyPatch):
     lab_commands._end_all()
 
 
-def shell(script: str, timeout: float = 60) -> tuple[int, bytes, bytes]:
+def shell(script: str, timeout: float = 240) -> tuple[int, bytes, bytes]:
     done = run_command("a", ["sh", "-c", script], timeout)
     return done.returncode, done.stdout, done.stderr
 
@@ -50,16 +51,18 @@ def test_it_has_no_input_and_the_environment_of_the_container(monkeypatch: pytes
     assert shell("cat; echo ${LC_CTYPE-none} ${PYTHONCOERCECLOCALE-none}") == (0, b"none none\n", b"")
 
 
-def test_one_process_serves_all_commands_in_turn_and_others_those_at_the_same_time() -> None:
+def test_one_process_serves_all_commands_in_turn_and_others_those_at_the_same_time(tmp_path: Path) -> None:
     parents = {shell("echo $PPID") for _ in range(3)}
     assert len(parents) == 1
+    # Each ends when the other one has begun.
+    both = f"echo $PPID; touch {tmp_path}/by-$PPID; until [ $(ls {tmp_path} | grep -c by-) = 2 ]; do sleep 0.1; done"
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(shell, ["echo $PPID; sleep 1"] * 2))
+        done = list(pool.map(shell, [both] * 2))
     assert len(set(done)) == 2
 
 
 def test_what_it_leaves_in_the_background_is_not_waited_for() -> None:
-    code, output, _ = shell("sleep 100 & echo $!", 50)
+    code, output, _ = shell("sleep 1000 & echo $!", 500)
     assert code == 0
     os.kill(int(output), signal.SIGKILL)
 

@@ -52,7 +52,7 @@ from {program.__name__} import exit_status
 sys.exit(exit_status("x", lambda: sys.stdout.write("\\u2192 \\udcff") and 0))
 """
     variables = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, rb"\u2192 \udcff")
 
 
@@ -63,4 +63,4 @@ def test_nobody_reads_on(lines: int) -> None:
         [sys.executable, "-c", _PRINTS, str(lines)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         process.stdout.close()
-        assert (process.wait(30), process.stderr.read()) == (1, b"")
+        assert (process.wait(240), process.stderr.read()) == (1, b"")

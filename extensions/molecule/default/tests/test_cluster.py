@@ -22,7 +22,7 @@ SITE = "gpumesh.cluster.site"
 CHECK = "gpumesh.cluster.check"
 MESH = "gpumesh0"
 #: Seconds for what waits for a member that is down.
-SHORT = ("-e", "ansible_ssh_timeout=5", "-e", "check_job_timeout=10")
+SHORT = ("-e", "ansible_ssh_timeout=30", "-e", "check_job_timeout=10")
 RECORD = "/var/lib/gpumesh/clusters/default.json"
 SERVICES = ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "ssh", f"wg-quick@{MESH}")
 
@@ -68,7 +68,7 @@ def test_a_job_from_any_member_runs_on_all_of_them(lab: Lab, machine: str) -> No
 
 
 def test_nodes_are_idle_at_their_mesh_addresses(lab: Lab, record: dict[str, Any]) -> None:
-    lab.wait("all nodes are idle", lambda: idle(lab), seconds=30)
+    lab.wait("all nodes are idle", lambda: idle(lab))
     shown = lab.run("n2", "scontrol", "--oneliner", "show", "nodes")
     found = dict(re.findall(r"NodeName=(\S+) .*?NodeAddr=(\S+) ", shown))
     assert found == addresses(record)
@@ -96,7 +96,8 @@ def test_a_job_has_its_environment(lab: Lab, record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("one", "other"), list(permutations(MACHINES, 2)))
 def test_each_pair_has_a_handshake(lab: Lab, record: dict[str, Any], one: str, other: str) -> None:
-    lab.run(one, "ping", "-c", "1", "-W", "5", addresses(record)[other])
+    # Until the first reply.
+    lab.run(one, "ping", "-c", "1", "-w", "240", addresses(record)[other])
     seen = dict(line.split("\t") for line in lab.run(one, "wg", "show", MESH, "latest-handshakes").splitlines())
     keys = {member["machine"]: member["mesh"]["public_key"] for member in record["members"]}
     assert set(seen) == {key for machine, key in keys.items() if machine != one}

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_hosts import Lab
+from lab_hosts import RECOVERY, Lab
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN
 
 MACHINES = ("n1", "n2", "n3")
 #: Seconds for what waits for a member that is down.
-SHORT = ("-e", "ansible_ssh_timeout=5", "-e", "check_job_timeout=10")
+SHORT = ("-e", "ansible_ssh_timeout=30", "-e", "check_job_timeout=10")
 #: A group with a host that is not to be in the cluster.
 EVERYONE = ("-e", "cluster_hosts=everyone")
 PROGRESS = "gpumesh.cluster.progress"
@@ -96,6 +96,9 @@ def test_a_member_that_is_down_and_excluded_does_not_end_the_run_and_all_others_
     assert "Done in" in run.output
     lab.start(down)
     lab.await_idle("n1")
+    # A node is idle for the controller before it is known that it was away, and sinfo works there once slurmd does.
+    look = ("sinfo", "-hN", "-o", "%N %T")
+    lab.wait("it answers", lambda: lab.run(down, *look, check=False).count(" idle\n") == len(MACHINES), RECOVERY)
     assert layers(lab) == before
 
 

@@ -20,8 +20,8 @@ from lab_hosts import Run
 MACHINES = ("v1", "v2", "v3")
 MESH = "gpumesh0"
 #: A soft mount gives up once its connection is dead, which the kernel decides after 180 s at most; later requests fail
-#: after 15 s each.
-BOUNDED = 240
+#: after 15 s each. One that hangs never does.
+BOUNDED = 480
 #: What does not need the volume ends long before, whatever the load of this machine.
 USABLE = 120
 #: Seconds to allow on a busy machine for what usually takes a few.
@@ -79,7 +79,7 @@ def readable(lab: KernelLab, machine: str) -> bool:
 def failed(lab: KernelLab, machine: str) -> set[str]:
     """The units that have failed, once the machine has booted."""
     listed = "systemctl is-system-running --quiet --wait; systemctl list-units --failed --plain --no-legend"
-    return {line.split()[0] for line in lab.shell(machine, listed).splitlines()}
+    return {line.split()[0] for line in lab.shell(machine, listed, timeout=PATIENCE).splitlines()}
 
 
 def share(lab: KernelLab, *volumes: dict[str, str]) -> Run:

@@ -48,7 +48,7 @@ def play_tasks(tasks: list[dict[str, Any]], *arguments: str) -> subprocess.Compl
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
     plain = {"ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
-    environment = {**os.environ, **plain, "ANSIBLE_SSH_TIMEOUT": "5", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    environment = {**os.environ, **plain, "ANSIBLE_SSH_TIMEOUT": "30", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     return subprocess.run(
         [*argv[:1], "-i", str(INVENTORY), *argv[1:]], capture_output=True, text=True, env=environment, check=False
     )

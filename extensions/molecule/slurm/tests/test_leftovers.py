@@ -24,6 +24,7 @@ from slurm_members import (
     listeners,
     processes,
     sacct,
+    states,
     wait_until_idle,
     write,
 )
@@ -102,7 +103,9 @@ def test_an_oci_conf_of_an_earlier_version_goes_from_every_node(lab: Lab, upgrad
     assert upgraded.changed["s1"], upgraded.output
     lab.wait("no node has it", lambda: not attacked(lab), PATIENCE)
     assert attacked(lab) == []
-    assert not [machine for machine in MACHINES if lab.run(machine, "find", "/", "-xdev", "-name", "oci.conf")]
+    # What goes away while it looks is no error.
+    find = ("find", "/", "-ignore_readdir_race", "-xdev", "-name", "oci.conf")
+    lab.wait("no node has the file", lambda: not any(lab.run(machine, *find) for machine in MACHINES), PATIENCE)
 
 
 @pytest.mark.usefixtures("upgraded")
@@ -133,6 +136,7 @@ def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab, history: set[s
     files = ("/etc/slurm/slurmdbd.conf", "/var/lib/slurm/slurmctld/jwt_hs256.key")
     files += (rest.FOLDER, rest.TRUST, rest.SOCKET_FOLDER)
     assert lab.run("s1", "ls", "-d", *files, check=False) == ""
+    lab.wait("s1 is idle", lambda: states(lab).get("s1") == "idle", PATIENCE)
     environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)
     assert "MASTER_ADDR=" in environment
     assert not re.findall(r"^(?:BACKENDAI|DSTACK|SKYPILOT|PRIMARY)_.*", environment, re.MULTILINE)

@@ -235,7 +235,7 @@ def test_a_lost_manager_that_joins_again_is_an_ordinary_member(lab: Lab) -> None
     """Its own controller starts with it, and continues with an obsolete queue."""
     lab.kill("s2")
     lost = ("-e", "cluster_machine=s2", "-e", "cluster_new_manager=s4", "-e", "cluster_manager_lost=true")
-    run = lab.play("gpumesh.cluster.remove", *lost, "-e", "ansible_ssh_timeout=5")
+    run = lab.play("gpumesh.cluster.remove", *lost, "-e", "ansible_ssh_timeout=30")
     assert run.code == 0, run.output[-4000:]
     waiting = {hold(lab)}
     lab.start("s2")

@@ -110,6 +110,11 @@ def dial(lab: Lab, member: str, target: str, port: int, proxy: int = 0) -> str:
     return lab.run(member, "python3", "-c", DIAL, target, str(port), str(proxy), check=False, timeout=120)
 
 
+def await_ssh(lab: Lab, member: str, target: str, proxy: int = 0) -> None:
+    """Wait until an SSH server greets the member."""
+    lab.wait(f"{target} greets {member}", lambda: dial(lab, member, target, 22, proxy).startswith("SSH-2.0"))
+
+
 def is_running(lab: Lab, member: str) -> bool:
     return bool(status(lab, member)["BackendState"] == "Running")
 
@@ -142,17 +147,17 @@ def test_the_firewall_lets_members_in_and_nobody_else(lab: Lab) -> None:
 
     # All hosts are on one LAN here, and Slurm's controller listens on it.
     lan = "10.77.60.11"
-    assert reaches("t1", lan, 6817, 20)
+    assert reaches("t1", lan, 6817, 100)
     assert not reaches("headscale", lan, 6817, 3)
-    assert reaches("headscale", lan, 22, 20)
-    assert reaches("t2", address(lab, "t1"), 6817, 20)
+    assert reaches("headscale", lan, 22, 100)
+    assert reaches("t2", address(lab, "t1"), 6817, 100)
 
 
 def test_a_member_without_tun_is_dialled_and_dials_by_its_proxy(lab: Lab) -> None:
     assert status(lab, "t3")["TUN"] is False
     assert "tailscale0" not in lab.run("t3", "ip", "link")
-    assert dial(lab, "t1", address(lab, "t3"), 22).startswith("SSH-2.0")
-    assert dial(lab, "t3", address(lab, "t1"), 22, proxy=1055).startswith("SSH-2.0")
+    await_ssh(lab, "t1", address(lab, "t3"))
+    await_ssh(lab, "t3", address(lab, "t1"), proxy=1055)
     # The documented limit: a program that does not support proxies cannot connect.
     assert dial(lab, "t3", address(lab, "t1"), 22) == ""
 
@@ -207,15 +212,26 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
     given = {text: {host for host, result in results if f" auth_key: {text}" in result} for text in ("null", "VALUE_")}
     assert given == {"null": set(MEMBERS), "VALUE_": {"t2"}}
 
-    ways = {}
-    for line in run.output.splitlines():
-        cells = [cell.strip() for cell in line.split("│") if cell.strip()]
-        if len(cells) == 4 and cells[0] in MEMBERS:
-            ways[cells[0], cells[1]] = cells[2]
-    assert len(ways) == 6, run.output[-4000:]
+    found_ways = ways(run)
+    assert len(found_ways) == 6, run.output[-4000:]
     # t3's network lets only TCP through, so its connections are relayed.
-    assert {way for pair, way in ways.items() if "t3" in pair} == {"relayed"}
-    assert ways["t1", "t2"] == ways["t2", "t1"] == "direct"
+    assert {way for pair, way in found_ways.items() if "t3" in pair} == {"relayed"}
+
+    def is_direct() -> bool:
+        return found_ways["t1", "t2"] == found_ways["t2", "t1"] == "direct"
+
+    def is_direct_now() -> bool:
+        found_ways.update(ways(mesh(lab, "-e", "mesh_report_paths=true")))
+        return is_direct()
+
+    # On a busy machine, tailscaled may find the direct way only after the few packets of that run.
+    lab.wait("t1 and t2 have the direct way", lambda: is_direct() or is_direct_now(), 900)
+
+
+def ways(run: Run) -> dict[tuple[str, str], str]:
+    """The way from each member to each other one, as a run reports it."""
+    rows = [[cell.strip() for cell in line.split("│") if cell.strip()] for line in run.output.splitlines()]
+    return {(row[0], row[1]): row[2] for row in rows if len(row) == 4 and row[0] in MEMBERS}
 
 
 #: Sends a byte twenty times a second to an echo of itself at another member, until /run/stop exists. Prints the longest
@@ -303,10 +319,15 @@ def test_keys_that_end_soon_are_replaced_while_connections_go_on(lab: Lab) -> No
     with connection(lab, "t1", "t2"):
         assert mesh(lab, *with_key()).changed == {"t1": 0, "t2": 1, "t3": 1}
     for member in ("t2", "t3"):
+
+        def knows(member: str = member) -> bool:
+            found = status(lab, member)["Self"]
+            return bool(found) and found["PublicKey"] != own[member]["PublicKey"] and "KeyExpiry" not in found
+
+        lab.wait(f"{member} knows of its new key", knows)
         found = status(lab, member)["Self"]
-        assert found["PublicKey"] != own[member]["PublicKey"] and "KeyExpiry" not in found
         assert (found["ID"], found["TailscaleIPs"]) == (own[member]["ID"], own[member]["TailscaleIPs"])
-        assert dial(lab, "t1", address(lab, member), 22).startswith("SSH-2.0")
+        await_ssh(lab, "t1", address(lab, member))
     assert set(mesh(lab, *with_key()).changed.values()) == {0}
 
 

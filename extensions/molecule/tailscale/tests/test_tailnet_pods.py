@@ -264,6 +264,7 @@ def test_site_brings_back_a_pod_without_our_start_command_and_slurmd_gets_a_new_
 
     former = library()
     restart_pod("p1")
+    lab.wait("p1 accepts logins", lambda: lab.run("p1", "pgrep", "-x", "sshd", check=False) != "", PATIENCE)
     # Slurm may notice only now that p1 was away, and cancels what it has just started there.
     run = play("site", "--limit", f"{MANAGER},t3,p1,p2", "--skip-tags", "reachability,slurm")
     assert run.code == 0, run.output[-6000:]

@@ -47,7 +47,7 @@ while True:
 """
 CLIENT = """
 import socket
-peer = socket.create_connection(("{address}", 2399), 20)
+peer = socket.create_connection(("{address}", 2399), 120)
 peer.settimeout({patience})
 peer.sendall(bytes(1 << 20))
 print(peer.recv(100).decode())
@@ -100,13 +100,13 @@ def together(work: Callable[[tuple[str, str]], str], pairs: tuple[tuple[str, str
         return dict(zip((f"{a} to {b}" for a, b in pairs), pool.map(work, pairs), strict=True))
 
 
-def transfers(hosts: dict[str, Host], patience: int = 60) -> dict[str, str]:
+def transfers(hosts: dict[str, Host], patience: int = 300) -> dict[str, str]:
     """For every ordered pair, the bytes of 1 MiB that arrived, or the error message."""
     for name in MACHINES:
         code = SERVER.format(address=mesh_address(name))
         hosts[name].check_output("systemd-run --unit=receiver --collect python3 -c %s", code)
     for name in MACHINES:
-        listening = "for i in $(seq 300); do ss -Hltn sport = :2399 | grep -q . && exit; sleep 0.1; done; exit 1"
+        listening = "for i in $(seq 3000); do ss -Hltn sport = :2399 | grep -q . && exit; sleep 0.1; done; exit 1"
         hosts[name].check_output(listening)
 
     def send(pair: tuple[str, str]) -> str:
@@ -174,11 +174,12 @@ def no_packet_lost(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = 
 
 def test_every_pair_transfers_one_mebibyte_and_has_a_fresh_handshake(hosts: dict[str, Host]) -> None:
     wait_for_every_pair(hosts)
+    begun = time.time()
     assert set(transfers(hosts).values()) == {str(1 << 20)}
-    now = time.time()
+    # Each tunnel has carried data since, and none is carried 180 s after a handshake.
     for name in MACHINES:
         for line in hosts[name].check_output("wg show gpumesh0 latest-handshakes").splitlines():
-            assert now - int(line.split("\t")[1]) < 180, f"{name}: {line}"
+            assert begun - int(line.split("\t")[1]) < 180, f"{name}: {line}"
 
 
 def test_members_behind_nat_are_known_by_their_router_and_relayed_to_each_other(hosts: dict[str, Host]) -> None:
@@ -347,6 +348,7 @@ def test_others_lose_no_packet_while_a_member_leaves_and_joins(hosts: dict[str, 
         assert re.search(r"w2\s+│\s+w4\s+│\s+w1", would), would[-4000:]
         assert hosts["w4"].run("ls -A /etc/wireguard").stdout.strip() == ""
         play()
+    wait_for_every_pair(hosts)
     assert set(transfers(hosts).values()) == {str(1 << 20)}
 
 

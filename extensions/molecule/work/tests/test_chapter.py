@@ -98,7 +98,7 @@ def test_two_runs_side_by_side(desk: Desk) -> None:
 def test_jobs_of_your_own(desk: Desk, lab: TrackingLab) -> None:
     lab.run(MANAGER, "su", "-", "alice", "-c", f"cat > {HERE}/own.sbatch <<'END'\n{written('own.sbatch')}END")
     number = alice(desk, "GPUMESH_PROFILE=torch:10 sbatch own.sbatch").split()[-1]
-    lab.wait("the job has ended", lambda: not lab.run(MANAGER, "squeue", "-hj", number, check=False).strip(), 240)
+    lab.wait("the job has ended", lambda: not lab.run(MANAGER, "squeue", "-hj", number, check=False).strip(), 600)
     alice(desk, "gpumesh-trace profile-41", f"gpumesh-trace profile-{number}")
     (found,) = json.loads((SHARED / "alice" / "tracking" / f"profile-{number}" / "report.json").read_text())
     assert [share["rank"] for share in found["ranks"]] == [0, 1, 2]

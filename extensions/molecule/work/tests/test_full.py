@@ -19,7 +19,7 @@ from train_programs import FULL
 from train_runs import INTERVAL, PATIENCE, Found, TrainLab
 
 NAME = "molecule-work"
-STEPS = 40
+STEPS = 50
 SEED = int(os.environ.get("GPUMESH_SEED") or time.time())
 
 
@@ -63,8 +63,8 @@ def test_a_model_learns_the_same_whether_a_rank_is_killed_or_not(lab: TrainLab) 
     start(lab, "gpt-calm")
     assert [attempt["cause"]["kind"] for attempt in finish(lab, "gpt-calm")["attempts"]] == ["finished"]
     start(lab, "gpt")
-    step = random.Random(SEED).randrange(INTERVAL + 1, STEPS - 10)
-    # By the program's own log, which is up to date: the program makes some ten steps a second.
+    step = random.Random(SEED).randrange(INTERVAL + 1, STEPS - 20)
+    # By the program's own log, which is up to date: the program makes some ten steps a second, and has two seconds left.
     lab.wait(f"step {step}", lambda: step in losses(lab, "gpt"), PATIENCE, 0.05)
     victim = lab.state("gpt")["attempts"][0]["nodes"][SEED % 2]
     lab.signal(victim, "KILL")

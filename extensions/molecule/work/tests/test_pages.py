@@ -44,7 +44,7 @@ def test_the_run_its_metrics_and_its_file(browser, lab: TrackingLab) -> None:
             raise
     browser.get(f"{where}/runs/{run['run_id']}/model-metrics")
     drawn = "return document.querySelectorAll('.js-plotly-plot .scatterlayer path, .js-plotly-plot canvas').length > 0"
-    lab.wait("the loss is drawn", lambda: browser.execute_script(drawn), 120)
+    lab.wait("the loss is drawn", lambda: browser.execute_script(drawn), 240)
 
 
 def test_the_page_names_the_slow_rank(browser) -> None:

@@ -12,10 +12,11 @@ from train_programs import MANAGER
 from train_runs import PATIENCE, TrainLab, check_steps
 
 FILE, KEPT = "/etc/slurm/slurm.conf", "/root/slurm.conf"
+#: The grace time is as long as it can be without a warning that comes later: Slurm sends it 90 seconds before the end.
 PREEMPTION = """
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=30 State=UP
+PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=80 State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 State=UP
 """
 ADD = 'cp -p "$1" "$2" && printf %s "$3" >>"$1" && scontrol reconfigure'

@@ -181,7 +181,7 @@ def test_every_job_finds_it(lab: TrackingLab) -> None:
 
 
 def alice(lab: TrackingLab, line: str) -> None:
-    lab.run(MANAGER, "su", "-", "alice", "-c", line, timeout=300)
+    lab.run(MANAGER, "su", "-", "alice", "-c", line, timeout=600)
 
 
 def send_rest(lab: TrackingLab, name: str) -> None:
@@ -203,7 +203,7 @@ class Lasting:
         begin = f"gpumesh-train --detach --name {LASTING} --nodes 3 --code {code}"
         program = f"trainer.py {LASTING_STEPS} {SECONDS} --track --hurry /mnt/shared/{self.hurry.name}"
         alice(lab, f"{begin} -- python3 {program}")
-        lab.wait("the first points are there", lambda: bool(self.points()), 120, 0.5)
+        lab.wait("the first points are there", lambda: bool(self.points()), 300, 0.5)
 
     def state(self) -> dict[str, Any]:
         return dict(json.loads((SHARED / "alice" / "runs" / LASTING / "run.json").read_text(encoding="utf-8")))
@@ -314,7 +314,7 @@ def test_off_and_on_again_with_an_older_schema_and_a_certificate(
     kept = lab.in_database(MANAGER, "SELECT name FROM runs", "gpumesh_tracking").split()
     assert set(kept) >= set(backup)
     lab.give_packages(MANAGER)
-    lab.run(MANAGER, "sh", "-c", OLDER, "-", OLD, timeout=300)
+    lab.run(MANAGER, "sh", "-c", OLDER, "-", OLD, timeout=900)
     assert lab.versions(MANAGER) != heads
     made, key = certificate(MANAGER, tmp_path)
     for name, source in (("gpu1.pem", made), ("our-ca.pem", made), ("secrets/gpu1.key", key)):

@@ -21,6 +21,8 @@ NAME = "molecule-work"
 SAMPLES = all_samples(STEPS)
 SEED = int(os.environ.get("GPUMESH_SEED") or time.time())
 CHANCE = random.Random(SEED)
+#: Seconds of a step of a run that has to last while the machine is busy.
+LONG = 0.5
 
 
 @pytest.fixture(name="lab", scope="module")
@@ -36,6 +38,22 @@ def at_random_step(lab: TrainLab, name: str, attempt: int) -> dict[str, Any]:
     return lab.at_step(name, attempt, CHANCE.randrange(2, 20))
 
 
+class Patient:
+    """A run with steps so long that a busy machine does not miss it while it is disturbed again and again.
+
+    Then it is hurried, and sleeps no more.
+    """
+
+    def __init__(self, lab: TrainLab, name: str, *options: str, steps: int = STEPS) -> None:
+        self._hurry = lab.shared / f"hurry-{name}"
+        program = SMALL._replace(seconds=LONG)
+        extra = ("--hurry", f"/mnt/shared/{self._hurry.name}")
+        TrainLab(NAME, program).begin(name, *options, steps=steps, extra=extra)
+
+    def hurry(self) -> None:
+        self._hurry.touch()
+
+
 def hit(lab: TrainLab, *arguments: str, **environment: str) -> None:
     """Run a part of `make chaos` in this lab. How long anything takes is measured there, and depends on the machine."""
     which = ["--experiment", *arguments] if not arguments[0].startswith("--") else arguments
@@ -45,7 +63,7 @@ def hit(lab: TrainLab, *arguments: str, **environment: str) -> None:
 
 def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
     lab.idle()
-    lab.begin("calm", "--nodes", "4", "--hang-timeout", "20")
+    lab.begin("calm", "--nodes", "4", "--hang-timeout", "60")
     found = lab.finish("calm")
     assert causes(found) == [("finished", None, "")], found
     (attempt,) = found["attempts"]
@@ -83,8 +101,8 @@ def test_a_name_is_used_once(lab: TrainLab) -> None:
 
 def test_it_goes_on_after_a_crash_and_a_hang_while_the_controller_is_away(lab: TrainLab) -> None:
     lab.idle()
-    # With longer steps: it is hit twice, and goes on while the controller is away.
-    TrainLab(NAME).begin("ranks", "--nodes", "4", "--hang-timeout", "20")
+    # It is hit twice, and goes on while the controller is away.
+    run = Patient(lab, "ranks", "--nodes", "4", "--hang-timeout", "20")
     found = at_random_step(lab, "ranks", 1)
     lab.run(MANAGER, "systemctl", "stop", "slurmctld")
     lab.await_run("ranks", "goes on", lambda now: now["step"] >= found["step"] + 10, spacing=0.3)
@@ -93,6 +111,7 @@ def test_it_goes_on_after_a_crash_and_a_hang_while_the_controller_is_away(lab: T
     crash = ("crash", crashed, lab.signal_rank(lab.state("ranks"), crashed, "KILL"))
     found = at_random_step(lab, "ranks", 2)
     hang = ("hang", hung, lab.signal_rank(found, hung, "STOP"))
+    run.hurry()
     found = lab.finish("ranks")
     assert causes(found) == [crash, hang, ("finished", None, "")], found
     assert "SIGKILL" in found["attempts"][0]["cause"]["detail"]
@@ -105,11 +124,12 @@ def test_it_goes_on_after_a_crash_and_a_hang_while_the_controller_is_away(lab: T
 
 def test_a_cancelled_run_is_resumed_by_the_playbook_and_not_started_again(lab: TrainLab) -> None:
     lab.idle()
-    lab.begin("again", "--nodes", "2")
+    # With longer steps: it must not be through before it is cancelled.
+    TrainLab(NAME).begin("again", "--nodes", "2")
     at_random_step(lab, "again", 1)
     lab.train("cancel", "again")
     assert causes(lab.state("again"))[0][0] == "cancelled"
-    options = {"train_name": "again", "train_nodes": 2, "train_command": f"python3 {TRAINER} {STEPS} {SHORT}"}
+    options = {"train_name": "again", "train_nodes": 2, "train_command": f"python3 {TRAINER} {STEPS} {SMALL.seconds}"}
     for changed in (1, 0):
         done = lab.play("gpumesh.cluster.train", "-e", json.dumps(options))
         assert done.code == 0 and done.changed[MANAGER] == changed, done.output
@@ -173,7 +193,8 @@ def test_a_job_waits_for_the_volume_when_it_starts_and_leaves_a_script_that_slur
     assert "the process of Slurm that ran the batch script" in first["cause"]["detail"]
     assert first["job"] != second["job"]
     lab.wait("all is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
-    assert not lab.run(places["absent"], "pgrep", "-f", "gpumesh-train supervise|slurm_script", check=False)
+    search = ("pgrep", "-f", "gpumesh-train supervise|slurm_script")
+    lab.wait("no script is left", lambda: not lab.run(places["absent"], *search, check=False), PATIENCE)
 
 
 @pytest.fixture(name="dead")
@@ -190,7 +211,7 @@ def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two
     lab: TrainLab, dead: list[str]
 ) -> None:
     lab.idle()
-    lab.begin("script", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
+    run = Patient(lab, "script", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
     victim = at_random_step(lab, "script", 1)["attempts"][0]["supervisor"]
     lab.run(victim, "pkill", "-KILL", "-f", r"^\S*python\S* .*gpumesh-train supervise ")
     found = lab.again("script", 2)
@@ -203,6 +224,7 @@ def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two
         dead.append(victim)
     finally:
         lab.run(MANAGER, "systemctl", "start", "slurmctld")
+    run.hurry()
     found = lab.finish("script")
     survivor = found["attempts"][1]["nodes"][1]
     first, second, third = found["attempts"][:3]
@@ -245,9 +267,9 @@ def test_it_goes_on_after_the_batch_script_and_then_slurmstepd_of_a_node_are_kil
 def test_it_goes_on_with_all_nodes_after_its_supervisor_was_stopped_for_a_while(lab: TrainLab) -> None:
     supervise, agents = (rf"^\S*python\S* .*gpumesh-train {word}" for word in ("supervise ", "agent"))
     lab.idle()
-    # With longer and more steps: the ranks go on for as long as the agents wait.
+    # With more steps: the ranks go on for as long as the agents wait.
     without = f"--exclude={MANAGER}"
-    TrainLab(NAME).begin("asleep", "--nodes", "2", "--min-nodes", "1", "--sbatch", without, steps=2 * STEPS)
+    run = Patient(lab, "asleep", "--nodes", "2", "--min-nodes", "1", "--sbatch", without, steps=2 * STEPS)
     first = at_random_step(lab, "asleep", 1)["attempts"][0]
     lab.run(first["supervisor"], "pkill", "-STOP", "-f", supervise)
     found = lab.again("asleep", 2)
@@ -265,6 +287,7 @@ def test_it_goes_on_with_all_nodes_after_its_supervisor_was_stopped_for_a_while(
         lab.await_run("asleep", "notices it", lambda now: now["attempts"][1]["cause"], spacing=0.3)
     finally:
         lab.run(MANAGER, "systemctl", "start", "slurmctld")
+    run.hurry()
     found = lab.finish("asleep")
     assert causes(found) == [("supervisor", None, "")] * 2 + [("finished", None, "")], found
     details = [attempt["cause"]["detail"] for attempt in found["attempts"]]
@@ -279,10 +302,11 @@ def test_it_goes_on_with_all_nodes_after_its_supervisor_was_stopped_for_a_while(
 def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
     """Slurm itself calls the job running, with no process, until it asks the nodes for their jobs half an hour later."""
     lab.idle()
-    lab.begin("dark", "--nodes", "2", "--sbatch", f"--exclude={MANAGER},{BARE}")
+    run = Patient(lab, "dark", "--nodes", "2", "--sbatch", f"--exclude={MANAGER},{BARE}")
     found = at_random_step(lab, "dark", 1)
     lab.kill(MANAGER, *OTHERS)
     lab.revive(MANAGER, *OTHERS)
+    run.hurry()
     found = lab.finish("dark")
     assert causes(found) == [("node", None, ""), ("finished", None, "")], found
     assert len({attempt["job"] for attempt in found["attempts"]}) == 1
@@ -297,7 +321,7 @@ def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
 
 def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab, dead: list[str]) -> None:
     lab.idle()
-    lab.begin("nodes", "--nodes", "3", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
+    run = Patient(lab, "nodes", "--nodes", "3", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
     found = at_random_step(lab, "nodes", 1)
     supervisor = found["attempts"][0]["supervisor"]
     victims = [CHANCE.choice([node for node in OTHERS if node != supervisor]), supervisor]
@@ -308,6 +332,7 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
         found = lab.again("nodes", attempt)
         if attempt == 2:
             found = at_random_step(lab, "nodes", 2)
+    run.hurry()
     found = lab.finish("nodes")
     assert [(kind, node) for kind, _rank, node in causes(found)] == [
         *(("node", one) for one in victims),

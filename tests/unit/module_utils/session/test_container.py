@@ -142,7 +142,7 @@ def test_the_session_is_kept_where_only_its_user_reads_it(top: Path) -> None:
 
 def test_podman_leaves_no_process_in_the_step_that_looks_for_images(top: Path) -> None:
     """Slurm takes a second to end a step that does."""
-    with subprocess.Popen(["/bin/sleep", "60"]) as keeper:
+    with subprocess.Popen(["/bin/sleep", "600"]) as keeper:
 
         def podman(argv: list[str], environment: dict[str, str], **_options: object) -> Completed:
             assert argv[0] == "podman"
@@ -151,7 +151,7 @@ def test_podman_leaves_no_process_in_the_step_that_looks_for_images(top: Path) -
 
         try:
             assert container.prepare(podman, job.encode(parsed()), 7, here(top), "") == 0
-            assert keeper.wait(10) == -signal.SIGKILL
+            assert keeper.wait(240) == -signal.SIGKILL
         finally:
             keeper.kill()
 

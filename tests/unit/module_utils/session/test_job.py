@@ -40,9 +40,11 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "_PATIENCE", 0.1)
 
 
-def test_a_controller_that_starts_again_has_not_ended_the_session() -> None:
+def test_a_controller_that_starts_again_has_not_ended_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_PATIENCE", 60.0)
     found = job.follow(Slurm(Completed(1, "", _DOWN), Completed(0, _RUNS, "")), 7)
     assert found is not None and found.stage == "running"
+    monkeypatch.setattr(job, "_PATIENCE", 0.1)
     with pytest.raises(CommandError, match="Unable to contact"):
         job.follow(Slurm(Completed(1, "", _DOWN)), 7)
 

@@ -81,7 +81,7 @@ def test_nobody_reads_on(bin_folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", _MAIN], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
-        assert (process.wait(30), process.stderr.read()) == (1, b"")
+        assert (process.wait(240), process.stderr.read()) == (1, b"")
 
 
 def test_a_session_that_has_failed_is_shown_with_the_reason(

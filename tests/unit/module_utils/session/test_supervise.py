@@ -195,7 +195,7 @@ def test_a_log_that_takes_nothing_stops_no_container(top: Path) -> None:
         os.write(writing, b"x" * 8191 + b"\n")
     os.write(writing, b"gpumesh-session: no such image\n")
     os.close(writing)
-    errors.join(10.0)
+    errors.join(240.0)
     os.close(full)
     assert errors.said == "no such image"
 

@@ -103,10 +103,10 @@ def test_gpumesh_trace_starts_a_program_with_the_modules_that_are_installed(plac
     code = "import gpumesh_run; gpumesh_run.progress(1); print(gpumesh_run.__file__)"
     argv = [str(place / "bin" / "gpumesh-trace"), "record", "--", sys.executable, "-c", code]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMESH_", "PYTHON"))}
-    done = subprocess.run(argv, env=variables, cwd=place, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, env=variables, cwd=place, capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout) == (0, f"{paths.LIBRARY}/gpumesh_run.py\n"), done.stderr
     refused = subprocess.run(
-        argv, env={**variables, "GPUMESH_PROFILE": "perf"}, capture_output=True, text=True, check=False, timeout=60
+        argv, env={**variables, "GPUMESH_PROFILE": "perf"}, capture_output=True, text=True, check=False, timeout=240
     )
     assert refused.returncode == 2 and "Invalid profile 'perf'" in refused.stderr
     recorded = subprocess.run(
@@ -116,7 +116,7 @@ def test_gpumesh_trace_starts_a_program_with_the_modules_that_are_installed(plac
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert recorded.returncode == 0 and (place / "profile-41").is_dir()
     assert "no profile: it needs 10 steps, and the program has made 1" in recorded.stderr

@@ -83,7 +83,7 @@ def test_nsight_systems_records_for_some_seconds_and_leaves_the_program_alone(
     code = f"import pathlib, sys, time\nwhile '\\nstop ' not in pathlib.Path({str(log)!r}).read_text(): time.sleep(0.1)\nsys.exit(7)"
     argv = profile.command("nsys:1", ["python3", "-c", code], str(tmp_path), 4)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    assert subprocess.run(argv, env={**os.environ, "PATH": path}, check=False, timeout=60).returncode == 7
+    assert subprocess.run(argv, env={**os.environ, "PATH": path}, check=False, timeout=240).returncode == 7
     told = log.read_text(encoding="ascii").splitlines()
     session = next(word for word in told[0].split() + told[1].split() if word.startswith("--session")).partition("=")[2]
     assert [line for line in told if line.startswith("start")] == [
@@ -150,7 +150,7 @@ def test_ranks_measure_clocks_and_links(tmp_path: Path) -> None:
         )
         for rank, offset in offsets.items()
     ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0, 0]
+    assert [rank.wait(240) for rank in ranks] == [0, 0, 0]
     found: dict[int, Any] = {rank: json.loads((tmp_path / str(rank)).read_text()) for rank in offsets}
     assert found[0][0] == []
     for rank in (1, 2):
@@ -183,7 +183,7 @@ def test_what_listens_ends_when_all_have_said_so() -> None:
         peer.ask(f"bye {number}")
         peer.ask(f"bye {number}")
         peer.close()
-    server.join(30)
+    server.join(240)
     assert not server.is_alive()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(server.place, 1)
@@ -205,7 +205,7 @@ def test_nothing_is_sent_to_what_listens_there_for_another_reason() -> None:
         thread.start()
         with pytest.raises(gpumesh_profile.StrangerError):
             gpumesh_profile.Peer(listening.getsockname()[:2], KEY)
-        thread.join(30)
+        thread.join(240)
     said = b"".join(heard)
     assert said.count(b"\n") == 1 and KEY.encode() not in said
 
@@ -226,7 +226,7 @@ def test_variables_that_are_wrong_stop_no_program(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
@@ -244,6 +244,6 @@ def test_without_the_others_the_program_goes_on(
     begun = time.monotonic()
     neighbours.measure()
     neighbours.close()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
     assert (neighbours.clocks, neighbours.links, neighbours.recording) == ([], [], "")
     assert "clocks and links are not measured" in capsys.readouterr().err

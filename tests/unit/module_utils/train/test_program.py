@@ -150,7 +150,7 @@ class Host:
         variables = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
         argv = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(
-            argv, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+            argv, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=240, check=False
         )
 
     def start(self, what: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -164,7 +164,7 @@ class Host:
         )
 
     def wait(self, name: str, value: object) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while self.run[name] != value:
             assert time.monotonic() < deadline, self.run
             time.sleep(0.2)
@@ -327,7 +327,7 @@ def test_when_the_supervisor_dies_between_two_attempts_an_agent_of_the_first_goe
     # No attempt begins while the controller does not answer.
     sinfo.write_text("#!/bin/sh\nexit 1\n", encoding="ascii")
     kill_ranks(host)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while "waiting for the controller" not in (host.runs / "nano" / "supervisor.log").read_text(encoding="utf-8"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -528,7 +528,7 @@ def test_the_log_of_a_run_is_followed_through_its_attempts(host: Host) -> None:
     ) as following:
         assert following.stderr and following.stderr.readline() == "--- attempt 1\n"
         kill_ranks(host)
-        output, errors = following.communicate(timeout=120)
+        output, errors = following.communicate(timeout=240)
     assert (following.returncode, output, errors) == (0, "done 1\n", "--- attempt 2\n")
 
 

@@ -607,7 +607,7 @@ def test_an_outage_in_the_middle_of_a_program(track: Track) -> None:
             assert select.select([process.stdout], [], [], 120)[0] and process.stdout.readline() == "all steps\n"
         kept = {"runs": track.handler.runs, "experiments": track.handler.experiments}
         again = Track(track.folder, track.address[1], **kept)
-        said, complaints = process.communicate(timeout=60)
+        said, complaints = process.communicate(timeout=240)
     again.close()
     assert (process.returncode, said, complaints) == (0, "", "")
     assert sorted(steps(again.run)) == sorted([*range(200), *range(200)])
@@ -617,11 +617,11 @@ def test_an_outage_in_the_middle_of_a_program(track: Track) -> None:
 
 def test_a_program_that_fails_is_shown_as_failed_and_others_than_rank_0_say_nothing(track: Track) -> None:
     with program(track, "raise SystemError") as process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     assert track.run["status"] == "FAILED"
     asked = len(track.handler.asked)
     with program(track, RANK="1") as process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     assert len(track.handler.asked) == asked
 
 
@@ -642,7 +642,7 @@ def test_a_file_is_handed_in_as_it_was_and_one_that_is_missing_stops_nothing(tra
     )
     track.environment, kept = {**track.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, track.environment
     with program(track, more) as process:
-        _said, complaints = process.communicate(timeout=60)
+        _said, complaints = process.communicate(timeout=240)
     assert process.returncode == 0 and "a report.html.gone" in complaints
     gpumesh_track.Sender(str(track.folder), kept).send()
     number = track.run["id"]
@@ -661,15 +661,15 @@ def test_what_is_left_is_said_and_handed_in_by_a_command(track: Track, capsys: p
     nowhere = {**track.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     track.environment, kept = nowhere, track.environment
     with program(track, "gpumesh_track._LAST = 0.3\n") as process:
-        _said, complaints = process.communicate(timeout=60)
+        _said, complaints = process.communicate(timeout=240)
     assert process.returncode == 0 and f"has not got everything of {track.folder} yet" in complaints
     environment = {**os.environ, **kept}
     argv = [sys.executable, str(SOURCE / "gpumesh_track.py"), str(track.folder)]
-    assert subprocess.run(argv, env=environment, check=False, timeout=60).returncode == 0
+    assert subprocess.run(argv, env=environment, check=False, timeout=240).returncode == 0
     # Of several, each is tried.
     several = [*argv[:2], str(track.folder.parent / "none"), str(track.folder)]
     restored(track, {})
-    again = subprocess.run(several, env=environment, check=False, timeout=60, capture_output=True, text=True)
+    again = subprocess.run(several, env=environment, check=False, timeout=240, capture_output=True, text=True)
     assert again.returncode == 1 and f"{track.folder.parent}/none: [Errno 2]" in again.stderr
     assert len(steps(track.run)) == 400 and track.run["status"] == "FINISHED"
     assert gpumesh_track.main([]) == 2 and "usage" in capsys.readouterr().err
