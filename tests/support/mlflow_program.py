@@ -38,9 +38,9 @@ def python() -> str:
     pytest.skip("not checked: GPUMESH_MLFLOW names no Python that has MLflow (tests/attack installs one)")
 
 
-def run(program: str, stdin: Any = None, **variables: str) -> Any:
+def run(program: str, stdin: Any = None) -> Any:
     """Run a Python program in its environment. Returns the JSON in the last line of its output."""
-    environment = {**_with_bytecode(), "MLFLOW_DISABLE_TELEMETRY": "true", **variables}
+    environment = {**_with_bytecode(), "MLFLOW_DISABLE_TELEMETRY": "true"}
     done = subprocess.run(
         [python(), "-c", program],
         input=json.dumps(stdin),
@@ -75,10 +75,10 @@ class Server:
         own = settings.Server("lab", "localhost", "127.0.0.1", self.port, False, str(folder), 875)
         Path(own.artifacts).mkdir(parents=True)
         given, ours = settings.database_url(5432), f"sqlite:///{folder}/scratch/mlflow.db"
-        self.database = ours
+        self.database, self.passphrase = ours, "passphrase-of-the-gateway"
         for path, text in (
             (settings.SECRET, "secret-of-the-forms"),
-            (settings.PASSPHRASE, "passphrase-of-the-gateway"),
+            (settings.PASSPHRASE, self.passphrase),
             (settings.AUTHENTICATION, settings.authentication(5432, PASSWORD).replace(given, ours)),
         ):
             Path(path).write_text(text, encoding="ascii")
