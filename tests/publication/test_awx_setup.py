@@ -28,6 +28,8 @@ from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks
 AWX = ROOT / "playbooks" / "awx"
 #: What Ansible's connection by ssh reads.
 SSH_ARGUMENTS = {"ansible_ssh_extra_args", "ansible_sftp_extra_args", "ansible_scp_extra_args"}
+#: A name of an organization with characters that mean something in a URL.
+SPECIAL = "R&D / Berlin+Bonn"
 
 
 class Outcome(NamedTuple):
@@ -74,7 +76,7 @@ def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> I
     mine.write_text(
         yaml.safe_dump(
             {
-                "gpumesh_awx_organization": "Research",
+                "gpumesh_awx_organization": SPECIAL,
                 "gpumesh_awx_project_url": repository(checkout(folder / "clone")),
                 "gpumesh_awx_cluster_name": "lan",
                 "gpumesh_awx_credentials": ["machines", "munge"],
@@ -84,13 +86,14 @@ def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> I
         )
     )
     with running() as (controller, address):
-        organization = furnished(controller)
-        for kind, names in {
-            "credentials": ["machines", "munge"],
-            "notification_templates": ["chat"],
-        }.items():
-            for name in names:
-                controller.add(kind, {"name": name, "organization": organization})
+        # The other one has everything by the same names.
+        for organization in (furnished(controller, SPECIAL), furnished(controller, "Default")):
+            for kind, names in {
+                "credentials": ["machines", "munge"],
+                "notification_templates": ["chat"],
+            }.items():
+                for name in names:
+                    controller.add(kind, {"name": name, "organization": organization})
         before = apply(installed, address, "-e", f"@{mine}", "--check")
         changes_of_before = [*controller.changes]
         first = apply(installed, address, "-e", f"@{mine}")
@@ -99,49 +102,53 @@ def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> I
         yield Outcome(controller, address, mine, before, changes_of_before, first, changes_of_first, after)
 
 
-#: Its name has characters that mean something in a URL.
-OTHER = "R&D / Berlin+Bonn"
+@pytest.fixture(scope="module")
+def own(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of one's own as the guide says to make it."""
+    folder = tmp_path_factory.mktemp("own")
+    (script,) = [one for one in blocks(ROOT / "docs" / "guides" / "awx.md") if one.language == "sh"]
+    subprocess.run(["sh", "-e", "-c", script.text], cwd=folder, check=True, capture_output=True)
+    return folder
 
 
 def test_a_second_run_changes_nothing_and_organizations_share_a_controller(
-    installed: Installed, outcome: Outcome
+    installed: Installed, outcome: Outcome, own: Path
 ) -> None:
-    """The other organization has the same names for everything of its own, and comes between the two runs."""
+    """The other organization comes between the two runs. It has the same names for everything of its own, a repository of
+    its own, and the settings as they are, but for what has to be given.
+    """
     with running(copy.deepcopy(outcome.controller)) as (controller, address):
-        number = furnished(controller, OTHER)
-        for kind, name in {"credentials": "machines", "notification_templates": "chat"}.items():
-            controller.add(kind, {"name": name, "organization": number})
-        other = {
-            "gpumesh_awx_organization": OTHER,
-            "gpumesh_awx_project_url": controller.named("projects", "gpumesh")["scm_url"],
-            "gpumesh_awx_credentials": ["machines"],
-            "gpumesh_awx_notifications": ["chat"],
-            "gpumesh_awx_execution_environment_image": "ee:1",
-        }
-        own = {"gpumesh_awx_execution_environment": "gpumesh other"}
-        done = apply(installed, address, "-e", json.dumps({**other, **own}))
+        given = {"gpumesh_awx_project_url": repository(own), "gpumesh_awx_execution_environment_image": "ee:1"}
+        environment = {"gpumesh_awx_execution_environment": "gpumesh other"}
+        done = apply(installed, address, "-e", json.dumps({**given, **environment}))
         assert done.returncode == 0, done.stdout + done.stderr
         controller.changes.clear()
         again = apply(installed, address, "-e", f"@{outcome.settings}")
         assert again.returncode == 0, again.stdout + again.stderr
         assert "changed=0 " in again.stdout, again.stdout
         assert controller.changes == []
+        other = controller.named("organizations", "Default")["id"]
         owners = {
             kind: {key: one.get("organization") for key, one in of.items()} for kind, of in controller.objects.items()
         }
+        made = list(owners["job_templates"].values())
+        assert made.count(other) == len(made) - made.count(other) == len(data("templates")["controller_templates"])
         for kind in ("job_templates", "workflow_job_templates"):
             for one in controller.objects[kind].values():
                 assert owners["inventories"][one["inventory"]] == one["organization"], one["name"]
+        for source in controller.objects["inventory_sources"].values():
+            if owners["inventories"][source["inventory"]] == other:
+                path = own / source["source_path"]
+                assert path.is_file() or source["source_path"] == data("settings")["gpumesh_awx_inventory_path"]
         for kind, of in {
             "credentials": "job_templates",
             "notification_templates_error": "workflow_job_templates",
         }.items():
             for one in controller.objects[of].values():
-                linked = {
-                    owners[kind.removesuffix("_error")][link] for link in controller.links[f"{one['url']}{kind}/"]
-                }
-                assert linked == {one["organization"]}, one["name"]
-        done = apply(installed, address, "-e", json.dumps(other))
+                links = controller.links.get(f"{one['url']}{kind}/", [])
+                linked = {owners[kind.removesuffix("_error")][link] for link in links}
+                assert linked == {one["organization"]} - {other}, one["name"]
+        done = apply(installed, address, "-e", json.dumps(given))
         assert done.returncode != 0
         assert "belongs to another organization" in " ".join(done.stdout.split())
         assert controller.changes == []
@@ -526,35 +533,17 @@ def test_a_project_that_nobody_fetches_is_given_up(installed: Installed, outcome
         assert not controller.objects["job_templates"]
 
 
-@pytest.fixture(scope="module")
-def own(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of one's own as the guide says to make it."""
-    folder = tmp_path_factory.mktemp("own")
-    (script,) = [one for one in blocks(ROOT / "docs" / "guides" / "awx.md") if one.language == "sh"]
-    subprocess.run(["sh", "-e", "-c", script.text], cwd=folder, check=True, capture_output=True)
-    return folder
-
-
-def test_a_repository_of_ones_own_has_every_playbook(installed: Installed, own: Path) -> None:
-    """With the settings as they are, but for what has to be given."""
-    with running() as (controller, address):
-        furnished(controller, "Default")
-        given = {"gpumesh_awx_project_url": repository(own), "gpumesh_awx_execution_environment_image": "ee:1"}
-        done = apply(installed, address, "-e", json.dumps(given))
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert len(controller.objects["job_templates"]) == len(data("templates")["controller_templates"])
-        for source in controller.objects["inventory_sources"].values():
-            path = own / source["source_path"]
-            assert path.is_file() or source["source_path"] == data("settings")["gpumesh_awx_inventory_path"]
-
-
 def test_a_playbook_of_ones_own_runs_ours(installed: Installed, own: Path) -> None:
-    for path in sorted((own / "playbooks").rglob("*.yml")):
-        if "inventory" not in path.parts:
-            there = installed._replace(folder=own)
-            done = there.run("ansible-playbook", "-i", "localhost,", "--list-tasks", str(path))
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert "Fail after a failed job" in done.stdout or path.stem != "show_failure"
+    paths = [path for path in sorted((own / "playbooks").rglob("*.yml")) if "inventory" not in path.parts]
+    assert "show_failure" in [path.stem for path in paths]
+    there = installed._replace(folder=own)
+    done = there.run("ansible-playbook", "-i", "localhost,", "--list-tasks", *map(str, paths))
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = dict(text.split("\n", 1) for text in done.stdout.split("playbook: ")[1:])
+    assert list(listed) == [str(path) for path in paths]
+    for path, tasks in listed.items():
+        assert "TAGS: " in tasks, path
+        assert "Fail after a failed job" in tasks or not path.endswith("show_failure.yml")
 
 
 def test_the_requirements_of_ones_own_are_installed(installed: Installed, own: Path, tmp_path: Path) -> None:
@@ -570,37 +559,30 @@ def test_the_requirements_of_ones_own_are_installed(installed: Installed, own: P
     assert (tmp_path / "ansible_collections" / "gpumesh" / "cluster" / "playbooks" / "site.yml").is_file()
 
 
-@pytest.mark.parametrize(
-    ("name", "image", "named", "made"),
-    [
+def test_the_environment_of_jobs(installed: Installed, tmp_path: Path) -> None:
+    files = ("settings", "execution_environments", "surveys", "templates")
+    cases: list[tuple[str, str, str, list[str]]] = [
         ("", "", "", []),
         ("ours", "", "ours", []),
         ("", "ee:1", "gpumesh", ["gpumesh"]),
         ("ours", "ee:1", "ours", ["ours"]),
-    ],
-)
-def test_the_environment_of_jobs(
-    installed: Installed, tmp_path: Path, name: str, image: str, named: str, made: list[str]
-) -> None:
-    files = ("settings", "execution_environments", "surveys", "templates")
-    read = {
-        "hosts": "localhost",
-        "gather_facts": False,
-        "vars_files": [str(AWX / "data" / f"{file}.yml") for file in files],
-        "tasks": [
-            {
-                "ansible.builtin.assert": {
-                    "that": "controller_templates | map(attribute='execution_environment') | unique == [named]"
-                }
-            },
-            {"ansible.builtin.assert": {"that": "controller_execution_environments | map(attribute='name') == made"}},
-        ],
-    }
-    (tmp_path / "read.yml").write_text(yaml.safe_dump([read]))
-    given = {"named": named, "made": made}
-    given |= {"gpumesh_awx_execution_environment": name, "gpumesh_awx_execution_environment_image": image}
-    done = installed.run("ansible-playbook", "-i", "localhost,", str(tmp_path / "read.yml"), "-e", json.dumps(given))
+    ]
+    plays = []
+    for name, image, named, made in cases:
+        given = {"gpumesh_awx_execution_environment": name, "gpumesh_awx_execution_environment_image": image}
+        conditions = [
+            "controller_templates | map(attribute='execution_environment') | unique == [named]",
+            "controller_execution_environments | map(attribute='name') == made",
+        ]
+        check = {"ansible.builtin.assert": {"that": conditions}, "vars": {"named": named, "made": made}}
+        read = {"vars_files": [str(AWX / "data" / f"{file}.yml") for file in files]}
+        plays.append(
+            {"hosts": "localhost", "gather_facts": False, **read, "tasks": [{"ansible.builtin.set_fact": given}, check]}
+        )
+    (tmp_path / "read.yml").write_text(yaml.safe_dump(plays))
+    done = installed.run("ansible-playbook", "-i", "localhost,", str(tmp_path / "read.yml"))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"ok={2 * len(cases)} " in done.stdout
 
 
 def test_the_other_collection_can_be_named(installed: Installed) -> None:

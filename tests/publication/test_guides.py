@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -20,7 +18,7 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import program as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import manage, profile, program
-from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed, check_syntax
 from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
@@ -97,25 +95,38 @@ def test_there_are_commands() -> None:
     assert {path.stem for path in GUIDES} >= {"lan", "rented", "containers", "awx", "day2", "troubleshooting"}
 
 
+class Play(NamedTuple):
+    """A command that runs playbooks: its words by what they are."""
+
+    options: tuple[str, ...]
+    playbooks: tuple[str, ...]
+    variables: tuple[str, ...]
+
+
+def play(line: str) -> Play:
+    _program, *words = ["inventories/lan" if word == "INVENTORY" else word for word in shlex.split(line)]
+    given = {index + 1 for index, word in enumerate(words) if word == "-e"}
+    rest = [word for index, word in enumerate(words) if word != "-e" and index not in given]
+    playbooks = tuple(word for word in rest if word.startswith("gpumesh.cluster."))
+    others = tuple(word for word in rest if word not in playbooks)
+    return Play(others, playbooks, tuple(words[index] for index in sorted(given)))
+
+
 @pytest.mark.parametrize(("document", "line"), PLAYS, ids=name_of)
-def test_a_playbook_takes_the_command(desk: Installed, document: Path, line: str) -> None:
-    program, *arguments = shlex.split(line)
-    if "INVENTORY" in line:
-        arguments = ["inventories/lan" if word == "INVENTORY" else word for word in arguments]
-    given = {index for index, word in enumerate(arguments) if "-e" in (word, arguments[index - 1])}
-    for index in given:
-        name, equals, _value = arguments[index].partition("=")
-        assert not equals or name in options(), f"no option of a role: {arguments[index]}"
-        assert not arguments[index].startswith("@") or (desk.folder / arguments[index][1:]).exists()
-    done = syntax(desk.run, program, *(word for index, word in enumerate(arguments) if index not in given))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Unable to parse" not in done.stderr
+def test_a_playbook_takes_the_variables_of_the_command(desk: Installed, document: Path, line: str) -> None:
+    for variable in play(line).variables:
+        name, equals, _value = variable.partition("=")
+        assert not equals or name in options(), f"no option of a role: {variable}"
+        assert not variable.startswith("@") or (desk.folder / variable[1:]).exists()
 
 
-@lru_cache(maxsize=None)
-def syntax(run: Callable[..., CompletedProcess[str]], *words: str) -> CompletedProcess[str]:
-    """Whether Ansible can read it. Variables do not bear on that, and so many commands have one answer."""
-    return run(*words, "--syntax-check")
+@pytest.mark.parametrize("words", sorted({play(line).options for _document, line in PLAYS}), ids=" ".join)
+def test_ansible_reads_the_playbooks_of_the_commands(desk: Installed, words: tuple[str, ...]) -> None:
+    """Of all commands with the same options at once. Variables do not bear on that."""
+    plays = [play(line) for _document, line in PLAYS]
+    playbooks = sorted({name for one in plays if one.options == words for name in one.playbooks})
+    assert all(one.playbooks for one in plays)
+    assert len(check_syntax(desk, *words, *playbooks)) == len(playbooks)
 
 
 @pytest.mark.parametrize(("document", "line"), [one for one in COMMANDS if one not in PLAYS], ids=name_of)
@@ -152,15 +163,31 @@ def test_another_command_names_what_there_is(document: Path, line: str) -> None:
             assert (ROOT / word).exists()
 
 
-@pytest.mark.parametrize("block", YAML, ids=lambda block: f"{name_of(block.document)}: {block.text[:30]!r}")
+def has_plays(block: Block) -> bool:
+    document: Any = yaml.safe_load(block.text)
+    return isinstance(document, list) and "hosts" in document[0]
+
+
+def test_ansible_reads_the_plays_of_documents(desk: Installed, tmp_path: Path) -> None:
+    files = {tmp_path / f"{number}.yml": block for number, block in enumerate(YAML) if has_plays(block)}
+    assert {block.document.parent.name for block in files.values()} == {
+        path.name for path in (ROOT / "roles").iterdir()
+    }
+    for path, block in files.items():
+        path.write_text(block.text)
+    assert check_syntax(desk, "-i", "inventories/lan", *map(str, files)) == [str(path) for path in files]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in YAML if not has_plays(block)],
+    ids=lambda block: f"{name_of(block.document)}: {block.text[:30]!r}",
+)
 def test_a_file_is_what_ansible_takes(desk: Installed, tmp_path: Path, block: Block) -> None:
     document: Any = yaml.safe_load(block.text)
-    path = tmp_path / "block.yml"
-    path.write_text(block.text)
-    if isinstance(document, list) and "hosts" in document[0]:
-        done = desk.run("ansible-playbook", "-i", "inventories/lan", "--syntax-check", str(path))
-        assert done.returncode == 0, done.stdout + done.stderr
-    elif "all" in document:
+    if "all" in document:
+        path = tmp_path / "block.yml"
+        path.write_text(block.text)
         done = desk.run("ansible-inventory", "-i", str(path), "--graph", "cluster")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("|--") >= 3

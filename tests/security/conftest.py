@@ -29,13 +29,13 @@ def attacker() -> Iterator[pwd.struct_passwd]:
         subprocess.run(["userdel", "--remove", "--force", name], check=False, capture_output=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running MLflow, where one is installed."""
+    """A running MLflow, where one is installed. None of the attacks leaves it weaker, as each of them shows."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         made = Server(tmp_path_factory.mktemp("server"), monkeypatch)
-        try:
-            made.wait()
-            yield made
-        finally:
-            made.stop()
+    try:
+        made.wait()
+        yield made
+    finally:
+        made.stop()

@@ -25,6 +25,8 @@ from uuid import uuid4
 
 from namespaces import call
 
+from ansible_collections.gpumesh.cluster.tests.integration.reach.forked import Place, run_module
+
 MODULES = Path(__file__).parents[3] / "plugins" / "modules"
 
 
@@ -66,12 +68,18 @@ class Host:
     def command(self, *argv: str) -> list[str]:
         """A command as it runs on this host, with its name and its /etc/hosts."""
         named: list[str] = []
-        if self.hosts_file is not None:
-            folder = Path("/etc/netns") / self.namespace
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "hosts").write_text(self.hosts_file)
+        if self._hosts():
             named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.machine]
         return ["ip", "netns", "exec", self.namespace, *named, *self.wrapper, *argv]
+
+    def _hosts(self) -> str:
+        """Write what is /etc/hosts here, where `ip netns exec` looks for it. Returns its path, or an empty text."""
+        if self.hosts_file is None:
+            return ""
+        path = Path("/etc/netns", self.namespace, "hosts")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.hosts_file)
+        return str(path)
 
     def within(self, *argv: str) -> str:
         """Run a command as on this host."""
@@ -89,10 +97,14 @@ class Host:
         """Run a module here, as Ansible does: its options on the standard input."""
         own = {"machine": self.machine, "address": self.address, "interface": self.interface}
         arguments = json.dumps({"ANSIBLE_MODULE_ARGS": {**own, **options}})
-        argv = self.command(sys.executable, str(MODULES / f"{name}.py"))
-        done = subprocess.run(argv, input=arguments, capture_output=True, text=True, check=False, timeout=120)
-        assert done.stdout, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout)
+        if self.wrapper:
+            argv = self.command(sys.executable, str(MODULES / f"{name}.py"))
+            done = subprocess.run(argv, input=arguments, capture_output=True, text=True, check=False, timeout=120)
+            printed = done.stdout or done.stderr
+        else:
+            hosts = self._hosts()
+            printed = run_module(Place(self.namespace, self.machine if hosts else "", hosts), name, arguments)
+        result: dict[str, Any] = json.loads(printed)
         return result
 
     def processes(self) -> list[int]:

@@ -210,8 +210,7 @@ class Session:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.write_bytes(package.build(sys.executable, program.__name__, SETTINGS._asdict()))
-        path.chmod(0o755)
+        package.part(str(path), package.build(sys.executable, program.__name__, SETTINGS._asdict())).apply()
 
     def call(self, verb: str) -> subprocess.Popen[bytes]:
         given = {

@@ -381,8 +381,7 @@ def await_nothing(job: int, when: str) -> None:
 @pytest.fixture(name="installed")
 def _installed(hosts: None, tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "gpumesh-session"
-    path.write_bytes(package.build(sys.executable, program.__name__, settings("gmh-a")._asdict()))
-    path.chmod(0o755)
+    package.part(str(path), package.build(sys.executable, program.__name__, settings("gmh-a")._asdict())).apply()
     yield str(path)
     for job in node.jobs_here():
         if job == 900300:
