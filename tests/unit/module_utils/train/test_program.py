@@ -6,19 +6,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build, sources
+from ansible_collections.gpumesh.cluster.plugins.module_utils.package import assemble, build, sources, with_byte_code
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
 
@@ -130,6 +133,18 @@ def schedule(**values):
 """
 
 
+@functools.lru_cache
+def compiled(entry: str) -> dict[str, bytes]:
+    """The files of a program and their byte code, without its settings."""
+    with zipfile.ZipFile(io.BytesIO(with_byte_code(build(sys.executable, entry, {}), entry))) as reader:
+        return {name: reader.read(name) for name in reader.namelist() if not name.startswith("__main__.")}
+
+
+def installed(entry: str, settings: dict[str, Any]) -> bytes:
+    """A program as it is on a host."""
+    return assemble(sys.executable, entry, settings, compiled(entry))
+
+
 class Host:
     """A machine with the program and the commands of Slurm."""
 
@@ -138,8 +153,8 @@ class Host:
         self.runs = folder / "runs"
         commands = {name: f"#!/bin/sh\n{text}\n".encode() for name, text in SLURM.items()}
         settings = {"volumes": [str(folder)], "run_dir": str(self.runs), "stage_dir": str(folder / "local-{user}")}
-        commands["gpumesh-train"] = build(sys.executable, program.__name__, settings)
-        commands["gpumesh-trace"] = build(sys.executable, trace.__name__, {**settings, "library": ""})
+        commands["gpumesh-train"] = installed(program.__name__, settings)
+        commands["gpumesh-trace"] = installed(trace.__name__, {**settings, "library": ""})
         (folder / "bin").mkdir()
         for name, content in commands.items():
             (folder / "bin" / name).write_bytes(content)
