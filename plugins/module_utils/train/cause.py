@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import last_
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, RankEnd
 
 #: Signals by which a process ends because of its own error, so that its last words are about it.
-_OWN_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+OWN_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 #: The exit statuses of a process that has aborted; a shell tells of the signal by 128 and its number.
 _ABORTED = {status for number in (signal.SIGABRT, signal.SIGSEGV) for status in (-number, 128 + number)}
 #: The words for a job whose memory was used up, with the remedy.
@@ -46,7 +46,7 @@ def _told(end: RankEnd) -> Optional[last_words.Error]:
     told = last_words.chosen(end.tail, root.rank if root else None)
     status = root.status if root else end.status
     # Who is killed has no last words, unless these are the end of its output.
-    return told if told and (status > 0 or -status in _OWN_SIGNALS or (told.last and not root)) else None
+    return told if told and (status > 0 or -status in OWN_SIGNALS or (told.last and not root)) else None
 
 
 def error_line(end: RankEnd) -> str:
