@@ -15,6 +15,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 #: program if it occurs elsewhere too; failures of a node are blamed on the node, and jobs without a newer checkpoint on
 #: the time that they have.
 REPEATED = 3
+#: Seconds: of a program that reports neither checkpoints nor steps, an attempt that has run for so long has got further.
+_HELD = 3600.0
 #: Causes after which no attempt follows.
 _FINAL = {"finished": "finish", "cancelled": "cancel", "diverged": "fail"}
 #: Causes that are not failures.
@@ -92,9 +94,25 @@ def _since_newest(attempts: Sequence[Attempt], reached: Sequence[Optional[int]])
     return attempts[begin:]
 
 
+def _since_progress(attempts: Sequence[Attempt]) -> Tuple[Sequence[Attempt], str]:
+    """The attempts since the run last got further, and what shows that: checkpoints, or else steps, or else time."""
+    checkpoints = [attempt.checkpoint for attempt in attempts]
+    steps = [attempt.last for attempt in attempts]
+    if any(step is not None for step in checkpoints):
+        return _since_newest(attempts, checkpoints), "the last new checkpoint"
+    if any(step is not None for step in steps):
+        return _since_newest(attempts, steps), "the furthest step"
+    held = [number if _lasted(attempt) >= _HELD else None for number, attempt in enumerate(attempts)]
+    return _since_newest(attempts, held), "the last attempt that has run for an hour"
+
+
+def _lasted(attempt: Attempt) -> float:
+    return (attempt.begin if attempt.end is None else attempt.end) - attempt.begin
+
+
 def restarts(attempts: Sequence[Attempt]) -> int:
-    """The number of attempts that have failed since the last new checkpoint. One ended by a time limit has not failed."""
-    latest = _since_newest(attempts, [attempt.checkpoint for attempt in attempts])
+    """The number of attempts that have failed since the run last got further. One ended by a time limit has not failed."""
+    latest, _since = _since_progress(attempts)
     return sum(1 for attempt in latest if attempt.cause and attempt.cause.kind not in _BLAMELESS)
 
 
@@ -112,7 +130,7 @@ def fruitless(request: Request, attempts: Sequence[Attempt]) -> List[int]:
     found: Dict[int, float] = {}
     for attempt in _since_newest(attempts, reached)[1:]:
         if attempt.cause and attempt.cause.kind == "warned" and not attempt.cause.node:
-            found[attempt.job] = found.get(attempt.job, 0.0) + (attempt.end or attempt.begin) - attempt.begin
+            found[attempt.job] = found.get(attempt.job, 0.0) + _lasted(attempt)
     return [job for job, lasted in found.items() if lasted > request.grace]
 
 
@@ -138,7 +156,7 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
     if restarts(attempts) > request.max_restarts:
         return Decision(
             "fail",
-            f"{request.max_restarts} restarts since the last new checkpoint were not enough (--max-restarts): "
+            f"{request.max_restarts} restarts since {_since_progress(attempts)[1]} were not enough (--max-restarts): "
             f"{cause.detail}",
         )
     return None

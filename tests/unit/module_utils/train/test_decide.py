@@ -106,8 +106,8 @@ def test_nodes_that_die_at_the_same_step_are_not_the_program() -> None:
 
 def test_restarts_end_and_time_limits_do_not_count() -> None:
     request = REQUEST._replace(max_restarts=2)
-    assert action(crashes(10, 20), request) == ""
-    assert action(crashes(10, 20, 30), request) == "fail"
+    assert action(crashes(30, 20), request) == ""
+    assert action(crashes(30, 20, 10), request) == "fail"
     warned = [attempt(i, Cause("warned", "the time limit is near"), i * 10) for i in range(1, 6)]
     assert action(warned, request) == "resubmit"
     assert action([*warned, *crashes(60)], request) == ""
@@ -187,6 +187,27 @@ def test_restarts_are_counted_since_the_last_new_checkpoint() -> None:
     # One that goes back to an older checkpoint, since the newest was damaged, has not got further.
     older = [one._replace(checkpoint=30) for one in crashes(35, 36)]
     assert action([*rising, *older], request) == "fail"
+
+
+def test_restarts_of_a_program_without_checkpoints_are_counted_since_its_furthest_step() -> None:
+    apart = crashes(*range(10_000, 120_000, 10_000), error="killed by SIGKILL")
+    assert len(apart) == 11
+    assert action(apart) == ""
+    # From the beginning each time, and never further.
+    again = crashes(*range(11, 0, -1), error="killed by SIGKILL")
+    found = verdict(REQUEST, again)
+    assert action(again[:10]) == ""
+    assert found is not None and found.reason.startswith("10 restarts since the furthest step were not enough")
+
+
+def test_restarts_of_a_program_that_reports_nothing_are_counted_since_it_last_ran_for_long() -> None:
+    kills = crashes(*[None] * 11, error="killed by SIGKILL")
+    assert action([one._replace(end=4000.0) for one in kills]) == ""
+    short = [one._replace(end=600.0) for one in kills]
+    assert action(short) == "fail"
+    assert action([*short[:10], short[10]._replace(end=4000.0)]) == ""
+    assert action([short[0]._replace(end=4000.0), *short[1:10]]) == ""
+    assert action([short[0]._replace(end=4000.0), *short[1:]]) == "fail"
 
 
 def jobs(*checkpoints: int | None, lasted: float = 3600.0, last: int | None = 500) -> list[Attempt]:

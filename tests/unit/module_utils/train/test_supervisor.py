@@ -675,7 +675,7 @@ def test_supervisors_that_are_killed_before_a_newer_checkpoint_stop_the_run(
 ) -> None:
     steps = Steps(monkeypatch, Cause("finished"))
     cause = Cause("supervisor", "the supervisor was killed (SIGKILL)")
-    ended = [OPEN._replace(number=number, end=1.0, cause=cause) for number in range(1, 11)]
+    ended = [OPEN._replace(number=number, end=1.0, cause=cause, checkpoint=40) for number in range(1, 11)]
     assert again(folder, [*ended, OPEN._replace(number=11)]).supervise() == 1
     assert steps.begun == [] and "10 restarts since the last new checkpoint" in folder.read().detail
 
