@@ -11,9 +11,9 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import failure
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Cause, Request
 
-#: After this many repetitions, the same failure at the same step is blamed on the node on which it occurs, or on the
-#: program if it occurs elsewhere too; failures of a node are blamed on the node, and jobs without a newer checkpoint on
-#: the time that they have.
+#: After this many repetitions, the same error is blamed on the node on which it occurs, or on the program if it occurs
+#: elsewhere too, at the same step; failures of a node are blamed on the node, and jobs without a newer checkpoint on the
+#: time that they have.
 REPEATED = 3
 #: Seconds: of a program that reports neither checkpoints nor steps, an attempt that has run for so long has got further.
 _HELD = 3600.0
@@ -40,11 +40,39 @@ def unreliable(attempts: Sequence[Attempt]) -> List[str]:
     return sorted(node for node, number in failures.items() if node and number >= REPEATED)
 
 
+def _disproof(attempts: Sequence[Attempt], number: int) -> Optional[Attempt]:
+    """The attempt in which the error has occurred elsewhere for which the attempt at this index has excluded a node.
+
+    None if there is none, or if it is an error of the hardware, which may fail on several nodes.
+    """
+    origin = attempts[number]
+    if not origin.excluded or origin.cause is None or origin.cause.hardware:
+        return None
+    elsewhere = (one for one in _alike(attempts[number + 1 :], origin) if _node(one) != origin.excluded)
+    return next(elsewhere, None)
+
+
+def _alike(attempts: Sequence[Attempt], like: Attempt) -> List[Attempt]:
+    """The attempts that have failed with the same error as this one on a known node, at whatever step."""
+    return [
+        one
+        for one in attempts
+        if one.cause
+        and one.cause.kind in failure.OF_PROGRAM
+        and _node(one)
+        and failure.error(one) == failure.error(like)
+    ]
+
+
+def _node(attempt: Attempt) -> str:
+    return attempt.cause.node if attempt.cause else ""
+
+
 def barred(attempts: Sequence[Attempt]) -> Dict[str, str]:
-    """The nodes that no attempt uses again, and why."""
+    """The nodes that no attempt uses again, and why. One whose error has followed to another node may be used again."""
     found = dict.fromkeys(unreliable(attempts), f"it has failed {REPEATED} times in this run")
-    for attempt in attempts:
-        if attempt.excluded and attempt.cause:
+    for number, attempt in enumerate(attempts):
+        if attempt.excluded and attempt.cause and _disproof(attempts, number) is None:
             found.setdefault(attempt.excluded, f"only there, so far: {attempt.cause.detail}")
     return found
 
@@ -52,19 +80,22 @@ def barred(attempts: Sequence[Attempt]) -> Dict[str, str]:
 def exclusion(attempts: Sequence[Attempt], replaceable: Callable[[str], bool]) -> str:
     """The node that no later attempt uses, since the last error may be that of the node; empty if there is none.
 
-    A node is excluded at once for an error of its hardware, and for another one when it is repeated on this node only.
-    That happens once for each error: if the same one then occurs elsewhere, it is that of the program.
+    A node is excluded at once for an error of its hardware, and for another one when it is repeated on this node only,
+    while others worked: at any step, since that of a broken node is random. Who was killed at several steps was killed by
+    anything, and who has used up the memory of the job did so everywhere. All this happens once for each error: if the
+    same one then occurs elsewhere, such as one of rank 0 that moves with it, it is that of the program.
     ``replaceable``: whether the run could continue without a node.
     """
     last = attempts[-1] if attempts else None
     if last is None or last.cause is None or not last.cause.node or last.cause.kind not in failure.OF_PROGRAM:
         return ""
-    if any(failure.error(attempt) == failure.error(last) for attempt in attempts if attempt.excluded):
+    alike = _alike(attempts, last)
+    if any(attempt.excluded for attempt in alike):
         return ""
-    latest = attempts[-REPEATED:]
-    only_there = {attempt.cause.node for attempt in latest if attempt.cause} == {last.cause.node}
-    if not last.cause.hardware and not (only_there and repeats(attempts)):
-        return ""
+    if not last.cause.hardware:
+        often = repeats(attempts) or (len(alike) >= REPEATED and not failure.killed(last))
+        if not often or failure.of_job(last) or {_node(attempt) for attempt in alike} != {last.cause.node}:
+            return ""
     return last.cause.node if replaceable(last.cause.node) else ""
 
 
@@ -75,9 +106,16 @@ def suspects(attempts: Sequence[Attempt]) -> List[str]:
 
 
 def left_out(attempts: Sequence[Attempt], before: Sequence[str], unfit: Mapping[str, str]) -> List[str]:
-    """A description of the nodes ``before`` that are no longer used. ``unfit``: why nodes cannot be used now."""
+    """A description of the nodes ``before`` that are no longer used, and of those that may be used again.
+
+    ``unfit``: why nodes cannot be used now.
+    """
     reasons = {**unfit, **{node: f"is no longer used: {reason}" for node, reason in barred(attempts).items()}}
-    return [f"{node} {reasons[node]}" for node in before if node in reasons]
+    found = [f"{node} {reasons[node]}" for node in before if node in reasons]
+    for number, attempt in enumerate(attempts):
+        if attempts[-1] is _disproof(attempts, number):
+            found.append(f"{attempt.excluded} may be used again: its error has followed to {_node(attempts[-1])}")
+    return found
 
 
 def repeats(attempts: Sequence[Attempt]) -> bool:
@@ -153,12 +191,31 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
             f"the program has failed {REPEATED} times at the same step in the same way: {cause.detail}. Correct it, then "
             f"run 'gpumesh-train resume {request.name}', with '-- COMMAND' for another command.",
         )
+    origin = _followed(attempts)
+    if origin:
+        return Decision(
+            "fail",
+            f"the same error has occurred on {origin.excluded}, then on {cause.node} without it, so it is that of the "
+            f"program: {cause.detail}. Correct it, then run 'gpumesh-train resume {request.name}'.",
+        )
     if restarts(attempts) > request.max_restarts:
         return Decision(
             "fail",
             f"{request.max_restarts} restarts since {_since_progress(attempts)[1]} were not enough (--max-restarts): "
             f"{cause.detail}",
         )
+    return None
+
+
+def _followed(attempts: Sequence[Attempt]) -> Optional[Attempt]:
+    """The attempt that has excluded a node for an error that has now followed to another one.
+
+    None if the run has got further since this error first occurred: then it may be rare enough for the run to finish.
+    """
+    for number, attempt in enumerate(attempts):
+        if _disproof(attempts, number) is not None and attempts[-1] in _alike(attempts, attempt):
+            begin = _since_progress(attempts)[0][0]
+            return attempt if begin.number <= _alike(attempts, attempt)[0].number else None
     return None
 
 

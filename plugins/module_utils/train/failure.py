@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple, Optional, Sequence, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause as causes
@@ -90,6 +91,7 @@ def _said(attempt: Attempt) -> str:
     return "" if attempt.cause is None else _OTHERS.sub("", _CULPRIT.sub("", attempt.cause.detail))
 
 
+@lru_cache(maxsize=1024)
 def error(attempt: Attempt) -> str:
     """The error of an attempt without what differs between ranks, nodes, steps and times; empty if none is known."""
     text = _said(attempt)
@@ -104,6 +106,11 @@ def killed(attempt: Attempt) -> bool:
     """Whether nothing is known of a failure but that a process was killed, which anything may have done."""
     text = _said(attempt)
     return causes.USED_UP not in text and bool(_KILLED.fullmatch(text) or words.LOST.search(text))
+
+
+def of_job(attempt: Attempt) -> bool:
+    """Whether an attempt has failed since the memory of the job was used up, which is no fault of a node."""
+    return causes.USED_UP in _said(attempt)
 
 
 def of(attempt: Attempt) -> Optional[Failure]:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.cause import USED_UP
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide import (
     exclusion,
     fruitless,
@@ -141,6 +144,85 @@ def test_an_error_that_follows_the_program_to_another_node_excludes_no_further_o
     followed = [*excluding(crashes(10, 10, 10)), *crashes(10, node="n4")]
     assert exclusion(followed, lambda _node: True) == ""
     assert action(followed) == "fail"
+
+
+MEMORY_ACCESS = "killed by SIGABRT: CUDA error: an illegal memory access was encountered"
+
+
+def moved(attempts: list[Attempt], step: int | None, node: str, **values: Any) -> list[Attempt]:
+    """The attempts, and one that fails with the same error on this node."""
+    before = attempts[-1].cause
+    assert before is not None
+    detail = before.detail.replace(before.node, node)
+    return [*attempts, attempt(len(attempts) + 1, before._replace(node=node, detail=detail), step)._replace(**values)]
+
+
+@pytest.mark.parametrize("checkpoints", [(None, None, None), (10, 250, 790)])
+def test_an_error_on_one_node_only_is_that_of_the_node_at_whatever_step(checkpoints: tuple[int | None, ...]) -> None:
+    found: list[Attempt] = []
+    broken = crashes(17, 260, 801, error=MEMORY_ACCESS)
+    for one, checkpoint, other in zip(broken, checkpoints, ("n1", "n2", "n4"), strict=True):
+        # What happens in between, such as the loss of another node, changes nothing.
+        found = excluding([*found, lost(other, 7), one._replace(checkpoint=checkpoint)])
+    assert [one.excluded for one in found] == ["", "", "", "", "", "n3"]
+    assert action(found) == ""
+    assert placement(REQUEST, found, FOUR, FOUR).nodes == ("n1", "n2", "n4")
+
+
+def test_an_error_on_one_node_only_of_a_program_without_steps_is_that_of_the_node() -> None:
+    slow = [one._replace(end=600.0) for one in crashes(None, None, None, error=MEMORY_ACCESS)]
+    assert excluding(slow)[-1].excluded == "n3"
+    # It follows to the node that has taken its place, with the rank.
+    followed = moved(excluding(slow), None, "n4", end=600.0)
+    found = verdict(REQUEST, followed)
+    assert found is not None and found.action == "fail"
+    assert "has occurred on n3, then on n4 without it, so it is that of the program" in found.reason
+
+
+def test_a_program_whose_error_moves_with_its_rank_loses_one_node_for_a_while_and_is_blamed() -> None:
+    """Rank 0 fails at another step each time, and saves checkpoints in between."""
+    found = [one._replace(checkpoint=one.last) for one in crashes(17, 260, 801, error=MEMORY_ACCESS, node="n1")]
+    found = excluding(found)
+    assert placement(REQUEST, found, FOUR, FOUR).nodes == ("n2", "n3", "n4")
+    for step, node in ((900, "n2"), (1000, "n2"), (1100, "n2"), (1200, "n3"), (1300, "n1"), (1400, "n1"), (1500, "n1")):
+        found = excluding(moved(found, step, node, checkpoint=step))
+        assert found[-1].excluded == "" and action(found) == ""
+        assert placement(REQUEST, found, FOUR, FOUR).nodes in (("n1", "n2", "n3"), ("n2", "n3", "n4"))
+        told = ["n1 may be used again: its error has followed to n2"] if step == 900 else []
+        assert left_out(found, FOUR, {}) == told
+    # As soon as it gets no further, it has failed.
+    stuck = moved(found, 1501, "n2", checkpoint=1500)
+    assert action(stuck) == ""
+    assert action(moved(moved(stuck, 1501, "n3", checkpoint=1500), 1501, "n2", checkpoint=1500)) == "fail"
+
+
+def test_a_program_whose_error_follows_and_that_gets_no_further_has_failed_at_whatever_step() -> None:
+    found = excluding([one._replace(checkpoint=10) for one in crashes(17, 15, 19, error=MEMORY_ACCESS)])
+    assert action(moved(found, 13, "n4", checkpoint=10)) == "fail"
+    # The same words for broken hardware on two nodes are no fault of the program.
+    broken = excluding(crashes(17, error="CUDA error: uncorrectable ECC error encountered", hardware=True))
+    assert action(moved(broken, 13, "n4")) == ""
+    assert placement(REQUEST, moved(broken, 13, "n4"), FOUR, FOUR).nodes == ("n1", "n2", "n4")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "killed by SIGKILL",
+        "exit status 137 (SIGKILL): step 12",
+        f"killed by SIGKILL: {USED_UP}",
+        f"exit status 1: {USED_UP}: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+    ],
+)
+def test_no_node_is_excluded_for_kills_at_several_steps_or_for_the_memory_of_the_job(error: str) -> None:
+    assert excluding(crashes(17, 260, 801, 900, error=error))[-1].excluded == ""
+
+
+def test_a_node_is_not_excluded_for_an_error_that_has_occurred_elsewhere_before() -> None:
+    found = crashes(5, error=MEMORY_ACCESS, node="n1")
+    for step in (17, 260, 801, 900):
+        found = excluding(moved(found, step, "n3"))
+        assert found[-1].excluded == ""
 
 
 def test_an_error_on_several_nodes_or_without_another_node_is_that_of_the_program() -> None:
