@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import takewhile
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import failure
@@ -20,7 +21,7 @@ _HELD = 3600.0
 #: Causes after which no attempt follows.
 _FINAL = {"finished": "finish", "cancelled": "cancel", "diverged": "fail"}
 #: Causes that are not failures.
-_BLAMELESS = ("finished", "warned", "grown", "cancelled")
+_BLAMELESS = ("finished", "warned", "grown", "cancelled", "volume")
 
 
 class Decision(NamedTuple):
@@ -152,6 +153,15 @@ def restarts(attempts: Sequence[Attempt]) -> int:
     """The number of attempts that have failed since the run last got further. One ended by a time limit has not failed."""
     latest, _since = _since_progress(attempts)
     return sum(1 for attempt in latest if attempt.cause and attempt.cause.kind not in _BLAMELESS)
+
+
+def volume_failures(attempts: Sequence[Attempt]) -> int:
+    """How many attempts in a row have just failed because of the shared volume, since the run last got further.
+
+    The last one may not have ended yet.
+    """
+    kinds = [attempt.cause.kind for attempt in _since_progress(attempts)[0] if attempt.cause]
+    return len(list(takewhile(lambda kind: kind == "volume", reversed(kinds))))
 
 
 def fruitless(request: Request, attempts: Sequence[Attempt]) -> List[int]:

@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide impor
     suspects,
     unreliable,
     verdict,
+    volume_failures,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Cause, Request
 
@@ -315,3 +316,14 @@ def test_jobs_without_a_newer_checkpoint_stop_the_run_and_the_reason_is_told() -
 def test_jobs_of_which_nothing_is_known_or_that_had_no_time_do_not_stop_the_run() -> None:
     assert fruitless(REQUEST, jobs(None, None, None, None, last=None)) == []
     assert action(jobs(100, 100, 100, 100, lasted=30.0)) == "resubmit"
+
+
+def test_failures_of_the_volume_count_for_nothing_and_are_counted_in_a_row_since_the_run_got_further() -> None:
+    full = [attempt(i, Cause("volume", "the shared volume is full: rank 0 on n3: x"), 10) for i in range(1, 13)]
+    assert action(full) == "" and exclusion(full, lambda _node: True) == "" and suspects(full) == []
+    assert volume_failures([]) == 0 and volume_failures(full) == 12
+    assert volume_failures([*full, attempt(13, None)]) == 12
+    assert volume_failures([*full, *crashes(10)]) == 0
+    # It had room for a checkpoint in between, also in the attempt that still runs.
+    assert volume_failures([*full, full[0]._replace(last=20), full[0]]) == 2
+    assert volume_failures([*full, attempt(13, None, last=20)]) == 0
