@@ -54,15 +54,14 @@ def _disproof(attempts: Sequence[Attempt], number: int) -> Optional[Attempt]:
 
 
 def _alike(attempts: Sequence[Attempt], like: Attempt) -> List[Attempt]:
-    """The attempts that have failed with the same error as this one on a known node, at whatever step."""
-    return [
-        one
-        for one in attempts
-        if one.cause
-        and one.cause.kind in failure.OF_PROGRAM
-        and _node(one)
-        and failure.error(one) == failure.error(like)
-    ]
+    """The attempts that have failed with the same error as this one on a known node, at whatever step.
+
+    Of a process that was killed, the step is all that is known: at another one, something else may have killed it.
+    """
+    failed = [one for one in attempts if one.cause and one.cause.kind in failure.OF_PROGRAM and one.cause.node]
+    if failure.killed(like):
+        return [one for one in failed if failure.same([one, like])]
+    return [one for one in failed if failure.error(one) == failure.error(like)]
 
 
 def _node(attempt: Attempt) -> str:
@@ -94,8 +93,8 @@ def exclusion(attempts: Sequence[Attempt], replaceable: Callable[[str], bool]) -
     if any(attempt.excluded for attempt in alike):
         return ""
     if not last.cause.hardware:
-        often = repeats(attempts) or (len(alike) >= REPEATED and not failure.killed(last))
-        if not often or failure.of_job(last) or {_node(attempt) for attempt in alike} != {last.cause.node}:
+        there = {_node(attempt) for attempt in alike} == {last.cause.node}
+        if not there or len(alike) < REPEATED or failure.of_job(last):
             return ""
     return last.cause.node if replaceable(last.cause.node) else ""
 

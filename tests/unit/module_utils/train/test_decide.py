@@ -219,6 +219,15 @@ def test_no_node_is_excluded_for_kills_at_several_steps_or_for_the_memory_of_the
     assert excluding(crashes(17, 260, 801, 900, error=error))[-1].excluded == ""
 
 
+def test_kills_at_one_step_on_one_node_exclude_it_whatever_was_killed_elsewhere_at_another_step() -> None:
+    kills = [*crashes(5, error="killed by SIGKILL", node="n1"), *crashes(10, 10, 10, error="killed by SIGKILL")]
+    found = excluding(kills)
+    assert found[-1].excluded == "n3"
+    later = moved(found, 9, "n4")
+    assert action(later) == "" and placement(REQUEST, later, FOUR, FOUR).nodes == ("n1", "n2", "n4")
+    assert action(moved(later, 10, "n4")) == "fail"
+
+
 def test_a_node_is_not_excluded_for_an_error_that_has_occurred_elsewhere_before() -> None:
     found = crashes(5, error=MEMORY_ACCESS, node="n1")
     for step in (17, 260, 801, 900):
