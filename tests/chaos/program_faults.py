@@ -85,7 +85,7 @@ FAULTS = {
     "drain": Fault("a node is drained", "other", ("warned:node",), says="drained", same=False),
     "slurmd": Fault("slurmd of a node is restarted", "any", times=_NONE),
     "slurmctld": Fault("slurmctld is restarted", "none", times=_NONE),
-    "full": Fault("the shared volume is full for 20 s", "none", ("crash:any",), (0, 3)),
+    "full": Fault("the shared volume is full for 20 s", "none", ("volume:",), (0, 3)),
     "away": Fault("the shared volume is away when the job starts", "none", times=_NONE, sbatch=("--hold",)),
     "memory": Fault(
         # On a host without control groups, Slurm ends the whole step, with its agents.

@@ -14,11 +14,12 @@ import signal
 from collections import Counter
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import error_words as words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import last_words, stack_place
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, RankEnd
 
 #: Signals by which a process ends because of its own error, so that its last words are about it.
-_OWN_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+OWN_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 #: The exit statuses of a process that has aborted; a shell tells of the signal by 128 and its number.
 _ABORTED = {status for number in (signal.SIGABRT, signal.SIGSEGV) for status in (-number, 128 + number)}
 #: The words for a job whose memory was used up, with the remedy.
@@ -46,7 +47,7 @@ def _told(end: RankEnd) -> Optional[last_words.Error]:
     told = last_words.chosen(end.tail, root.rank if root else None)
     status = root.status if root else end.status
     # Who is killed has no last words, unless these are the end of its output.
-    return told if told and (status > 0 or -status in _OWN_SIGNALS or (told.last and not root)) else None
+    return told if told and (status > 0 or -status in OWN_SIGNALS or (told.last and not root)) else None
 
 
 def error_line(end: RankEnd) -> str:
@@ -63,6 +64,9 @@ def error_line(end: RankEnd) -> str:
         said = last_words.last_line(end.tail)
     if said and not last_words.memory(said):
         parts.append(last_words.shortened(said))
+    if told and told.before and words.SPACE.search(told.before) and not words.SPACE.search(said):
+        # Without it, nobody would look for the room that was missing.
+        parts[-1] += f", after '{last_words.shortened(told.before)}'"
     return ": ".join(parts)
 
 
@@ -95,12 +99,12 @@ def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
     culprit = min(failed, key=lambda end: (end.node not in broken, _rank_of(end), end.at, end.rank))
     others = len(failed) - 1
     detail = f"rank {culprit.rank} on {culprit.node}: {error_line(culprit)}"
-    words = broken.get(culprit.node, "")
-    if words and words not in detail:
-        detail += f"; its output says '{last_words.shortened(words)}'"
+    fault = broken.get(culprit.node, "")
+    if fault and fault not in detail:
+        detail += f"; its output says '{last_words.shortened(fault)}'"
     if others:
         detail += f" ({others} other rank{'s' if others > 1 else ''} failed after it)"
-    return Cause("crash", detail, culprit.rank, culprit.node, bool(words))
+    return Cause("crash", detail, culprit.rank, culprit.node, bool(fault))
 
 
 def _rank_of(end: RankEnd) -> int:
@@ -121,9 +125,9 @@ def _broken(outputs: Iterable[Tuple[str, str]]) -> Dict[str, str]:
     What ranks of several nodes say alike is not the hardware of one: an interface that no node has, for example.
     """
     found = ((node, last_words.hardware(text)) for node, text in outputs)
-    said = {node: words for node, words in found if words}
-    common = {words for words, number in Counter(said.values()).items() if number > 1}
-    return {node: words for node, words in said.items() if words not in common}
+    said = {node: text for node, text in found if text}
+    common = {text for text, number in Counter(said.values()).items() if number > 1}
+    return {node: text for node, text in said.items() if text not in common}
 
 
 class Seen(NamedTuple):

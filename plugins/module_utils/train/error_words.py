@@ -135,6 +135,17 @@ HARDWARE = _any(
     r"\[Hardware Error\]|Machine [Cc]heck|[Bb]uffer I/O error on dev|I/O error, dev (?:nvme|sd)",  # the kernel
     r"\[Errno (?:5|30)\] [^']*'(?:/tmp|/var/tmp|/dev)/",  # a local disk; that of a file server proves nothing
 )
+#: Errors of a file system without room, and of one that fails or is away: the words of the system, and its numbers.
+SPACE = _any(
+    r"(?i:No space left on device|Disk quota exceeded)", r"\bENOSPC\b|\bEDQUOT\b", r"(?i:errno|os error):? (?:28|122)\b"
+)
+FAILING = _any(
+    r"(?i:Read-only file system|Stale (?:NFS )?file handle|Input/output error|Remote I/O error)",
+    r"(?i:Transport endpoint is not connected)",  # FUSE; without a path, it may be a socket
+    r"\bEROFS\b|\bESTALE\b",
+)
+#: Errors of writers that do not say why: PyTorch's, and NumPy's.
+UNWRITTEN = _any(r"PytorchStreamWriter failed writing|: file write failed", r"\d+ requested and \d+ written")
 #: Slurm's and the kernel's words for a job whose memory is used up.
 MEMORY = _any(
     r"oom[-_]kill event",

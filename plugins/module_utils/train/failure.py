@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple, Optional, Sequence, Union
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause as causes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import error_words as words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt
 
 #: The kinds of causes for which the program may be to blame.
@@ -16,24 +19,61 @@ OF_PROGRAM = ("crash", "hang", "start")
 _START = 300.0
 #: Who has failed, and how many others then did: cause writes both around the error.
 _CULPRIT = re.compile(r"^rank \d+ on \S+(?::| is) ")
-_OTHERS = re.compile(r"(?: \(\d+ other ranks? failed after it\)|; \d+ other ranks? gave up waiting for it: .*)$")
-#: The error of a rank of which nothing is known but that it was killed.
-_KILLED = re.compile(r"killed by (?:SIG[A-Z0-9]+|signal \d+)")
+_OTHERS = re.compile(
+    r"(?: \(\d+ other ranks? failed after it\)|; \d+ other ranks? gave up waiting for it: .*|; the others wait for it\b.*)$"
+)
+#: A signal that others send, rather than one by which a process ends because of its own error.
+_SENT = rf"(?:SIG(?!(?:{'|'.join(sorted(number.name[3:] for number in causes.OWN_SIGNALS))})\b)[A-Z0-9]+|signal \d+)"
+#: The end of a rank, or of the rank that torchrun names, of which nothing is known but that it was killed. What a shell or
+#: podman have printed before they tell of the signal is not its error.
+_KILLED = re.compile(
+    rf"(?:exit status \d+(?: \(\w+\))?: torchrun's rank \d+: )?(?:killed by {_SENT}|exit status \d+ \({_SENT}\)(?:: .*)?)"
+)
+#: The characters of an error that are compared: it is shortened where what differs has not been removed yet.
+_COMPARED = 200
+#: What has another number on each node, or in each attempt.
+_NUMBERED = r"pid|tid|process|thread|port|worker|seqnum|gpu|gpu node|device|device ordinal|\bcuda"
 #: What differs between two reports of the same error, and what is compared instead. The order matters: a time may
 #: contain what looks like a size.
 _VARYING = tuple(
     (re.compile(pattern), instead)
     for pattern, instead in (
         # The prefixes of PyTorch, of srun --label, and of the loggers of Google and of containers.
-        (r"\[?\b[Rr]ank ?:?=? ?\d+\]?:?", "RANK"),
+        (r"\[?(?:\b|_)[Rr]anks? ?:?=? ?\d+(?:, ?\d+)*\]?:?", "RANK"),
         (r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?", "TIME"),
+        (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "ID"),
+        # A device on the PCI bus, before what looks like a time.
+        (
+            r"(?<![0-9a-fA-F:])(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?!\w|:\w)",
+            "DEVICE",
+        ),
         (r"\b\d{1,2}:\d\d:\d\d(?:[.,]\d+)?", "TIME"),
         (r"\b[IWEF]\d{3,4} TIME(?: +\d+)?", "TIME"),
         (r"\b0x[0-9a-fA-F]+", "ADDRESS"),
-        (r"\b\d{1,3}(?:\.\d{1,3}){3}(?:[:<]\d+>?)?", "ADDRESS"),
-        (r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{0,4}(?:%\w+)?(?![\w:])", "ADDRESS"),
-        (r"(?i)\b(pid|tid|process|thread|port)([ :=(#]*)\d+", r"\1 NUMBER"),
-        (r"\b\d+(?:\.\d+)? ?(?:[KMGTP]i?B|[kmgt]b|bytes|ms|milliseconds|us|s|secs?|seconds)\b", "SIZE"),
+        (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "ADDRESS"),
+        (r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){3,7}(?:[0-9a-fA-F]{0,4}|ADDRESS)(?:%[\w.-]+)?(?![\w:])", "ADDRESS"),
+        (
+            r"(?<![\w:.])(?:[0-9a-fA-F]{1,4})?::(?:[0-9a-fA-F]{1,4}(?::ADDRESS)?|ADDRESS)?(?:%[\w.-]+)?(?![\w:])",
+            "ADDRESS",
+        ),
+        (r"\[?\bADDRESS\b\]?(?:(?:[:<|]|', )\d+>?)?", "ADDRESS"),
+        # A node with its domain, and the port, process or thread there, as NCCL and UCX write them.
+        (r"\bNODE(?:\.[A-Za-z][\w-]*)*(?:[:<]\d+>?(?: *:\d+)*)?(?: \[\d+\](?= NCCL))?", "NODE"),
+        # A shell tells of the process that was killed, syslog and the kernel of the one that has written a line.
+        (r"(\bline \d+: +)\d+(?= +[A-Z])", r"\1NUMBER"),
+        (r"((?:^|: )|\b[A-Za-z][\w.+-]*)\[\d{3,}\](?=:? )", r"\1[NUMBER]"),
+        (
+            rf"(?i)({_NUMBERED})(\(s\)|s)?((?: '[^']*')?[ :=(#<\[-]*)\d+(?:, ?\d+)*\b(?!\.\d)",
+            r"\1\2\3NUMBER",
+        ),
+        (r"(?i)(step|iteration|\biter|epoch|checkpoint|ckpt)(s?[ :=_#-]*)\d+", r"\1\2NUMBER"),
+        (r"(?i)(at step|the others at) \d+", r"\1 NUMBER"),
+        # Temporary names of Python, its multiprocessing, PyTorch and NCCL.
+        (r"/(tmp|pymp-|torch_|nccl-|sem\.|gpumesh-train-)(?!/)\w+", r"/\1NAME"),
+        (
+            r"\b\d+(?:\.\d+)? ?(?:[KMGTP]i?B|[kmgt]b|bytes|ms|milliseconds|us|s|secs?|seconds|min|minutes|h|hours)\b",
+            "SIZE",
+        ),
     )
 )
 
@@ -46,16 +86,31 @@ class Failure(NamedTuple):
     step: Union[int, str]
 
 
+def _said(attempt: Attempt) -> str:
+    """The error of an attempt without who has failed, and how many others then did."""
+    return "" if attempt.cause is None else _OTHERS.sub("", _CULPRIT.sub("", attempt.cause.detail))
+
+
+@lru_cache(maxsize=1024)
 def error(attempt: Attempt) -> str:
-    """The error of an attempt without what differs between ranks, nodes and times; empty if none is known."""
-    if attempt.cause is None:
-        return ""
-    text = _OTHERS.sub("", _CULPRIT.sub("", attempt.cause.detail))
+    """The error of an attempt without what differs between ranks, nodes, steps and times; empty if none is known."""
+    text = _said(attempt)
     for node in sorted(attempt.nodes, key=len, reverse=True):
         text = re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "NODE", text)
     for pattern, instead in _VARYING:
         text = pattern.sub(instead, text)
-    return text
+    return text[:_COMPARED]
+
+
+def killed(attempt: Attempt) -> bool:
+    """Whether nothing is known of a failure but that a process was killed, which anything may have done."""
+    text = _said(attempt)
+    return causes.USED_UP not in text and bool(_KILLED.fullmatch(text) or words.LOST.search(text))
+
+
+def of_job(attempt: Attempt) -> bool:
+    """Whether an attempt has failed since the memory of the job was used up, which is no fault of a node."""
+    return causes.USED_UP in _said(attempt)
 
 
 def of(attempt: Attempt) -> Optional[Failure]:
@@ -70,7 +125,7 @@ def of(attempt: Attempt) -> Optional[Failure]:
     if attempt.last is not None:
         return Failure(cause.kind, error(attempt), attempt.last)
     lasted = (attempt.begin if attempt.end is None else attempt.end) - attempt.begin
-    if _KILLED.fullmatch(error(attempt)) or lasted > _START:
+    if killed(attempt) or lasted > _START:
         return None
     return Failure(cause.kind, error(attempt), "start")
 

@@ -22,7 +22,7 @@ _HANDLED = 10
 
 class Error(NamedTuple):
     """One error in the output. ``last``: no other output follows it; ``follows``: the peer of the rank is to blame;
-    ``passed``: the number of ordinary lines before it.
+    ``passed``: the number of ordinary lines before it; ``before``: the error after which it occurred, according to Python.
     """
 
     text: str
@@ -30,6 +30,7 @@ class Error(NamedTuple):
     last: bool
     follows: bool
     passed: int
+    before: str = ""
 
 
 class Root(NamedTuple):
@@ -57,6 +58,8 @@ class _Scan:
         self._previous = ""
         #: The error that was the direct cause of the next one.
         self._caused = ""
+        #: The same, or the error during the handling of which the next one occurred.
+        self._before = ""
         #: Python reports the next one without ending the program.
         self._ignored = False
         #: The number of lines so far that belong to no error.
@@ -80,7 +83,9 @@ class _Scan:
             elif words.IGNORED.match(line.text):
                 self._ignored = True
             elif line.text == words.CAUSED:
-                self._caused = self._previous
+                self._caused = self._before = self._previous
+            elif line.text == words.DURING:
+                self._before = self._previous
             elif line.text and not _begins(line):
                 self._passed += 1
             self._at = max(self._at, start + 1)
@@ -92,7 +97,7 @@ class _Scan:
             text, after = _message(self._read, self._at)
             if not self._ignored:
                 self._add(text, after, rank)
-            self._at, self._ignored, self._caused = after, False, ""
+            self._at, self._ignored, self._caused, self._before = after, False, "", ""
 
     def _thrown(self) -> None:
         """The message of an exception of C++, in the line below."""
@@ -110,7 +115,7 @@ class _Scan:
             text = self._previous
         last = not any(line.text for line in self._read[first + 1 :])
         follows = names_peer(text) or names_peer(self._caused)
-        self.found.append(Error(words.WRAPPED.sub("", text), rank, last, follows, passed))
+        self.found.append(Error(words.WRAPPED.sub("", text), rank, last, follows, passed, self._before))
         self._previous = text
 
 

@@ -111,7 +111,7 @@ class Cause(NamedTuple):
 
     ``kind``: finished, crash, node (lost, rebooted, drained), hang, diverged (its loss is not a number), warned (time
     limit or preemption), grown (nodes that were away are back), cancelled, start (it could not start), supervisor (its
-    process was killed). ``rank`` and ``node`` are the culprit, if there is one; ``detail`` is a message of one line.
+    process was killed), volume (the shared one is full or fails). ``rank`` and ``node`` are the culprit, if there is one; ``detail`` is a message of one line.
     ``hardware``: by the words of the error, the hardware or the driver of ``node`` is at fault.
     """
 

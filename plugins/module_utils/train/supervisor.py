@@ -30,6 +30,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     scheduler,
     show,
     volume,
+    volume_fault,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.cause import signal_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.growth import Growing, Growth
@@ -80,6 +81,8 @@ _PORTS = range(25000, 29000)
 #: Seconds between two checks of a waiting supervisor, and for a full volume to accept the last state of a run.
 _STAND_BY = 5.0
 _FULL = 900.0
+#: Seconds between the second attempt that has failed because of the volume and the next one, then twice as many each time.
+_AGAIN = 60.0
 
 
 #: Why a process that is not lost does not go on.
@@ -369,7 +372,8 @@ class Supervisor:
         return Attempt(number, self._post.job, nodes, ranks, "", now, end=now, cause=cause)
 
     def _placement(self) -> decide.Decision:
-        """Decide where the next attempt runs. Waits for a controller that does not answer."""
+        """Decide where the next attempt runs. Waits for a volume and a controller that do not answer."""
+        self._await_volume()
         deadline = time.monotonic() + (_RECOVERY if self._post.outage and not self._started else _RETURN)
         while not self.cancelled:
             self._require_charge()
@@ -390,6 +394,22 @@ class Supervisor:
             time.sleep(_SPACING)
         return decide.Decision("cancel")
 
+    def _await_volume(self) -> None:
+        """Wait until the volume because of which the last attempt has failed takes data again, and longer each time.
+
+        It may have no room for a checkpoint although it takes what is tried here, so a full one is tried again.
+        """
+        times = decide.volume_failures(self._counted())
+        least, waited = min(_AGAIN * (2 ** min(times - 2, 8)), _FULL) if times > 1 else 0.0, 0.0
+        while times and not self.cancelled and not self._preempted:
+            self._require_charge()
+            found = volume_fault.state(str(self._folder.path))
+            if waited >= (least if not found.text else _FULL) and (found.full or not found.text):
+                return
+            scheduler.note(self._runner, self._post.job, "gpumesh-train: waiting for the volume of the run")
+            time.sleep(_STAND_BY)
+            waited += _STAND_BY
+
     def _left_to_slurm(self, decision: decide.Decision) -> decide.Decision:
         """The decision, unless Slurm itself starts the job again, such as after a preemption, or does not know its end."""
         if decision.action == "restart" and self._abandoned():
@@ -406,7 +426,10 @@ class Supervisor:
         if cause.kind in ("finished", "warned", "grown"):
             return cause
         fate = scheduler.fate(self._runner, self._post.job)
-        return Cause("warned", _FATES[fate]) if fate else cause
+        if fate:
+            return Cause("warned", _FATES[fate])
+        times = decide.volume_failures(self._counted())
+        return volume_fault.judged(cause, str(self._folder.path), self.request.directory, times)
 
     def _leave(self, decision: decide.Decision) -> int:
         state, detail = _ENDS[decision.action][0], decision.reason

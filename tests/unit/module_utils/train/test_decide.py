@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.cause import USED_UP
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide import (
     exclusion,
     fruitless,
@@ -15,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide impor
     suspects,
     unreliable,
     verdict,
+    volume_failures,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Cause, Request
 
@@ -106,8 +110,8 @@ def test_nodes_that_die_at_the_same_step_are_not_the_program() -> None:
 
 def test_restarts_end_and_time_limits_do_not_count() -> None:
     request = REQUEST._replace(max_restarts=2)
-    assert action(crashes(10, 20), request) == ""
-    assert action(crashes(10, 20, 30), request) == "fail"
+    assert action(crashes(30, 20), request) == ""
+    assert action(crashes(30, 20, 10), request) == "fail"
     warned = [attempt(i, Cause("warned", "the time limit is near"), i * 10) for i in range(1, 6)]
     assert action(warned, request) == "resubmit"
     assert action([*warned, *crashes(60)], request) == ""
@@ -141,6 +145,94 @@ def test_an_error_that_follows_the_program_to_another_node_excludes_no_further_o
     followed = [*excluding(crashes(10, 10, 10)), *crashes(10, node="n4")]
     assert exclusion(followed, lambda _node: True) == ""
     assert action(followed) == "fail"
+
+
+MEMORY_ACCESS = "killed by SIGABRT: CUDA error: an illegal memory access was encountered"
+
+
+def moved(attempts: list[Attempt], step: int | None, node: str, **values: Any) -> list[Attempt]:
+    """The attempts, and one that fails with the same error on this node."""
+    before = attempts[-1].cause
+    assert before is not None
+    detail = before.detail.replace(before.node, node)
+    return [*attempts, attempt(len(attempts) + 1, before._replace(node=node, detail=detail), step)._replace(**values)]
+
+
+@pytest.mark.parametrize("checkpoints", [(None, None, None), (10, 250, 790)])
+def test_an_error_on_one_node_only_is_that_of_the_node_at_whatever_step(checkpoints: tuple[int | None, ...]) -> None:
+    found: list[Attempt] = []
+    broken = crashes(17, 260, 801, error=MEMORY_ACCESS)
+    for one, checkpoint, other in zip(broken, checkpoints, ("n1", "n2", "n4"), strict=True):
+        # What happens in between, such as the loss of another node, changes nothing.
+        found = excluding([*found, lost(other, 7), one._replace(checkpoint=checkpoint)])
+    assert [one.excluded for one in found] == ["", "", "", "", "", "n3"]
+    assert action(found) == ""
+    assert placement(REQUEST, found, FOUR, FOUR).nodes == ("n1", "n2", "n4")
+
+
+def test_an_error_on_one_node_only_of_a_program_without_steps_is_that_of_the_node() -> None:
+    slow = [one._replace(end=600.0) for one in crashes(None, None, None, error=MEMORY_ACCESS)]
+    assert excluding(slow)[-1].excluded == "n3"
+    # It follows to the node that has taken its place, with the rank.
+    followed = moved(excluding(slow), None, "n4", end=600.0)
+    found = verdict(REQUEST, followed)
+    assert found is not None and found.action == "fail"
+    assert "has occurred on n3, then on n4 without it, so it is that of the program" in found.reason
+
+
+def test_a_program_whose_error_moves_with_its_rank_loses_one_node_for_a_while_and_is_blamed() -> None:
+    """Rank 0 fails at another step each time, and saves checkpoints in between."""
+    found = [one._replace(checkpoint=one.last) for one in crashes(17, 260, 801, error=MEMORY_ACCESS, node="n1")]
+    found = excluding(found)
+    assert placement(REQUEST, found, FOUR, FOUR).nodes == ("n2", "n3", "n4")
+    for step, node in ((900, "n2"), (1000, "n2"), (1100, "n2"), (1200, "n3"), (1300, "n1"), (1400, "n1"), (1500, "n1")):
+        found = excluding(moved(found, step, node, checkpoint=step))
+        assert found[-1].excluded == "" and action(found) == ""
+        assert placement(REQUEST, found, FOUR, FOUR).nodes in (("n1", "n2", "n3"), ("n2", "n3", "n4"))
+        told = ["n1 may be used again: its error has followed to n2"] if step == 900 else []
+        assert left_out(found, FOUR, {}) == told
+    # As soon as it gets no further, it has failed.
+    stuck = moved(found, 1501, "n2", checkpoint=1500)
+    assert action(stuck) == ""
+    assert action(moved(moved(stuck, 1501, "n3", checkpoint=1500), 1501, "n2", checkpoint=1500)) == "fail"
+
+
+def test_a_program_whose_error_follows_and_that_gets_no_further_has_failed_at_whatever_step() -> None:
+    found = excluding([one._replace(checkpoint=10) for one in crashes(17, 15, 19, error=MEMORY_ACCESS)])
+    assert action(moved(found, 13, "n4", checkpoint=10)) == "fail"
+    # The same words for broken hardware on two nodes are no fault of the program.
+    broken = excluding(crashes(17, error="CUDA error: uncorrectable ECC error encountered", hardware=True))
+    assert action(moved(broken, 13, "n4")) == ""
+    assert placement(REQUEST, moved(broken, 13, "n4"), FOUR, FOUR).nodes == ("n1", "n2", "n4")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "killed by SIGKILL",
+        "exit status 137 (SIGKILL): step 12",
+        f"killed by SIGKILL: {USED_UP}",
+        f"exit status 1: {USED_UP}: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+    ],
+)
+def test_no_node_is_excluded_for_kills_at_several_steps_or_for_the_memory_of_the_job(error: str) -> None:
+    assert excluding(crashes(17, 260, 801, 900, error=error))[-1].excluded == ""
+
+
+def test_kills_at_one_step_on_one_node_exclude_it_whatever_was_killed_elsewhere_at_another_step() -> None:
+    kills = [*crashes(5, error="killed by SIGKILL", node="n1"), *crashes(10, 10, 10, error="killed by SIGKILL")]
+    found = excluding(kills)
+    assert found[-1].excluded == "n3"
+    later = moved(found, 9, "n4")
+    assert action(later) == "" and placement(REQUEST, later, FOUR, FOUR).nodes == ("n1", "n2", "n4")
+    assert action(moved(later, 10, "n4")) == "fail"
+
+
+def test_a_node_is_not_excluded_for_an_error_that_has_occurred_elsewhere_before() -> None:
+    found = crashes(5, error=MEMORY_ACCESS, node="n1")
+    for step in (17, 260, 801, 900):
+        found = excluding(moved(found, step, "n3"))
+        assert found[-1].excluded == ""
 
 
 def test_an_error_on_several_nodes_or_without_another_node_is_that_of_the_program() -> None:
@@ -189,6 +281,27 @@ def test_restarts_are_counted_since_the_last_new_checkpoint() -> None:
     assert action([*rising, *older], request) == "fail"
 
 
+def test_restarts_of_a_program_without_checkpoints_are_counted_since_its_furthest_step() -> None:
+    apart = crashes(*range(10_000, 120_000, 10_000), error="killed by SIGKILL")
+    assert len(apart) == 11
+    assert action(apart) == ""
+    # From the beginning each time, and never further.
+    again = crashes(*range(11, 0, -1), error="killed by SIGKILL")
+    found = verdict(REQUEST, again)
+    assert action(again[:10]) == ""
+    assert found is not None and found.reason.startswith("10 restarts since the furthest step were not enough")
+
+
+def test_restarts_of_a_program_that_reports_nothing_are_counted_since_it_last_ran_for_long() -> None:
+    kills = crashes(*[None] * 11, error="killed by SIGKILL")
+    assert action([one._replace(end=4000.0) for one in kills]) == ""
+    short = [one._replace(end=600.0) for one in kills]
+    assert action(short) == "fail"
+    assert action([*short[:10], short[10]._replace(end=4000.0)]) == ""
+    assert action([short[0]._replace(end=4000.0), *short[1:10]]) == ""
+    assert action([short[0]._replace(end=4000.0), *short[1:]]) == "fail"
+
+
 def jobs(*checkpoints: int | None, lasted: float = 3600.0, last: int | None = 500) -> list[Attempt]:
     """Jobs that have ended for their time limit."""
     cause = Cause("warned", "the time limit is near")
@@ -212,3 +325,14 @@ def test_jobs_without_a_newer_checkpoint_stop_the_run_and_the_reason_is_told() -
 def test_jobs_of_which_nothing_is_known_or_that_had_no_time_do_not_stop_the_run() -> None:
     assert fruitless(REQUEST, jobs(None, None, None, None, last=None)) == []
     assert action(jobs(100, 100, 100, 100, lasted=30.0)) == "resubmit"
+
+
+def test_failures_of_the_volume_count_for_nothing_and_are_counted_in_a_row_since_the_run_got_further() -> None:
+    full = [attempt(i, Cause("volume", "the shared volume is full: rank 0 on n3: x"), 10) for i in range(1, 13)]
+    assert action(full) == "" and exclusion(full, lambda _node: True) == "" and suspects(full) == []
+    assert volume_failures([]) == 0 and volume_failures(full) == 12
+    assert volume_failures([*full, attempt(13, None)]) == 12
+    assert volume_failures([*full, *crashes(10)]) == 0
+    # It had room for a checkpoint in between, also in the attempt that still runs.
+    assert volume_failures([*full, full[0]._replace(last=20), full[0]]) == 2
+    assert volume_failures([*full, attempt(13, None, last=20)]) == 0

@@ -503,6 +503,96 @@ def test_no_attempt_begins_while_the_volume_is_full(folder: Folder, monkeypatch:
     assert [attempt.number for attempt in folder.read().attempts] == [1]
 
 
+NO_SPACE = Cause("crash", "rank 0 on n1: exit status 1: OSError: [Errno 28] No space left on device", 0, "n1")
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch,
+    ends: list[Cause],
+    slept: list[float],
+    state: supervisor.volume_fault.State,
+    lasts: float,
+) -> Steps:
+    """Attempts that end in this way, on a volume that is in this state for so many seconds afterwards, then in order."""
+    steps, left, until = Steps(monkeypatch, Cause("finished")), iter(ends), [0.0]
+
+    def follow(course: supervisor.Course) -> Cause:
+        until[0] = sum(slept) + lasts
+        return course._supervisor.explained(next(left))
+
+    monkeypatch.setattr(supervisor.Course, "follow", follow)
+    monkeypatch.setattr(
+        supervisor.volume_fault,
+        "state",
+        lambda _folder: state if sum(slept) < until[0] else supervisor.volume_fault.State(),
+    )
+    monkeypatch.setattr(supervisor.time, "sleep", slept.append)
+    return steps
+
+
+FULL = supervisor.volume_fault.State(True, "is full")
+
+
+def test_ranks_without_room_on_the_volume_are_waited_for_and_not_counted(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for run.json, but not for a checkpoint of rank 0."""
+    slept: list[float] = []
+    steps = failing(monkeypatch, [NO_SPACE] * 12 + [Cause("finished")], slept, FULL, 15.0)
+    folder.write(Run("nano", "queued", "token", 41))
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"])
+    assert supervisor.Supervisor(folder, post, Slurm(0, sinfo="n1|alloc\nn2|alloc\n")).supervise() == 0
+    found = folder.read()
+    assert steps.begun == list(range(1, 14)) and found.state == "finished"
+    assert {(one.cause.kind, one.cause.node, one.excluded, one.nodes) for one in found.attempts[:-1] if one.cause} == {
+        ("volume", "", "", ("n1",))
+    }
+    # The first one goes on as soon as there is room, later ones wait longer.
+    assert sum(slept) == 15.0 + 60.0 + 120.0 + 240.0 + 480.0 + 7 * 900.0
+
+
+def test_a_disk_of_one_node_without_room_is_that_of_the_node(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = failing(monkeypatch, [NO_SPACE] * 3 + [Cause("finished")], [], FULL, 0.0)
+    folder.write(Run("nano", "queued", "token", 41))
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1", "n2"])
+    assert supervisor.Supervisor(folder, post, Slurm(0, sinfo="n1|alloc\nn2|alloc\n")).supervise() == 0
+    found = folder.read()
+    assert steps.begun == [1, 2, 3, 4] and found.attempts[2].excluded == "n1"
+    assert found.attempts[3].nodes == ("n2",)
+
+
+def test_a_run_on_a_volume_that_does_not_recover_can_be_cancelled(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = NO_SPACE._replace(detail="rank 0 on n1: exit status 1: OSError: [Errno 30] Read-only file system")
+    slept: list[float] = []
+    read_only = supervisor.volume_fault.State(False, "fails: Read-only file system")
+    steps = failing(monkeypatch, [cause], slept, read_only, 1e9)
+    folder.write(Run("nano", "queued", "token", 41))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if sum(slept) > 7200.0:
+            made.cancel(15, None)
+
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
+    assert made.supervise() == 1
+    assert steps.begun == [1] and folder.read().state == "cancelled"
+
+
+def test_a_volume_that_stays_too_full_for_a_checkpoint_is_tried_again(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program may need less than its largest checkpoint."""
+    slept: list[float] = []
+    steps = failing(monkeypatch, [NO_SPACE, Cause("finished")], slept, FULL, 1e9)
+    folder.write(Run("nano", "queued", "token", 41))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+    assert made.supervise() == 0
+    assert steps.begun == [1, 2] and sum(slept) == 900.0
+
+
 def test_a_run_that_waits_for_room_can_be_cancelled(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch, Cause("finished"))
     made = waiting(folder, monkeypatch, 3)
@@ -675,7 +765,7 @@ def test_supervisors_that_are_killed_before_a_newer_checkpoint_stop_the_run(
 ) -> None:
     steps = Steps(monkeypatch, Cause("finished"))
     cause = Cause("supervisor", "the supervisor was killed (SIGKILL)")
-    ended = [OPEN._replace(number=number, end=1.0, cause=cause) for number in range(1, 11)]
+    ended = [OPEN._replace(number=number, end=1.0, cause=cause, checkpoint=40) for number in range(1, 11)]
     assert again(folder, [*ended, OPEN._replace(number=11)]).supervise() == 1
     assert steps.begun == [] and "10 restarts since the last new checkpoint" in folder.read().detail
 
