@@ -68,7 +68,7 @@ def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
 
 def analysis(ranks: int, folder: Path, probes: bool) -> float:
     """The CPU seconds. Each collective waits for another rank."""
-    traces = load(sources(Scene(ranks=ranks, steps=STEPS, jitter=2.0, per_node=8, probes=probes).write(folder)))
+    traces = load(sources(Scene(ranks=ranks, steps=STEPS, jitter=2.0, per_node=8, probes=probes).write(folder))).traces
     before = time.process_time()
     analyse("bench", traces)
     return time.process_time() - before

@@ -54,6 +54,9 @@ class Scene:
     per_node: int = 1
     details: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
+    #: Of the profiler's schedule, from 0. ``anew``: each one is that of another profiler, which counts its steps from 0.
+    cycle: int = 0
+    anew: bool = False
 
     def write(self, folder: Path, compress: bool = True, only: range | None = None) -> Path:
         """Write a trace of each rank and its description. Returns the folder."""
@@ -68,6 +71,15 @@ class Scene:
                 (folder / name).write_text(text, encoding="utf-8")
             about = self._about(rank, plan, f"{name}.gz" if compress else name)
             (folder / f"rank-{rank}.json").write_text(json.dumps(about), encoding="utf-8")
+        return folder
+
+    def write_foreign(self, folder: Path, only: range | None = None) -> Path:
+        """Write what torch.profiler.tensorboard_trace_handler leaves of a cycle. Returns the folder."""
+        self.write(folder, only=only)
+        for rank in only or range(self.ranks):
+            (folder / f"rank-{rank}.json").unlink()
+            name = f"gpu{rank}_{100 + rank}.17000000{self.cycle:02}{rank:03}.pt.trace.json.gz"
+            (folder / f"rank-{rank}.trace.json.gz").rename(folder / name)
         return folder
 
     # The truth
@@ -107,7 +119,7 @@ class Scene:
 
     def clock(self, rank: int, true: float) -> float:
         """What the clock of a rank shows, in milliseconds since the start of the true time."""
-        return true * (1 + self.drift.get(rank, 0.0)) + self.offsets.get(rank, 0.0)
+        return (true + 10_000.0 * self.cycle) * (1 + self.drift.get(rank, 0.0)) + self.offsets.get(rank, 0.0)
 
     # What is written
 
@@ -181,8 +193,9 @@ class Scene:
 
     def _step(self, rank: int, step: int, part: dict[str, float]) -> Iterator[str]:
         # As in PyTorch, what was started in a step belongs to that step, even if it runs later.
+        number = step + 2 + (0 if self.anew else self.cycle * (self.steps + 2))
         yield self._event(
-            rank, "user_annotation", f"ProfilerStep#{step + 2}", part["begin"], part["end"] + self.own - 0.01
+            rank, "user_annotation", f"ProfilerStep#{number}", part["begin"], part["end"] + self.own - 0.01
         )
         middle = part["work"] + part["computing"] / 2
         for number, (begin, end) in enumerate(((part["work"], middle), (middle, part["computed"]))):

@@ -11,7 +11,7 @@ import re
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import limited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
@@ -29,6 +29,8 @@ _LARGEST = 1 << 20
 #: The number of files that are listed of each recording.
 _LISTED = 8
 _NUMBER = re.compile(r"(\d+)")
+#: What torch.profiler.tensorboard_trace_handler appends to the name of a process: the time of the cycle.
+_CYCLE = re.compile(r"\.\d+\.pt\.trace\.json(\.gz)?$")
 _REMEDY = "Record one with 'gpumesh-train --profile torch', or give the directory with the traces."
 
 
@@ -42,6 +44,14 @@ class Source(NamedTuple):
     described: Optional[Described]
     rank: int
     most: int
+
+
+class Loaded(NamedTuple):
+    """The traces by rank. ``cycles``: how often the program was profiled; ``cycle`` is the number of this time, from 1."""
+
+    traces: Dict[int, RankTrace]
+    cycle: int
+    cycles: int
 
 
 def folder_of(path: str, attempt: int) -> Path:
@@ -73,7 +83,10 @@ def sources(folder: Path) -> List[Source]:
     _check_recording(folder, told)
     found = [Source(str(folder / one.trace), one, one.rank, 0) for one in told.values()]
     if not found:
-        found = [Source(str(path), None, rank, 0) for rank, path in enumerate(_foreign(folder))]
+        paths = _foreign(folder)
+        # A program without ranks does not write their numbers into its traces: each process counts as one.
+        processes = list(dict.fromkeys(_CYCLE.sub("", path.name) for path in paths))
+        found = [Source(str(path), None, processes.index(_CYCLE.sub("", path.name)), 0) for path in paths]
     if not found:
         reports = [*folder.glob("*.nsys-rep"), *folder.glob("*.qdstrm")]
         if reports:
@@ -137,11 +150,53 @@ def _try(source: Source) -> Any:
         return {"message": failure.message, "remedy": failure.remedy}
 
 
-def load(wanted: Sequence[Source], processes: Optional[int] = None) -> Dict[int, RankTrace]:
-    """The traces by rank. Raises GpumeshError."""
+def load(wanted: Sequence[Source], cycle: int = 0, processes: Optional[int] = None) -> Loaded:
+    """The traces of a cycle; by default of the last one that all ranks have. Raises GpumeshError.
+
+    torch.profiler.schedule repeats, and each cycle may leave a trace of its own.
+    """
+    traces = _load(wanted, processes)
+    cycles = _cycles(traces)
+    if not 0 <= cycle <= len(cycles):
+        raise InputError(
+            f"{os.path.dirname(wanted[0].path)} has no cycle {cycle} of the profiler.",
+            f"It has {len(cycles)}: give another number with --cycle.",
+        )
+    chosen = cycle or max(range(1, len(cycles) + 1), key=lambda number: (len(cycles[number - 1]), number))
+    places = sorted(cycles[chosen - 1].items())
+    if len(cycles) > 1:
+        # The timeline has room for more events of each trace.
+        most = timeline.share(len(places))
+        traces = _load([wanted[place]._replace(most=most) for _rank, place in places], processes)
+        places = [(rank, place) for place, (rank, _place) in enumerate(places)]
+    return Loaded({rank: traces[place] for rank, place in places}, chosen, len(cycles))
+
+
+def _cycles(traces: Sequence[RankTrace]) -> List[Dict[int, int]]:
+    """The places of the traces of each cycle, by rank, in the order of time.
+
+    All ranks count their steps alike, and a profiler goes on counting in its next cycle. One that was made anew begins
+    again: then the first traces of all ranks belong together, the second ones, and so on.
+    """
+    times = [trace.origin + int(trace.steps[0].begin * 1000) for trace in traces]
+    if len({trace.rank for trace in traces}) == len(traces):
+        return [{trace.rank: place for place, trace in enumerate(traces)}]
+    found: List[Tuple[Set[int], Dict[int, int]]] = []
+    for place in sorted(range(len(traces)), key=times.__getitem__):
+        rank, steps = traces[place].rank, {step.number for step in traces[place].steps}
+        shared = (one for one in found if rank not in one[1] and not steps.isdisjoint(one[0]))
+        known, places = next(shared, (set(), {}))
+        if not places:
+            found.append((known, places))
+        known |= steps
+        places[rank] = place
+    return sorted((places for _steps, places in found), key=lambda places: times[places[min(places)]])
+
+
+def _load(wanted: Sequence[Source], processes: Optional[int]) -> List[RankTrace]:
     number = min(processes or len(os.sched_getaffinity(0)), _AT_ONCE, len(wanted))
     if number == 1:
-        return _by_rank(map(_digest, wanted), wanted)
+        return list(map(_digest, wanted))
     with ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("fork")) as pool:
         try:
             results = list(pool.map(_try, wanted))
@@ -154,16 +209,4 @@ def load(wanted: Sequence[Source], processes: Optional[int] = None) -> Dict[int,
     for result in results:
         if not isinstance(result, RankTrace):
             raise HostStateError(result["message"], result["remedy"])
-    return _by_rank(results, wanted)
-
-
-def _by_rank(traces: Iterable[RankTrace], wanted: Sequence[Source]) -> Dict[int, RankTrace]:
-    found: Dict[int, RankTrace] = {}
-    for trace in traces:
-        if trace.rank in found:
-            raise InputError(
-                f"{os.path.dirname(wanted[0].path)} has two traces of rank {trace.rank}.",
-                "Give a directory with the traces of one run only.",
-            )
-        found[trace.rank] = trace
-    return dict(sorted(found.items()))
+    return results

@@ -20,8 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable, whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import Source, folder_of, load, sources
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import folder_of, load, sources
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankTrace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.paths import TRACE_NAME
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.program import Settings
@@ -49,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("runs", nargs="+", metavar="RUN", help="name of a run, or a directory with traces")
     made.add_argument("--run-dir", default="", help="directory that contains the runs")
     made.add_argument("--attempt", type=int, default=0, help="the attempt (default: the last one with a profile)")
+    made.add_argument(
+        "--cycle",
+        type=int,
+        default=0,
+        metavar="N",
+        help="which cycle of torch.profiler.schedule, from 1 (default: the last one that all ranks have)",
+    )
     made.add_argument(
         "--output", default="", help="directory for the page and the timelines (default: beside the traces)"
     )
@@ -90,7 +97,9 @@ def report(settings: Settings, given: argparse.Namespace) -> int:
     runs: List[Analysis] = []
     files: List[str] = []
     for number, title in enumerate(titles(folders)):
-        run, path = _one(title, wanted[number], target, "" if number == 0 else "-2")
+        loaded = load(wanted[number], given.cycle)
+        which = f" (cycle {loaded.cycle} of {loaded.cycles})" if loaded.cycles > 1 else ""
+        run, path = _one(title + which, loaded.traces, target, "" if number == 0 else "-2")
         runs.append(run)
         files.append(path)
         write(words.summary(run))
@@ -105,8 +114,7 @@ def report(settings: Settings, given: argparse.Namespace) -> int:
     return 0
 
 
-def _one(title: str, wanted: Sequence[Source], target: str, suffix: str) -> Tuple[Analysis, str]:
-    traces = load(wanted)
+def _one(title: str, traces: Mapping[int, RankTrace], target: str, suffix: str) -> Tuple[Analysis, str]:
     run = analyse(title, traces)
     path = f"{target}/timeline{suffix}.json.gz"
     timeline.write(path, traces, run)

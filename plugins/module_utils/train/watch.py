@@ -118,7 +118,9 @@ class Watch:
             self._gone.add(said.node)
 
     def _beat(self, said: Said, now: float) -> None:
-        self._output.tell(said.node, int(said.values.get("printed") or 0), now)
+        if self._looked is None:
+            # Afterwards, ranks that hang print their stacks.
+            self._output.tell(said.node, int(said.values.get("printed") or 0), now)
         for rank, told in said.values["ranks"].items():
             before = self._progress.get(int(rank), Progress()).step
             self._tell(int(rank), told, now)
@@ -266,6 +268,8 @@ class Watch:
     @property
     def _allowed(self) -> float:
         limit = self._request.hang_timeout
+        if self._moved is None:
+            return limit
         usual = self.limits.of_gap(limit) if self.first is not None else self.limits.of_start(limit + STARTING)
         return max([usual, *self._busy().values()])
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 from kernel_hosts import KernelLab
@@ -27,6 +28,7 @@ USABLE = 120
 #: Seconds to allow on a busy machine for what usually takes a few.
 PATIENCE = 900
 REFUSED = r"access denied|not permitted|No such file"
+HEALTH = "/usr/local/sbin/gpumesh-node-health"
 STORAGE = "gpumesh.cluster.storage"
 DATA = {"name": "data", "server": "v1", "path": "/srv/data", "mount_point": "/data"}
 SCRATCH = {"name": "scratch", "server": "v2", "path": "/srv/scratch", "mount_point": "/scratch", "recovery": "hard"}
@@ -274,6 +276,49 @@ def test_a_mount_that_was_refused_many_times_is_tried_again(lab: KernelLab) -> N
     finally:
         lab.shell("v1", "exportfs -ra")
     assert checksum(lab, "v3") == CHECKSUM
+
+
+@pytest.fixture(name="unchecked")
+def _unchecked(lab: KernelLab) -> Iterator[None]:
+    """Nothing but the prolog of a job finds out that a volume is away: what the periodic check does depends on the moment."""
+    change = "sed -i 's/^HealthCheckInterval=.*/HealthCheckInterval={}/' /etc/slurm/slurm.conf && scontrol reconfigure"
+    lab.shell("v2", change.format(0))
+    yield
+    lab.shell("v2", change.format(180))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("server", "point", "mode"), [("v1", "/data", "soft"), ("v2", "/scratch", "hard")])
+def test_a_job_waits_in_its_prolog_for_the_server_of_a_volume_and_can_be_cancelled(
+    lab: KernelLab, server: str, point: str, mode: str
+) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+    assert mode in lab.shell("v3", f"ls {point} && findmnt --noheadings --types nfs4 --output OPTIONS {point}").split(
+        ","
+    )
+    submit = "sbatch --parsable --nodelist=v3 --mem=64M --chdir=/ --output=/dev/null --wrap='touch /var/tmp/ran'"
+
+    def state(job: str) -> str:
+        return lab.ssh("v2", f"squeue --noheader --states=all --jobs={job} --format='%T %r'").stdout.strip()
+
+    lab.shell("v3", "rm -f /var/tmp/ran")
+    lab.shell(server, "systemctl stop nfs-server")
+    try:
+        cancelled, waiting = lab.shell("v2", submit).strip(), lab.shell("v2", submit).strip()
+        lab.wait("it waits in its prolog", lambda: state(cancelled) == "RUNNING Prolog", PATIENCE)
+        # This takes as long as the prolog of a job that is not made to wait.
+        assert f"fail storage.mounts: {point}: " in lab.ssh("v3", f"{HEALTH} --show", timeout=USABLE).stdout
+        assert state(cancelled) == "RUNNING Prolog"
+        assert "Slurmd PID" in lab.shell("v3", "scontrol show slurmd", timeout=USABLE)
+        # Its prolog ends although the volume is still away, and slurmd begins with the next job.
+        lab.shell("v2", f"scancel {cancelled}")
+        lab.wait("the next job waits", lambda: state(waiting) == "RUNNING Prolog", PATIENCE)
+        assert not state(cancelled).startswith(("RUNNING", "COMPLETING"))
+        assert lab.ssh("v3", "test -e /var/tmp/ran").returncode == 1
+    finally:
+        lab.shell(server, "systemctl start nfs-server")
+    lab.wait("it has run", lambda: state(waiting).startswith("COMPLETED"), PATIENCE)
+    lab.shell("v3", "rm /var/tmp/ran")
 
 
 def test_a_shutdown_unmounts_before_the_tunnel_goes(lab: KernelLab) -> None:

@@ -24,6 +24,7 @@ ORDER = (
     "test_profile",
     "test_torchrun",
     "test_train",
+    "test_reports",
     "test_frameworks",
     "test_chapter",
     "test_closed",

@@ -28,7 +28,7 @@ def _folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def report(folder: Path) -> None:
     """Everything that the program does with it."""
-    traces = load(sources(folder), processes=1)
+    traces = load(sources(folder), processes=1).traces
     run = analyse("x", traces)
     timeline.write(str(folder / "timeline.json.gz"), traces, run)
     page.render([run, run], "now", ["a", "b"], "c").encode("utf-8")

@@ -21,7 +21,7 @@ SLOW, DELAYS = 1, {"debian-12": 100_000.0, "debian-13": 60_000.0}
 
 @pytest.fixture(name="traces", scope="module", params=sorted(DELAYS))
 def _traces(request: pytest.FixtureRequest) -> tuple[float, Mapping[int, RankTrace]]:
-    return DELAYS[request.param], load(sources(FIXTURES / request.param), processes=1)
+    return DELAYS[request.param], load(sources(FIXTURES / request.param), processes=1).traces
 
 
 def test_the_slow_rank_is_named_with_what_it_costs(traces: tuple[float, Mapping[int, RankTrace]]) -> None:

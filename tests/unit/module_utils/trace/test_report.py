@@ -309,13 +309,51 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     folder = Scene(ranks=2).write(tmp_path / "a")
     assert "3 runs cannot be compared" in refused(capsys, folder, folder, folder)
     assert "cannot be written" in refused(capsys, folder, "--output", "/proc/x")
-    (folder / "rank-1.json").write_text((folder / "rank-0.json").read_text())
-    assert "two traces of rank 0" in refused(capsys, folder)
+    assert "a has no cycle 2 of the profiler. It has 1" in refused(capsys, folder, "--cycle", 2)
     (folder / "rank-1.json").write_text("{}")
     assert "rank-1.json cannot be read" in refused(capsys, folder)
     (folder / "rank-1.json").unlink()
     (folder / "rank-0.trace.json.gz").write_bytes(b"\x1f\x8bno")
     assert "rank-0.trace.json.gz is damaged" in refused(capsys, folder)
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    (found,) = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return dict(found)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["schedule", "profilers"])
+def test_of_several_cycles_the_last_one_that_all_ranks_have_is_taken_or_the_one_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], anew: bool
+) -> None:
+    """The job has ended while the last one was written, and the clock of rank 1 is ahead by more than a cycle."""
+    for cycle, (slow, only) in enumerate([({0: 30.0}, None), ({1: 30.0}, None), ({}, range(1, 2))]):
+        scene = Scene(ranks=2, more_own=slow, offsets={1: 15_000.0}, cycle=cycle, anew=anew)
+        scene.write_foreign(tmp_path / "nano", only)
+    for arguments, cycle, slow, missing in (
+        ((), 2, [1], []),
+        (("--cycle", 1), 1, [0], []),
+        (("--cycle", 3), 3, 0, [0]),
+    ):
+        assert trace(tmp_path / "nano", *arguments) == 0
+        name = f"nano (cycle {cycle} of 3)"
+        assert capsys.readouterr().out.startswith(f"{name}: ")
+        assert name in page(tmp_path / "nano" / "report.html").text
+        found = figures(tmp_path / "nano")
+        assert (found["name"], found["missing"]) == (name, missing)
+        assert (found["slowest"]["ranks"] if slow else found["slowest"]) == (slow or None)
+        assert found["steps"] == [(0 if anew else (cycle - 1) * 7) + step for step in range(2, 7)]
+    assert "nano has no cycle 4 of the profiler. It has 3" in refused(capsys, tmp_path / "nano", "--cycle", 4)
+
+
+def test_the_cycles_of_a_program_without_ranks(tmp_path: Path) -> None:
+    for cycle in range(2):
+        Scene(ranks=1, cycle=cycle).write_foreign(tmp_path)
+    for path in tmp_path.iterdir():
+        text = gzip.decompress(path.read_bytes()).decode()
+        path.write_bytes(gzip.compress(text.replace("distributedInfo", "none").encode()))
+    assert trace(tmp_path) == 0
+    assert figures(tmp_path)["name"].endswith("(cycle 2 of 2)") and len(figures(tmp_path)["ranks"]) == 1
 
 
 def run_of(folder: Path, *attempts: int) -> Path:

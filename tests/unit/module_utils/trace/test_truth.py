@@ -21,7 +21,7 @@ OFFSETS = {1: 3.0, 2: -700.0, 3: 45_000.0}
 
 
 def of(scene: Scene, folder: Path) -> Analysis:
-    return analyse("nano", load(sources(scene.write(folder)), processes=1))
+    return analyse("nano", load(sources(scene.write(folder)), processes=1).traces)
 
 
 def share_of(run: Analysis, rank: int) -> RankShare:
@@ -136,7 +136,7 @@ def test_clocks_that_contradict_the_collectives_are_told(tmp_path: Path) -> None
     told = json.loads(path.read_text())
     told["clocks"] = [{**one, "ahead": one["ahead"] - 20_000_000} for one in told["clocks"]]
     path.write_text(json.dumps(told))
-    run = analyse("nano", load(sources(tmp_path), processes=1))
+    run = analyse("nano", load(sources(tmp_path), processes=1).traces)
     # The shorter exchange takes 5 ms.
     assert run.late == near(20 - 5)
 
@@ -168,7 +168,7 @@ def test_the_longest_operations(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
-    run = analyse("nano", load(sources(Scene(ranks=4).write(tmp_path, only=range(1, 4))), processes=1))
+    run = analyse("nano", load(sources(Scene(ranks=4).write(tmp_path, only=range(1, 4))), processes=1).traces)
     assert run.missing == [0]
     # No rank has the clock of rank 0 now, but it is still the reference for the others.
     assert run.clocks[1].method in ("probes", "reference")
@@ -195,7 +195,7 @@ def test_exchanges_of_an_unknown_group_are_not_compared(tmp_path: Path, gpu: boo
     for path in tmp_path.glob("*.trace.json"):
         text = path.read_text(encoding="utf-8")
         path.write_text(re.sub(r', "Process Group Name": "\d"', "", text), encoding="utf-8")
-    run = analyse("nano", load(sources(tmp_path), processes=1))
+    run = analyse("nano", load(sources(tmp_path), processes=1).traces)
     assert (run.unmatched, run.ungrouped) == (0, 4 * scene.steps * 2)
     assert all(share.waiting == 0 and share.communicating == near(8.0) for share in run.shares)
     # Without questions for the time, nothing tells the clocks; they are certainly not moved.
@@ -213,6 +213,6 @@ def test_names_of_groups_without_their_ranks(tmp_path: Path) -> None:
         scene = replace(GROUPS, gpu=True, groups=groups)
         for path in scene.write(tmp_path / name, compress=False).glob("*.trace.json"):
             path.write_text(path.read_text(encoding="utf-8").replace('"pg_config"', '"pg"'), encoding="utf-8")
-        run = analyse("nano", load(sources(tmp_path / name), processes=1))
+        run = analyse("nano", load(sources(tmp_path / name), processes=1).traces)
         assert (run.ungrouped == 0) == (name == "one")
         assert (max(share.waiting for share in run.shares) > 40_000) == (name == "one")

@@ -124,7 +124,13 @@ def test_a_program_that_reports_nothing_is_judged_by_its_output_if_it_prints_reg
         report(watch, float(now), rank=1)
     assert watch.watched == "output"
     assert not watch.hangs(149.0)
-    assert watch.hangs(151.0)
+    assert watch.asks(151.0)
+    # Asked what it does, it prints its stacks.
+    report(watch, 152.0, printed=1000)
+    report(watch, 156.5)
+    report(watch, 156.5, rank=1)
+    cause = watch.verdict(157.0)
+    assert cause is not None and (cause.kind, cause.detail) == ("hang", "no progress for 60 s")
 
 
 @pytest.mark.parametrize(
