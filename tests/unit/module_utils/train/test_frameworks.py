@@ -4,7 +4,8 @@
 """The newest complete checkpoint in the layouts of torch, Trainer, accelerate, Lightning and DeepSpeed.
 
 The callbacks run with the real frameworks, in the scenario work. The names of files are those that transformers 5.24,
-accelerate 1.15 and torch 2.6 wrote with two ranks, and those in the source of DeepSpeed 0.18, which was not run.
+accelerate 1.15 and torch 2.6 wrote with two ranks on CPUs, also for SHARDED_STATE_DICT, which accelerate's functions wrote:
+Trainer under FSDP requires a GPU. FULL_STATE_DICT, Lightning's directories and DeepSpeed 0.18 are as their sources have it.
 """
 
 from __future__ import annotations
