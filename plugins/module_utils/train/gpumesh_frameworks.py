@@ -248,7 +248,8 @@ def _any_rank(flag: bool, device: Any) -> bool:
 def hf(run: Any) -> Any:
     """A callback for the Trainer of Hugging Face, which reports the progress, and saves and stops when it is time.
 
-    ``run``: the module gpumesh_run. Each rank needs one: Trainer(..., callbacks=[gpumesh_run.hf()]).
+    ``run``: the module gpumesh_run. Each rank needs one: Trainer(..., callbacks=[gpumesh_run.hf()]). It sets the option
+    logging_nan_inf_filter to False, so that a loss that is not a number is logged as it is, and can be reported.
     """
     base = importlib.import_module("transformers").TrainerCallback
 
@@ -262,6 +263,10 @@ def hf(run: Any) -> Any:
         def _report(self, state: Any) -> None:
             if state.global_step:
                 run.progress(state.global_step, state.max_steps, self._loss, self._saved)
+
+        def on_train_begin(self, args: Any, _state: Any, _control: Any, **_more: Any) -> None:
+            """Otherwise, Trainer would log other numbers in place of a loss that is not one."""
+            args.logging_nan_inf_filter = False
 
         def on_log(self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_more: Any) -> None:
             """The loss is known only when it is logged."""

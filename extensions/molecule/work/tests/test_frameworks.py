@@ -96,3 +96,13 @@ def test_a_framework_saves_and_stops_when_its_job_ends(lab: TrainLab, program: s
     )
     assert found["attempts"][1]["first"] == first["last"] + 1
     lab.train("cancel", name)
+
+
+def test_a_loss_of_trainer_that_is_not_a_number_stops_the_run(lab: TrainLab) -> None:
+    shutil.copy(Path(__file__).with_name("diverging.py"), lab.shared)
+    command = (PYTHON, "/mnt/shared/diverging.py", f"{FOLDER}/hf.py", "--steps=100000")
+    lab.train("--detach", "--name", "nan", "--nodes", "1", "--stop-on-nan", "--", *VARIABLES, *command)
+    found = lab.finish("nan")
+    assert (found["state"], [kind for kind, _rank, _node in causes(found)]) == ("failed", ["diverged"]), found
+    # From step 8 on, and logged after step 10.
+    assert found["nan_since"] >= 10 and "not a number (--stop-on-nan)" in found["detail"]
