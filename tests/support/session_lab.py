@@ -27,7 +27,7 @@ ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/tw
 PULLED = f"{HOSTS[MANAGER]}:5001/pulled:1"
 #: What converge.yml does on a host, and a restart of the host reverts: containers cannot mount /proc if parts of it are
 #: covered, and cannot use FUSE if only root may.
-_UNCOVER = """
+UNCOVER = """
 findmnt --raw --noheadings --output=TARGET --submounts /proc | grep -vx /proc | sort -r |
     while read -r cover; do umount --lazy "$cover"; done
 chmod 0666 /dev/fuse
@@ -54,7 +54,7 @@ def use(name: str, network: str) -> None:
 def power_on(host: str) -> None:
     """Start a host that was stopped, and prepare it for containers again."""
     LAB.start(host)
-    LAB.run(host, "sh", "-c", _UNCOVER)
+    LAB.run(host, "sh", "-c", UNCOVER)
 
 
 def role(name: str, image: str = ONE, **more: Any) -> dict[str, Any]:

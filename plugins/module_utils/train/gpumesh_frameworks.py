@@ -13,23 +13,48 @@ It requires only Python. The frameworks are imported when a callback is made.
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import importlib.util
 import json
 import os
+import pickle
 import re
 import signal
 import struct
 import sys
 import zipfile
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 #: Files that torch.save, Trainer and Lightning write, as zip archives.
 _ARCHIVES = (".pt", ".pth", ".ckpt", ".bin")
 #: The step in a name, such as checkpoint-500, epoch=3-step=1000.ckpt, iter_0000500 or step_500.pt.
 _STEP = re.compile(r"(?:checkpoint|step|iter(?:ation)?|ckpt|model)[-_=]?0*(\d+)(?!.*\d)", re.IGNORECASE)
-#: A checkpoint of torch.distributed.checkpoint has this file, which is written last.
+#: torch.save writes these as well; on their own, they need not be checkpoints.
+_PICKLES = (".pkl",)
+#: How a file begins that old versions of torch.save wrote, and DeepSpeed has it write.
+_OLD = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
+#: A checkpoint of torch.distributed.checkpoint has this file, which is written last and names those with the tensors.
 _METADATA = ".metadata"
+_TENSORS = re.compile(rb"__\d+_\d+\.distcp")
+#: Such checkpoints inside one of Trainer or accelerate, by FSDP with SHARDED_STATE_DICT.
+_SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
+#: DeepSpeed's files, and the one beside their directory that names it, which is written last.
+_DEEPSPEED, _LATEST = "_states.pt", "latest"
+#: What is in a checkpoint as well, and has no weights.
+_OTHER = ("training_args", "optimizer", "scheduler", "sampler", "dl_state_dict")
+#: Files of which there is one for each rank, or object.
+_NUMBER = re.compile(
+    r"(?<=^rng_state_)\d+(?=\.pth$)|(?<=^random_states_)\d+|(?<=^custom_checkpoint_)\d+|(?<=_rank)\d+(?=\.bin$)"
+    r"|(?<=zero_pp_rank_)\d+"
+)
+#: What is never there without the other.
+_PAIRS = {
+    "optimizer.pt": "scheduler.pt",
+    "pytorch_model_fsdp.bin": "optimizer.bin",
+    "pytorch_model_fsdp_0": "optimizer_0",
+    "optimizer_0": "pytorch_model_fsdp_0",
+}
 
 
 # --- Checkpoints
@@ -69,8 +94,10 @@ def _candidates(directory: str) -> Iterator[Tuple[Tuple[int, float], str]]:
 def complete(path: str) -> bool:
     """Whether nothing of a checkpoint is missing: a file of torch or Lightning, or a directory.
 
-    A directory is one of Trainer, which has trainer_state.json, or of torch.distributed.checkpoint. Files are not read as
-    a whole: an archive that was cut off has no directory at its end.
+    A directory is one of Trainer, with trainer_state.json, of accelerate's save_state, with random_states_*.pkl, of
+    torch.distributed.checkpoint, of DeepSpeed, or of Lightning with one of the last two. Files are not read as a whole: an
+    archive that was cut off has no directory at its end. What the last rank writes after rank 0 cannot be missed, nor can
+    the custom_checkpoint_*.pkl of the first checkpoint.
     """
     try:
         if os.path.isdir(path):
@@ -81,22 +108,78 @@ def complete(path: str) -> bool:
 
 
 def _complete_directory(path: str) -> bool:
-    names = os.listdir(path)
-    files = [os.path.join(path, name) for name in names]
-    if _METADATA in names:
-        return os.path.getsize(os.path.join(path, _METADATA)) > 0
-    if "trainer_state.json" not in names:
+    """Raises OSError, ValueError."""
+    names = set(os.listdir(path))
+    if not _no_gap(names) or not all(_whole(os.path.join(path, name)) for name in names):
         return False
-    with open(os.path.join(path, "trainer_state.json"), encoding="utf-8") as stream:
-        json.load(stream)
+    if _METADATA in names:
+        return _complete_distributed(path, names)
+    if any(name.endswith(_DEEPSPEED) for name in names):
+        return _complete_deepspeed(path, names)
+    parts = {name for name in names if _SHARDED.fullmatch(name)}
+    if _LATEST in names or any(name.startswith("global_step") for name in names):
+        parts.add(_tag(path))
+    if "trainer_state.json" in names:
+        with open(os.path.join(path, "trainer_state.json"), encoding="utf-8") as stream:
+            json.load(stream)
+    elif "random_states_0.pkl" in names:
+        # Rank 0 writes it after the weights, while the others have only theirs to write.
+        if not _custom(path) <= names:
+            return False
+    elif not path.endswith(".ckpt"):
+        return False
     shards = _shards(path, names)
-    weights = [
-        name for name in names if name.endswith((".safetensors", ".bin")) and not name.startswith("training_args")
-    ]
-    return bool(weights or shards) and set(shards) <= set(names) and all(_whole(file) for file in files)
+    weights = [name for name in names if name.endswith((".safetensors", ".bin")) and not name.startswith(_OTHER)]
+    return (
+        bool(weights or shards or parts)
+        and set(shards) <= names
+        and all(other in names for name, other in _PAIRS.items() if name in names)
+        and all(_complete_directory(os.path.join(path, part)) for part in parts)
+    )
 
 
-def _shards(path: str, names: List[str]) -> List[str]:
+def _no_gap(names: Set[str]) -> bool:
+    """Whether there is one for each number up to the highest, and for the same ones of all of DeepSpeed's kinds."""
+    found: Dict[str, Set[int]] = {}
+    for name in names:
+        number = _NUMBER.search(name)
+        if number:
+            found.setdefault(_NUMBER.sub("", name, count=1), set()).add(int(number.group()))
+    kinds = {tuple(sorted(numbers)) for kind, numbers in found.items() if kind.endswith(_DEEPSPEED)}
+    return len(kinds) < 2 and all(max(one) - min(one) + 1 == len(one) for one in found.values())
+
+
+def _complete_distributed(path: str, names: Set[str]) -> bool:
+    """Whether one of torch.distributed.checkpoint is complete. Raises OSError."""
+    with open(os.path.join(path, _METADATA), "rb") as stream:
+        metadata = stream.read()
+    sizes = [os.path.getsize(os.path.join(os.fsencode(path), name)) for name in set(_TENSORS.findall(metadata))]
+    # Lightning writes a file of its own afterwards.
+    return metadata.endswith(b".") and all(sizes) and ("meta.pt" in names or not path.endswith(".ckpt"))
+
+
+def _complete_deepspeed(path: str, names: Set[str]) -> bool:
+    """Whether DeepSpeed has noted that it has written this directory, or a later one. Raises OSError."""
+    if not any(name.endswith("model_states.pt") for name in names):
+        return False
+    own, latest = os.path.basename(path), _tag(os.path.dirname(path))
+    steps = [_STEP.search(name) for name in (own, latest)]
+    return own == latest or (all(steps) and int(steps[0].group(1)) < int(steps[1].group(1)))  # type: ignore[union-attr]
+
+
+def _tag(path: str) -> str:
+    """The directory that DeepSpeed wrote last. Raises OSError."""
+    with open(os.path.join(path, _LATEST), encoding="utf-8") as stream:
+        return stream.read().strip()
+
+
+def _custom(path: str) -> Set[str]:
+    """What programs have registered with accelerate, which writes it last: as many files as in the other checkpoints."""
+    found = glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "*", "custom_checkpoint_*.pkl"))
+    return {os.path.basename(name) for name in found}
+
+
+def _shards(path: str, names: Set[str]) -> List[str]:
     """The files with the weights of a model that was too large for one. Raises OSError, ValueError."""
     found: List[str] = []
     for name in names:
@@ -110,11 +193,15 @@ def _whole(path: str) -> bool:
     """Whether a file that has a length or an end of its own is not cut off. Raises OSError."""
     if path.endswith(".safetensors"):
         return _whole_safetensors(path)
-    if not path.endswith(_ARCHIVES):
+    if not path.endswith(_ARCHIVES + _PICKLES) or os.path.isdir(path):
         return True
     with open(path, "rb") as stream:
-        if stream.read(2) != b"PK":
-            # What old versions wrote is a pickle, which ends with a full stop.
+        start = stream.read(len(_OLD))
+        if start == _OLD:
+            # The tensors follow, and no end.
+            return True
+        if start[:2] != b"PK":
+            # A pickle ends with a full stop.
             stream.seek(-1, os.SEEK_END)
             return stream.read(1) == b"."
     with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
@@ -161,7 +248,8 @@ def _any_rank(flag: bool, device: Any) -> bool:
 def hf(run: Any) -> Any:
     """A callback for the Trainer of Hugging Face, which reports the progress, and saves and stops when it is time.
 
-    ``run``: the module gpumesh_run. Each rank needs one: Trainer(..., callbacks=[gpumesh_run.hf()]).
+    ``run``: the module gpumesh_run. Each rank needs one: Trainer(..., callbacks=[gpumesh_run.hf()]). It sets the option
+    logging_nan_inf_filter to False, so that a loss that is not a number is logged as it is, and can be reported.
     """
     base = importlib.import_module("transformers").TrainerCallback
 
@@ -175,6 +263,10 @@ def hf(run: Any) -> Any:
         def _report(self, state: Any) -> None:
             if state.global_step:
                 run.progress(state.global_step, state.max_steps, self._loss, self._saved)
+
+        def on_train_begin(self, args: Any, _state: Any, _control: Any, **_more: Any) -> None:
+            """Otherwise, Trainer would log other numbers in place of a loss that is not one."""
+            args.logging_nan_inf_filter = False
 
         def on_log(self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_more: Any) -> None:
             """The loss is known only when it is logged."""

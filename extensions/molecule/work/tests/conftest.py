@@ -23,6 +23,7 @@ ORDER = (
     "test_preempted",
     "test_profile",
     "test_torchrun",
+    "test_podman",
     "test_train",
     "test_reports",
     "test_frameworks",

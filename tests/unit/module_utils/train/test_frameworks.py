@@ -1,9 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The newest complete checkpoint in the layouts of torch, Trainer, Lightning and torch.distributed.checkpoint.
+"""The newest complete checkpoint in the layouts of torch, Trainer, accelerate, Lightning and DeepSpeed.
 
-The callbacks run with the real frameworks, in the scenario work.
+The callbacks run with the real frameworks, in the scenario work. The names of files are those that transformers 5.24,
+accelerate 1.15 and torch 2.6 wrote with two ranks on CPUs, also for SHARDED_STATE_DICT, which accelerate's functions wrote:
+Trainer under FSDP requires a GPU. FULL_STATE_DICT, Lightning's directories and DeepSpeed 0.18 are as their sources have it.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,12 +129,183 @@ def test_a_file_of_an_old_version_of_torch_is_a_pickle(tmp_path: Path) -> None:
     assert newest(tmp_path) == "step_1.pt"
 
 
-def test_a_distributed_checkpoint_is_complete_with_its_metadata(tmp_path: Path) -> None:
-    for step in (1, 2):
-        (tmp_path / f"step-{step}").mkdir()
-        (tmp_path / f"step-{step}" / "__0_0.distcp").write_bytes(b"x")
-    (tmp_path / "step-1" / ".metadata").write_bytes(b"x")
-    assert newest(tmp_path) == "step-1"
+def test_a_file_of_torch_with_tensors_after_its_pickles_is_accepted(tmp_path: Path) -> None:
+    # As torch.save(..., _use_new_zipfile_serialization=False) writes them, also for DeepSpeed.
+    content = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + bytes(64)
+    (tmp_path / "step_1.pt").write_bytes(content)
+    assert newest(tmp_path) == "step_1.pt"
+
+
+def distributed(place: Path) -> Path:
+    """A checkpoint of torch.distributed.checkpoint."""
+    place.mkdir(parents=True)
+    parts = ["__0_0.distcp", "__1_0.distcp"]
+    for name in parts:
+        (place / name).write_bytes(b"x")
+    (place / ".metadata").write_bytes(pickle.dumps(parts))
+    return place
+
+
+def trainer_sharded(folder: Path, step: int) -> Path:
+    """One of Trainer under FSDP with SHARDED_STATE_DICT."""
+    place = trainer(folder, step)
+    for name in ("model.safetensors", "optimizer.pt"):
+        (place / name).unlink()
+    distributed(place / "pytorch_model_fsdp_0")
+    distributed(place / "optimizer_0")
+    return place
+
+
+def trainer_full(folder: Path, step: int) -> Path:
+    """One of Trainer under FSDP with FULL_STATE_DICT."""
+    place = trainer(folder, step)
+    (place / "optimizer.pt").unlink()
+    archive(place / "pytorch_model_fsdp.bin")
+    archive(place / "optimizer.bin")
+    return place
+
+
+def deepspeed(folder: Path, tag: str) -> Path:
+    """One of DeepSpeed with ZeRO-3."""
+    for rank in (0, 1):
+        archive(folder / tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+        archive(folder / tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    (folder / "latest").write_text(tag, encoding="ascii")
+    return folder / tag
+
+
+def trainer_deepspeed(folder: Path, step: int) -> Path:
+    """One of Trainer with DeepSpeed's ZeRO-3."""
+    place = trainer(folder, step)
+    for name in ("model.safetensors", "optimizer.pt"):
+        (place / name).unlink()
+    deepspeed(place, f"global_step{step}")
+    return place
+
+
+def accelerate(folder: Path, step: int) -> Path:
+    """One of accelerate's save_state."""
+    place = folder / f"step-{step}"
+    safetensors(place / "model.safetensors")
+    more = ("optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "random_states_0.pkl", "random_states_1.pkl")
+    for name in more:
+        archive(place / name)
+    return place
+
+
+def accelerate_sharded(folder: Path, step: int) -> Path:
+    """One of accelerate's save_state under FSDP."""
+    place = accelerate(folder, step)
+    for name in ("model.safetensors", "optimizer.bin"):
+        (place / name).unlink()
+    distributed(place / "pytorch_model_fsdp_0")
+    distributed(place / "optimizer_0")
+    return place
+
+
+def lightning_sharded(folder: Path, step: int) -> Path:
+    """One of Lightning's under FSDP, which is a directory."""
+    place = distributed(folder / f"step={step}.ckpt")
+    archive(place / "meta.pt")
+    return place
+
+
+def lightning_deepspeed(folder: Path, step: int) -> Path:
+    """One of Lightning's with DeepSpeed, which is a directory."""
+    place = folder / f"step={step}.ckpt"
+    deepspeed(place, "checkpoint")
+    return place
+
+
+#: How each is written, and what may be missing or cut off after a kill.
+LAYOUTS = {
+    distributed: (".metadata", "__1_0.distcp"),
+    trainer_sharded: (
+        "pytorch_model_fsdp_0/.metadata",
+        "pytorch_model_fsdp_0/__1_0.distcp",
+        "pytorch_model_fsdp_0",
+        "optimizer_0/.metadata",
+        "optimizer_0/__0_0.distcp",
+        "optimizer_0",
+        "trainer_state.json",
+    ),
+    trainer_full: ("optimizer.bin", "trainer_state.json"),
+    trainer_deepspeed: (
+        "latest",
+        "global_step100",
+        "global_step100/zero_pp_rank_0_mp_rank_00_model_states.pt",
+        "global_step100/zero_pp_rank_1_mp_rank_00_model_states.pt",
+        "global_step100/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        "trainer_state.json",
+    ),
+    accelerate: ("model.safetensors", "random_states_0.pkl", "custom_checkpoint_0.pkl"),
+    accelerate_sharded: ("pytorch_model_fsdp_0", "optimizer_0", "optimizer_0/.metadata", "custom_checkpoint_0.pkl"),
+    lightning_sharded: (".metadata", "meta.pt", "__0_0.distcp"),
+    lightning_deepspeed: ("latest", "checkpoint/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+}
+#: What cannot be cut off, since it is a directory, or has nothing by which to see it.
+WHOLE = ("pytorch_model_fsdp_0", "optimizer_0", "global_step100", "latest", "__0_0.distcp", "__1_0.distcp")
+
+
+def store(write: Any, folder: Path, step: int) -> Path:
+    """Write a checkpoint of a step."""
+    return Path(write(folder / f"step-{step}") if write is distributed else write(folder, step))
+
+
+@pytest.mark.parametrize(
+    ("write", "missing"), [(write, missing) for write, parts in LAYOUTS.items() for missing in parts]
+)
+def test_a_checkpoint_from_which_something_is_missing_is_passed_over(tmp_path: Path, write: Any, missing: str) -> None:
+    before = store(write, tmp_path, 50)
+    place = store(write, tmp_path, 100)
+    assert newest(tmp_path) == place.name
+    damaged = place / missing
+    if damaged.is_dir():
+        shutil.rmtree(damaged)
+    else:
+        damaged.unlink()
+    assert newest(tmp_path) == before.name
+
+
+@pytest.mark.parametrize(
+    ("write", "part"),
+    [(write, part) for write, parts in LAYOUTS.items() for part in parts if not part.endswith(WHOLE)],
+)
+def test_a_checkpoint_of_which_a_file_was_cut_off_is_passed_over(tmp_path: Path, write: Any, part: str) -> None:
+    before = store(write, tmp_path, 50)
+    place = store(write, tmp_path, 100)
+    cut(place / part)
+    assert newest(tmp_path) == before.name
+    (place / part).write_bytes(b"")
+    assert newest(tmp_path) == before.name
+
+
+def test_a_checkpoint_of_deepspeed_is_complete_when_it_says_so(tmp_path: Path) -> None:
+    assert newest(tmp_path) == ""
+    deepspeed(tmp_path, "global_step9")
+    deepspeed(tmp_path, "global_step10")
+    assert newest(tmp_path) == "global_step10"
+    # The last rank has not yet written its part.
+    archive(tmp_path / "global_step11" / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    archive(tmp_path / "global_step11" / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    assert newest(tmp_path) == "global_step10"
+    cut(tmp_path / "global_step10" / "zero_pp_rank_1_mp_rank_00_model_states.pt")
+    assert newest(tmp_path) == "global_step9"
+
+
+def test_a_rank_between_others_has_to_have_its_part(tmp_path: Path) -> None:
+    for step in (50, 100):
+        archive(accelerate(tmp_path, step) / "random_states_2.pkl")
+    (tmp_path / "step-100" / "random_states_1.pkl").unlink()
+    assert newest(tmp_path) == "step-50"
+
+
+def test_a_model_without_weights_is_no_checkpoint(tmp_path: Path) -> None:
+    place = accelerate(tmp_path, 50)
+    (place / "model.safetensors").unlink()
+    assert newest(tmp_path) == ""
+    archive(place / "pytorch_model.bin")
+    assert newest(tmp_path) == "step-50"
 
 
 def test_the_module_is_there_in_every_rank_and_imports_nothing_of_ours() -> None:
