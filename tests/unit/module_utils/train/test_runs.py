@@ -291,3 +291,27 @@ def test_a_damaged_state_is_put_aside_when_the_run_is_resumed(folder: Folder, co
     # The next attempt has a number and a folder that no other one had.
     assert len(folder.read().attempts) == 2 and folder.read().counted == 3
     assert (folder.path / "run.json.damaged").read_text() == content
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_run_is_cancelled_although_its_volume_cannot_be_written_to(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "queued", "token", 41))
+
+    def refuse(*_given: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store, "write_atomic", refuse)
+    slurm = Slurm(j41=("nano", "PENDING|Priority"))
+    run = runs.cancel(host(slurm), folder, lambda _seconds: None)
+    assert slurm.ended == [41]
+    assert run.state == "cancelled" and os.strerror(number) in run.detail
+    # A job whose number is not known can only be told through the volume.
+    monkeypatch.undo()
+    folder.write_submission(Submission("token"))
+    folder.write(Run("nano", "queued", "other"))
+    monkeypatch.setattr(store, "write_atomic", refuse)
+    with pytest.raises(HostStateError, match=os.strerror(number)):
+        runs.cancel(host(slurm), folder, lambda _seconds: None)
