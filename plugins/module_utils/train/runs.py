@@ -167,8 +167,9 @@ def look(host: Host, folder: Folder) -> Tuple[Run, str]:
             return look(host, folder)
         if run.state not in ENDED:
             run = run._replace(state="failed", detail=f"job {job} has ended, but the run was not finished")
-    elif run.token != submission.token:
-        run = run._replace(state="queued", job=job)
+    elif run.token != submission.token or waits.startswith("pending"):
+        # What was written last is that of an earlier job, or of this one before Slurm has requeued it.
+        run = run._replace(state="queued", job=job, detail="" if run.state == "running" else run.detail)
     return run, waits
 
 

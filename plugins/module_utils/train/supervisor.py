@@ -649,7 +649,6 @@ class Supervisor:
                 longest_gap=round(watch.limits.gap, 1),
                 longest_start=round(watch.limits.start, 1),
                 watched=watch.watched,
-                updated=time.time(),
             )
         )
 
@@ -678,7 +677,7 @@ class Supervisor:
         DismissedError.
         """
         self._require_charge()
-        self._run = new
+        self._run = new = new._replace(updated=time.time())
         try:
             self._folder.write(new)
         except OSError as failure:
