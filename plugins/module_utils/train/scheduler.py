@@ -192,11 +192,11 @@ def parse_fate(text: str, restarts: int) -> str:
     state = words.get("JobState", "")
     if state.startswith("CANCELLED"):
         return ""
-    if state.startswith(_OUT_OF_TIME):
-        return "timeout"
     if int(words.get("Restarts", "0")) > restarts:
         return "requeued"
     # While a job ends, its state is COMPLETING, whatever has ended it. One that is cancelled has no reason.
+    if state.startswith(_OUT_OF_TIME) or (state == "COMPLETING" and words.get("Reason") == "TimeLimit"):
+        return "timeout"
     number = int(words.get("ExitCode", "").partition(":")[2] or "0")
     if words.get("Reason", "").startswith(_FAILED) and number not in (0, signal.SIGTERM):
         return "killed"

@@ -399,7 +399,8 @@ class Supervisor:
         fate = scheduler.fate(self._runner, self._post.job)
         if fate == "requeued":
             return decide.Decision("requeue", _FATES[fate])
-        return decide.Decision("resubmit", _FATES[fate]) if fate == "killed" else decision
+        ends = fate and (decision.action == "cancel" or fate == "killed")
+        return decide.Decision("resubmit", _FATES[fate]) if ends else decision
 
     def explained(self, cause: Cause) -> Cause:
         """The cause of the end of an attempt: Slurm stops the ranks of a job that it preempts, which is no crash."""

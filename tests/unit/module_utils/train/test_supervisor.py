@@ -127,6 +127,9 @@ PREEMPTED = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restar
 REQUEUED = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=1 EndTime=Unknown"
 CANCELLED = "JobId=41 JobName=nano JobState=CANCELLED Reason=None Requeue=1 Restarts=2 PreemptTime=None"
 TIMEOUT = "JobId=41 JobName=nano JobState=TIMEOUT Reason=TimeLimit Requeue=1 Restarts=0 PreemptTime=None"
+#: After the time limit, as long as a process of the job is left, and after it was requeued meanwhile.
+EXPIRING = "JobId=41 JobName=nano JobState=COMPLETING Reason=TimeLimit Requeue=1 Restarts=0 ExitCode=0:0"
+CAUGHT = "JobId=41 JobName=nano JobState=COMPLETING Reason=TimeLimit Requeue=1 Restarts=1 ExitCode=0:0"
 ENDING = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=0 ExitCode=0:0 PreemptTime=None"
 KILLED = "JobId=41 JobName=nano JobState=COMPLETING Reason=RaisedSignal:9(Killed) Requeue=1 Restarts=0 ExitCode=0:9"
 
@@ -139,6 +142,8 @@ KILLED = "JobId=41 JobName=nano JobState=COMPLETING Reason=RaisedSignal:9(Killed
         (REQUEUED, "warned"),
         (CANCELLED, "crash"),
         (TIMEOUT, "warned"),
+        (EXPIRING, "warned"),
+        (CAUGHT, "warned"),
         (ENDING, "crash"),
         (KILLED, "warned"),
     ],
@@ -160,6 +165,10 @@ def test_ranks_that_slurm_stops_for_a_preemption_have_not_crashed(folder: Folder
         (REQUEUED, "cancelled", "queued", False),
         (CANCELLED, "cancelled", "cancelled", False),
         (ENDING, "cancelled", "cancelled", False),
+        # Between two attempts, while the controller was away until its time limit had passed.
+        (EXPIRING, "cancelled", "queued", True),
+        (CAUGHT, "cancelled", "queued", False),
+        (PREEMPTED, "cancelled", "queued", True),
         (KILLED, "cancelled", "queued", True),
     ],
 )
