@@ -600,9 +600,6 @@ class Supervisor:
         self._claim()
         request, post = self.request, self._post
         number = len(self._run.attempts) + 1
-        with contextlib.suppress(OSError):
-            # The agents use this as well.
-            self._folder.attempt(number).mkdir(exist_ok=True)
         task = agent.Task(
             request.name,
             str(self._folder.path),
@@ -639,6 +636,9 @@ class Supervisor:
                 return
             scheduler.note(self._runner, post.job, "gpumesh-train: waiting for room on the volume of the run")
             time.sleep(_STAND_BY)
+        with contextlib.suppress(OSError):
+            # The agents use this as well. A later job takes an attempt for one that has begun if this is there.
+            self._folder.attempt(number).mkdir(exist_ok=True)
         # Now that heirs can see this attempt, no more of them appear: one that came before is in charge.
         self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")

@@ -650,6 +650,8 @@ def test_a_run_that_waits_for_room_can_be_cancelled(folder: Folder, monkeypatch:
     monkeypatch.setattr(supervisor.time, "sleep", lambda _seconds: made.cancel(15, None))
     assert made.supervise() == 1
     assert steps.begun == [] and folder.read().state == "cancelled"
+    # The next job, such as that of a time limit, counts no attempt that has not begun.
+    assert folder.with_unrecorded(folder.read()).attempts == ()
 
 
 def test_a_new_job_gives_no_attempt_the_number_of_one_that_was_not_recorded(
