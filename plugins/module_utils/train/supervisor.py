@@ -75,6 +75,8 @@ _RESERVE = 30.0
 #: for another job any more.
 _LAST = 10.0
 _TOO_LATE = 2 * _LAST
+#: Seconds between two queries of the time limit for this. It rarely changes.
+_LIMIT_ASK = 60.0
 #: Seconds by which Slurm may warn of the time limit earlier than it was asked to.
 _EARLY = 60.0
 #: A volume that takes longer than so many seconds for run.json has not answered.
@@ -152,7 +154,7 @@ class Limit:
         self._settled.set()
 
     def _watch(self) -> None:
-        asked = -_ASK
+        asked: Optional[float] = None
         while not self._settled.wait(_SPACING):
             now = time.monotonic()
             left = None if self._deadline is None else self._deadline - now
@@ -160,11 +162,11 @@ class Limit:
                 with contextlib.suppress(CommandError):
                     scheduler.requeue(self._runner, self._job)
                     return
-            elif now - asked >= _ASK and (left is None or left > _RESERVE):
-                asked = now
+            elif asked is None or (now - asked >= _LIMIT_ASK and (left is None or left > _RESERVE)):
                 with contextlib.suppress(CommandError):
                     left = scheduler.time_left(self._runner, self._job)
                     self._deadline = None if left is None else time.monotonic() + left
+                    asked = now
 
 
 class DismissedError(GpumeshError):

@@ -572,6 +572,8 @@ def test_what_a_killed_agent_has_left_is_removed_by_the_next_one(
         f"from {agents.__name__} import Agent, parse_task\n"
         "agent = Agent(parse_task(sys.argv[1]), 'n1', io.StringIO())\n"
         "agent.start()\n"
+        # Its rank would still use the directory.
+        "while agent._living(): agent._watch()\n"
         "print(agent._local, flush=True)\n"
         "input() or os.kill(os.getpid(), signal.SIGKILL)\n"
     )

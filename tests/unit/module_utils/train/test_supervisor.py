@@ -396,7 +396,6 @@ def test_a_job_that_nothing_follows_is_requeued_before_its_time_limit(
     monkeypatch.setattr(supervisor, "_SPACING", 0.01)
     slurm = Slurm(1, squeue=left)
     limit = supervisor.Limit(slurm, 41)
-    monkeypatch.setattr(supervisor, "_ASK", 0.01)
     if settled:
         limit.settle()
     thread = supervisor.threading.Thread(target=limit._watch)
