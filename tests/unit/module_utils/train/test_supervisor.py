@@ -289,6 +289,17 @@ def test_a_job_that_may_have_no_successor_is_requeued(folder: Folder) -> None:
     assert folder.read().state == "queued"
 
 
+def test_an_heir_that_slurm_gives_no_other_job_has_its_own_requeued(folder: Folder) -> None:
+    """And does not cancel it, as it does with a job of which nothing more is expected."""
+    slurm = Refusing(10**6)
+    made = supervised(folder)
+    made._runner = slurm
+    made._replace_last(made._run.attempts[-1]._replace(end=1.0, cause=Cause("warned", "the time limit is near")))
+    assert made.supervise() == 0
+    assert slurm.requeued and "scancel" not in slurm.asked
+    assert folder.submission() == Submission("token", 41) and folder.read().state == "queued"
+
+
 def test_a_run_that_slurm_gives_no_other_job_fails_with_its_reason(folder: Folder) -> None:
     with pytest.raises(supervisor.GpumeshError, match="AssocMaxSubmitJobLimit"):
         left(folder, "warned", Refusing(10**6, requeues=False))
