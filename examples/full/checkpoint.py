@@ -67,16 +67,17 @@ def read(path: Path) -> bytes:
 def newest(folder: Path) -> tuple[int, bytes] | None:
     """The step and the content of the newest checkpoint that is whole; None where there is none at all.
 
-    Raises ValueError where there are some, and all of them are damaged: to start from the beginning would lose the run.
+    One that cannot be read, such as for EIO or ESTALE of a file server, is left out like a damaged one. Raises ValueError
+    where there are some, and none of them can be used: to start from the beginning would lose the run.
     """
     paths = sorted(folder.glob(_PATTERN), reverse=True)
     for path in paths:
         try:
             return int(path.stem.partition("-")[2]), read(path)
-        except ValueError as failure:
-            print(f"{path} is damaged: {failure}", file=sys.stderr)
+        except (OSError, ValueError) as failure:
+            print(f"{path} is left out: {failure}", file=sys.stderr)
     if paths:
-        raise ValueError(f"all {len(paths)} checkpoints in {folder} are damaged")
+        raise ValueError(f"none of the {len(paths)} checkpoints in {folder} can be used")
     return None
 
 

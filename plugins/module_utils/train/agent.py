@@ -12,6 +12,7 @@ nodes.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -66,6 +67,10 @@ _HEIR = 60.0
 _RESTART = 10.0
 _AGAIN = 5.0
 _TURNS = 5
+
+
+#: The name of the directory of an agent.
+_LOCAL = "gpumesh-train-"
 
 
 class Task(NamedTuple):
@@ -187,6 +192,7 @@ class Agent:
         self._ranks: List[Rank] = []
         self._staging: Optional[stage.Staging] = None
         self._local = ""
+        self._lock = -1
         self._deadline: Optional[float] = None
         self._beat_at = 0.0
         #: The processes of the step that the kernel had killed before since its memory was used up.
@@ -215,7 +221,12 @@ class Agent:
         processes.kill_ranks(task.folder, task.attempt)
         modules = profiles.modules()
         try:
-            self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
+            remove_leftovers()
+            self._local = tempfile.mkdtemp(prefix=_LOCAL)
+            # Some file systems have no locks. Then nothing tells others that the directory may be removed.
+            with contextlib.suppress(OSError):
+                self._lock = _locked(self._local)
+                _mark(self._local).touch()
             for name, source in modules.items():
                 Path(self._local, name).write_text(source, encoding="utf-8")
             Path(contract.runtime_directory(self._local)).mkdir(0o700)
@@ -399,10 +410,48 @@ class Agent:
         # Not those of a later attempt: this agent may have been stopped for so long that one has begun.
         processes.kill_ranks(self._task.folder, self._task.attempt)
         shutil.rmtree(self._local, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
         for part in (self._load, self._listener):
             if part is not None:
                 part.close()
         self.say("gone")
+
+
+def _mark(path: str) -> Path:
+    """The file which tells that an agent of this host has locked this directory."""
+    return Path(path, f".locked-{socket.gethostname()}")
+
+
+def _locked(path: str) -> int:
+    """A descriptor with a lock on this directory, which ends with this process. Raises OSError, also if another one has it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def remove_leftovers() -> None:
+    """Remove the directories of this user's agents on this node that were killed, unless a process still uses one.
+
+    Those of agents that live are locked. What is not marked may be of an agent that is just starting, or of an older
+    version, which locks nothing.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{_LOCAL}*"):
+        with contextlib.suppress(OSError):
+            # Others may have put a link there.
+            if path.is_symlink() or path.stat().st_uid != os.geteuid() or not _mark(str(path)).exists():
+                continue
+            lock = _locked(str(path))
+            try:
+                if not processes.mentions(str(path)):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _address(node: str) -> str:

@@ -39,6 +39,11 @@ def examine(
     return [result for result in results if result["status"] == "fail"]
 
 
+def of_hardware(reason: str) -> bool:
+    """Whether these words name a fault of the node itself. A volume may fail on all nodes for the same reason."""
+    return any(name in reason for name in HARDWARE)
+
+
 def words(failing: Sequence[Result]) -> str:
     """The failures in one line."""
     return "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)

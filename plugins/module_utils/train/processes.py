@@ -98,6 +98,17 @@ def _catches(pid: int, signal_number: int) -> bool:
     return False
 
 
+def mentions(path: str) -> bool:
+    """Whether a process of this user has the path, or one below it, among its variables."""
+    wanted = os.fsencode(path)
+    for name in os.listdir(_PROC):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"{_PROC}/{name}/environ", "rb") as stream:
+                if wanted in stream.read():
+                    return True
+    return False
+
+
 def kill_ranks(folder: str, attempt: int) -> None:
     """Kill every process of a job of this user that belongs to a run, up to this attempt, whatever its current parent is.
 

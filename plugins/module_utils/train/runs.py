@@ -167,8 +167,9 @@ def look(host: Host, folder: Folder) -> Tuple[Run, str]:
             return look(host, folder)
         if run.state not in ENDED:
             run = run._replace(state="failed", detail=f"job {job} has ended, but the run was not finished")
-    elif run.token != submission.token:
-        run = run._replace(state="queued", job=job)
+    elif run.token != submission.token or waits.startswith("pending"):
+        # What was written last is that of an earlier job, or of this one before Slurm has requeued it.
+        run = run._replace(state="queued", job=job, detail="" if run.state == "running" else run.detail)
     return run, waits
 
 
@@ -198,7 +199,7 @@ def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
         scheduler.cancel(host.run, job)
     else:
         # A job whose token is no longer in charge ends as soon as it starts.
-        folder.write_submission(Submission(""))
+        _withdraw(folder)
     deadline = time.monotonic() + (_CANCEL if waits.startswith("running") else 0.0)
     while time.monotonic() < deadline and not _moved(folder, submission):
         run = folder.read()
@@ -209,8 +210,19 @@ def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
         # Its supervisor was about to submit the next job, or somebody has resumed it.
         return cancel(host, folder, sleep)
     run = folder.read()._replace(state="cancelled", detail="cancelled by gpumesh-train")
-    folder.write(run)
+    try:
+        folder.write(run)
+    except OSError as failure:
+        run = run._replace(detail=f"{run.detail}, but run.json could not be written: {failure.strerror}")
     return run
+
+
+def _withdraw(folder: Folder) -> None:
+    """Have the job that is being submitted end as soon as it starts."""
+    try:
+        folder.write_submission(Submission(""))
+    except OSError as failure:
+        raise store.unwritable(folder, failure, f"gpumesh-train cancel {folder.path.name}") from failure
 
 
 def delete(host: Host, folder: Folder) -> None:

@@ -46,15 +46,17 @@ def submit(
     hold: int = 0,
     least: int = 0,
     after: int = 0,
+    of_job: Optional[Request] = None,
 ) -> Submission:
     """Submit another job for the run. From then on, it is in charge, and all other jobs end when they notice.
 
     If the run is cancelled or submitted again meanwhile, this job is cancelled.
 
     ``hold``: seconds for which its start is delayed. ``least``: the number of nodes that it must have, if that is more
-    than the run requires. ``after``: the job whose nodes must be free before it starts. Raises GpumeshError, OSError.
+    than the run requires. ``after``: the job whose nodes must be free before it starts. ``of_job``: the request of the
+    job that this one follows. Raises GpumeshError, OSError.
     """
-    request = folder.request()
+    request = of_job or folder.request()
     request = request._replace(min_nodes=max(least, request.min_nodes))
     token = secrets.token_hex(8)
     folder.write_submission(Submission(token))
@@ -72,9 +74,11 @@ def submit(
             with contextlib.suppress(CommandError):
                 cancel(run, submission.job)
     except (OSError, HostStateError):
-        # A job whose ID is not recorded could not be found again.
-        cancel(run, submission.job)
-        raise
+        # Whoever has started a run could not find a job again whose ID is not recorded. One that follows another is in charge,
+        # and records itself when it starts.
+        if of_job is None:
+            cancel(run, submission.job)
+            raise
     return submission
 
 
@@ -192,11 +196,11 @@ def parse_fate(text: str, restarts: int) -> str:
     state = words.get("JobState", "")
     if state.startswith("CANCELLED"):
         return ""
-    if state.startswith(_OUT_OF_TIME):
-        return "timeout"
     if int(words.get("Restarts", "0")) > restarts:
         return "requeued"
     # While a job ends, its state is COMPLETING, whatever has ended it. One that is cancelled has no reason.
+    if state.startswith(_OUT_OF_TIME) or (state == "COMPLETING" and words.get("Reason") == "TimeLimit"):
+        return "timeout"
     number = int(words.get("ExitCode", "").partition(":")[2] or "0")
     if words.get("Reason", "").startswith(_FAILED) and number not in (0, signal.SIGTERM):
         return "killed"

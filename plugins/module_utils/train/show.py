@@ -31,7 +31,7 @@ def line(run: Run, now: float, waits: str = "") -> str:
         last = run.attempts[-1]
         where = f"{run.name}: job {last.job} on {', '.join(last.nodes)}"
         if last.end is not None:
-            return _joined(where, f"attempt {last.number} has ended: {_cause(last)}")
+            return _joined(where, f"attempt {last.number} has ended: {_cause(last)}", _silence(run, now))
         saved = run.checkpoint_at
         return _joined(
             where,
@@ -57,9 +57,15 @@ def _loss(run: Run) -> str:
 
 def _speed(run: Run, now: float) -> str:
     """The speed, unless it is that of a supervisor that no longer writes."""
-    if run.updated is not None and now - run.updated > _STALE:
-        return f"last heard of {span(now - run.updated)} ago"
-    return "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s"
+    speed = "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s"
+    return _silence(run, now) or speed
+
+
+def _silence(run: Run, now: float) -> str:
+    """For how long its supervisor has written nothing, if that is long."""
+    if run.updated is None or now - run.updated <= _STALE:
+        return ""
+    return f"last heard of {span(now - run.updated)} ago"
 
 
 def _unwatched(run: Run, attempt: Attempt, now: float) -> str:

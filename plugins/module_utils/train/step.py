@@ -13,7 +13,8 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
+from collections import Counter
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
@@ -211,14 +212,30 @@ class Asking:
         lines = done.stdout.strip().splitlines()
         return lines[-1] if done.rc == health.UNHEALTHY and lines else ""
 
-    def _judge(self, node: str, suspect: bool) -> None:
-        """Record why a node cannot be used, if so."""
+    def _judge(self, node: str, suspect: bool, examined: Dict[str, str]) -> None:
+        """Record whether a node can be used. ``examined``: why suspects are unhealthy; empty for a healthy one."""
         if not self.probe(node):
             self.unfit[node] = "does not answer"
-            return
-        reason = self.examine(node) if suspect and self._examination else ""
-        if reason:
-            self.unfit[node] = f"is unhealthy: {reason}"
+        elif suspect and self._examination:
+            examined[node] = self.examine(node)
+
+    def _unhealthy(self, examined: Mapping[str, str], nodes: Sequence[str]) -> Dict[str, str]:
+        """The suspects that are unhealthy. ``nodes``: all that answer.
+
+        A volume that fails in the same way on another node makes none unhealthy. If all suspects are unhealthy, one more node
+        is examined; if there is none, the suspects are compared with each other.
+        """
+        found = {node: reason for node, reason in examined.items() if reason}
+        of_volume = {node: reason for node, reason in found.items() if not health.of_hardware(reason)}
+        others = [node for node in nodes if node not in examined]
+        if not of_volume or len(found) < len(examined):
+            return found
+        compared = {others[0]: self.examine(others[0])} if others else found
+        # The words of a command that was not answered name its node.
+        counts = Counter(reason.replace(node, "") for node, reason in compared.items())
+        least = 1 if others else 2
+        excused = [node for node, reason in of_volume.items() if counts[reason.replace(node, "")] >= least]
+        return {node: reason for node, reason in found.items() if node not in excused}
 
     def fit(self, nodes: Sequence[str], lost: Sequence[str], suspects: Sequence[str] = ()) -> List[str]:
         """The nodes that can be used and respond. Raises CommandError if the controller does not answer.
@@ -233,9 +250,12 @@ class Asking:
                 reason = scheduler.why_out(self._runner, node)
                 self.unfit[node] = f"is {state}" + (f": {reason}" if reason else "")
         able = [node for node in nodes if node not in self.unfit]
-        threads = [threading.Thread(target=self._judge, args=(node, node in suspects)) for node in able]
+        examined: Dict[str, str] = {}
+        threads = [threading.Thread(target=self._judge, args=(node, node in suspects, examined)) for node in able]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        unhealthy = self._unhealthy(examined, [node for node in able if node not in self.unfit])
+        self.unfit.update({node: f"is unhealthy: {reason}" for node, reason in unhealthy.items()})
         return [node for node in able if node not in self.unfit]

@@ -13,6 +13,7 @@ import contextlib
 import os
 import queue
 import signal
+import threading
 import time
 from collections import deque
 from functools import partial
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     agent,
@@ -44,7 +45,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
     Submission,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder, unwritable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
 #: Seconds between two reads of the agents' messages, two updates of run.json, and two queries to the controller.
@@ -71,6 +72,12 @@ _HOLD = 60
 _SPAN = 60.0
 #: Seconds, in addition to the grace time, before a time limit at which the ranks are warned.
 _RESERVE = 30.0
+#: Seconds before a time limit at which the job is requeued if nothing follows it by then, and at which Slurm is not asked
+#: for another job any more.
+_LAST = 10.0
+_TOO_LATE = 2 * _LAST
+#: Seconds between two queries of the time limit for this. It rarely changes.
+_LIMIT_ASK = 60.0
 #: Seconds by which Slurm may warn of the time limit earlier than it was asked to.
 _EARLY = 60.0
 #: A volume that takes longer than so many seconds for run.json has not answered.
@@ -129,6 +136,42 @@ class Post(NamedTuple):
     ends: bool = False
 
 
+class Limit:
+    """Has Slurm start a job again just before its time limit, unless it is settled by then what follows the job.
+
+    Usually, another job has been submitted. But a volume may be full, or block the main thread, until no time is left.
+    """
+
+    def __init__(self, runner: Runner, job: int) -> None:
+        self._runner = runner
+        self._job = job
+        self._deadline: Optional[float] = None
+        self._settled = threading.Event()
+
+    def begin(self) -> None:
+        """Watch the time limit in a thread."""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def settle(self) -> None:
+        """It is settled what follows the job, or that nothing does."""
+        self._settled.set()
+
+    def _watch(self) -> None:
+        asked: Optional[float] = None
+        while not self._settled.wait(_SPACING):
+            now = time.monotonic()
+            left = None if self._deadline is None else self._deadline - now
+            if left is not None and left < _LAST:
+                with contextlib.suppress(CommandError):
+                    scheduler.requeue(self._runner, self._job)
+                    return
+            elif asked is None or (now - asked >= _LIMIT_ASK and (left is None or left > _RESERVE)):
+                with contextlib.suppress(CommandError):
+                    left = scheduler.time_left(self._runner, self._job)
+                    self._deadline = None if left is None else time.monotonic() + left
+                    asked = now
+
+
 class DismissedError(GpumeshError):
     """Another process is in charge of the run."""
 
@@ -158,6 +201,8 @@ class Supervisor:
         self._resting: List[Step] = []
         #: Whether the job was told to end immediately.
         self.cancelled = False
+        #: Whether Slurm starts this job again.
+        self._restarts = False
 
     def preempt(self, _number: int, _frame: Any) -> None:
         """Slurm, or ``scancel --batch --signal=USR1``, announces that the job will end soon."""
@@ -181,7 +226,8 @@ class Supervisor:
         finally:
             self._dismiss_resting()
             # Whatever has happened: there is no batch script left whose end would end the job.
-            if (self._post.inherited or self._abandoned()) and not (dismissed or self._post.ends):
+            settled = dismissed or self._post.ends or self._restarts
+            if (self._post.inherited or self._abandoned()) and not settled:
                 self._end_job()
 
     def _work(self) -> int:
@@ -419,7 +465,8 @@ class Supervisor:
         fate = scheduler.fate(self._runner, self._post.job)
         if fate == "requeued":
             return decide.Decision("requeue", _FATES[fate])
-        return decide.Decision("resubmit", _FATES[fate]) if fate == "killed" else decision
+        ends = fate and (decision.action == "cancel" or fate == "killed")
+        return decide.Decision("resubmit", _FATES[fate]) if ends else decision
 
     def explained(self, cause: Cause) -> Cause:
         """The cause of the end of an attempt: Slurm stops the ranks of a job that it preempts, which is no crash."""
@@ -432,17 +479,28 @@ class Supervisor:
         return volume_fault.judged(cause, str(self._folder.path), self.request.directory, times)
 
     def _leave(self, decision: decide.Decision) -> int:
-        state, detail = _ENDS[decision.action][0], decision.reason
-        _say(f"{self.request.name}: {state}{': ' if detail else ''}{detail}")
-        deadline = time.monotonic() + _FULL
-        while not self._save(self._run._replace(state=state, detail=detail)) and time.monotonic() < deadline:
-            time.sleep(_STAND_BY)
+        if not self._note_end(decision) and self.cancelled and decision.action == "resubmit":
+            # The job ends while this process waits for the volume.
+            decision = self._left_to_slurm(decide.Decision("cancel"))
+            self._note_end(decision)
+        self._restarts = decision.action == "requeue"
         if decision.action == "resubmit":
             while not self.cancelled and not scheduler.answers(self._runner):
                 _say("waiting for the controller, to submit another job")
                 time.sleep(_STAND_BY)
             self._resubmit(decision.excluded)
         return 1 if decision.action in ("cancel", "fail") else 0
+
+    def _note_end(self, decision: decide.Decision) -> bool:
+        """Record how the job ends. Returns whether that worked; waits for a volume that cannot be written to now."""
+        state, detail = _ENDS[decision.action][0], decision.reason
+        _say(f"{self.request.name}: {state}{': ' if detail else ''}{detail}")
+        deadline = time.monotonic() + _FULL
+        while not self._save(self._run._replace(state=state, detail=detail)):
+            if (self.cancelled and state == "queued") or time.monotonic() > deadline:
+                return False
+            time.sleep(_STAND_BY)
+        return True
 
     def _end_job(self) -> None:
         """Release the nodes, since nothing else would. Waits for a controller that does not answer."""
@@ -461,45 +519,71 @@ class Supervisor:
         """Submit another job, which starts within seconds on other nodes. A requeued one would wait for minutes."""
         refusal = self._refusal(excluded)
         for _try in range(_TRIES):
-            if refusal is None or self.cancelled or not scheduler.may_pass(refusal.message) or self._post.ends:
+            if refusal is None or self.cancelled or not _may_pass(refusal) or self._post.ends:
+                break
+            left = self.asking.time_left
+            if left is not None and left < _TOO_LATE:
                 break
             _say(f"another job will be requested again: {refusal}")
+            self.asking.controller()
             time.sleep(_STAND_BY)
             refusal = self._refusal(excluded)
-        if refusal is None or (scheduler.may_pass(refusal.message) and self._requeued()):
+        if refusal is None or (_may_pass(refusal) and self._requeued()):
             return
-        self._folder.write(self._run._replace(state="failed", detail=f"{self._run.detail}. {refusal}"))
+        with contextlib.suppress(OSError):
+            self._folder.write(self._run._replace(state="failed", detail=f"{self._run.detail}. {refusal}"))
         raise refusal
 
     def _requeued(self) -> bool:
-        """Whether Slurm starts this job again, which takes minutes, but needs no new job. The job of an heir ends."""
-        if (self._post.inherited and not self._post.ends) or self.cancelled or self._abandoned():
+        """Whether Slurm starts this job again, which takes minutes, but needs no new job, and nothing on the volume."""
+        fate = scheduler.fate(self._runner, self._post.job) if self.cancelled else ""
+        if fate == "requeued":
+            self._restarts = True
+            return True
+        if self.cancelled and not fate:
+            # By its user. Slurm also requeues a job that is just ending.
             return False
         try:
-            self._folder.write_submission(Submission(self._post.token, self._post.job))
+            with contextlib.suppress(OSError):
+                self._folder.write_submission(Submission(self._post.token, self._post.job))
+            with contextlib.suppress(HostStateError):
+                # A volume that cannot be read may be readable when the job starts, which ends if it is not in charge.
+                if self._folder.submission().token != self._post.token:
+                    return False
             scheduler.requeue(self._runner, self._post.job)
-        except (CommandError, OSError) as failure:
+        except CommandError as failure:
             _say(f"the job cannot be requeued: {failure}")
             return False
+        self._restarts = True
         return True
 
     def _refusal(self, excluded: Sequence[str]) -> Optional[GpumeshError]:
-        """Submit another job. Returns why Slurm refuses it; None if it has accepted one."""
+        """Submit another job. Returns why that is not possible; None if Slurm has accepted one."""
         barred = sorted(decide.barred(self._counted()))
         without = sorted({*excluded, *barred})
         submit = partial(
-            scheduler.submit, self._runner, self._folder, self._post.program, fewer=True, least=self._least
+            scheduler.submit,
+            self._runner,
+            self._folder,
+            self._post.program,
+            fewer=True,
+            least=self._least,
+            of_job=self.request,
         )
         # Otherwise, it might start with the nodes that are back alone.
         after = self._post.job if self._least else 0
         try:
-            submit(excluded=without, after=self._post.job if self._gives_back(excluded) else after)
-        except GpumeshError as failure:
-            _say(f"without {', '.join(without)}: {failure}")
             try:
+                submit(excluded=without, after=self._post.job if self._gives_back(excluded) else after)
+            except GpumeshError as failure:
+                _say(f"without {', '.join(without)}: {failure}")
                 submit(excluded=barred, hold=_HOLD, after=after)
-            except GpumeshError as last:
-                return last
+        except OSError as failure:
+            refusal = unwritable(self._folder, failure, f"gpumesh-train resume {self.request.name}")
+            refusal.__cause__ = failure
+            return refusal
+        except GpumeshError as failure:
+            return failure
         return None
 
     def _gives_back(self, excluded: Sequence[str]) -> bool:
@@ -541,9 +625,6 @@ class Supervisor:
         self._claim()
         request, post = self.request, self._post
         number = len(self._run.attempts) + 1
-        with contextlib.suppress(OSError):
-            # The agents use this as well.
-            self._folder.attempt(number).mkdir(exist_ok=True)
         task = agent.Task(
             request.name,
             str(self._folder.path),
@@ -580,6 +661,9 @@ class Supervisor:
                 return
             scheduler.note(self._runner, post.job, "gpumesh-train: waiting for room on the volume of the run")
             time.sleep(_STAND_BY)
+        with contextlib.suppress(OSError):
+            # The agents use this as well. A later job takes an attempt for one that has begun if this is there.
+            self._folder.attempt(number).mkdir(exist_ok=True)
         # Now that heirs can see this attempt, no more of them appear: one that came before is in charge.
         self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
@@ -672,7 +756,6 @@ class Supervisor:
                 longest_gap=round(watch.limits.gap, 1),
                 longest_start=round(watch.limits.start, 1),
                 watched=watch.watched,
-                updated=time.time(),
             )
         )
 
@@ -701,7 +784,7 @@ class Supervisor:
         DismissedError.
         """
         self._require_charge()
-        self._run = new
+        self._run = new = new._replace(updated=time.time())
         try:
             self._folder.write(new)
         except OSError as failure:
@@ -853,6 +936,11 @@ class Course:
         self._supervisor.keep(self._step)
 
 
+def _may_pass(refusal: GpumeshError) -> bool:
+    """Whether another job may be submitted later, since the volume can be written to then, or Slurm accepts one."""
+    return isinstance(refusal.__cause__, OSError) or scheduler.may_pass(refusal.message)
+
+
 def _say(text: str) -> None:
     """Write to supervisor.log. It is on the shared volume: if that is full, the run goes on without the line.
 
@@ -903,14 +991,30 @@ def _await_volume(folder: Folder, post: Post, volumes: Sequence[str]) -> bool:
 
 def main(folder: Folder, post: Post, volumes: Sequence[str] = ()) -> int:
     """The main function of the batch script, or of an heir. ``volumes``: where they are mounted. Raises GpumeshError."""
+    limit = Limit(run, post.job)
+    if not post.ends:
+        limit.begin()
+    try:
+        return _supervise(folder, post, volumes, limit)
+    finally:
+        limit.settle()
+
+
+def _supervise(folder: Folder, post: Post, volumes: Sequence[str], limit: Limit) -> int:
     announced: List[int] = []
     if not post.inherited:
         signal.signal(signal.SIGUSR1, lambda number, _frame: announced.append(number))
         if not _await_volume(folder, post, volumes):
             return 1
     supervisor = Supervisor(folder, post)
+
+    def cancel(number: int, frame: Any) -> None:
+        # A job that ends already is not requeued.
+        limit.settle()
+        supervisor.cancel(number, frame)
+
     signal.signal(signal.SIGUSR1, supervisor.preempt)
-    signal.signal(signal.SIGTERM, supervisor.cancel)
+    signal.signal(signal.SIGTERM, cancel)
     if announced:
         supervisor.preempt(signal.SIGUSR1, None)
     return supervisor.supervise()

@@ -155,9 +155,30 @@ def test_where_the_newest_is_damaged_the_one_before_is_taken(
     wrong = {"empty": b"", "short": raw[:-1], "bit": raw[:-1] + b"3", "head": raw[5:], "list": b"[]\n" + raw}
     path.write_bytes(wrong[damage])
     assert checkpoint.newest(tmp_path) == (1, b"state 1")
-    assert "step-0000000002.checkpoint is damaged" in capsys.readouterr().err
+    assert "step-0000000002.checkpoint is left out" in capsys.readouterr().err
     (tmp_path / "step-0000000001.checkpoint").write_bytes(b"")
-    with pytest.raises(ValueError, match="all 2 checkpoints"):
+    with pytest.raises(ValueError, match="none of the 2 checkpoints"):
+        checkpoint.newest(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_checkpoint_that_the_volume_does_not_give_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    checkpoint = module("checkpoint")
+    for step in (1, 2):
+        checkpoint.write(tmp_path, step, b"state %d" % step, 3)
+    read, refused = checkpoint.read, {"step-0000000002.checkpoint"}
+
+    def refuse(path: Path) -> bytes:
+        if path.name in refused:
+            raise OSError(number, os.strerror(number))
+        return read(path)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(checkpoint, "read", refuse)
+    assert checkpoint.newest(tmp_path) == (1, b"state 1")
+    refused.add("step-0000000001.checkpoint")
+    with pytest.raises(ValueError, match="none of the 2 checkpoints"):
         checkpoint.newest(tmp_path)
 
 

@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import processes, program, scheduler, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import (
     Agent,
@@ -547,3 +549,72 @@ def test_orders_that_came_with_the_task_are_obeyed(task: Task) -> None:
         os.close(writing)
         os.close(reading)
         agent.close()
+
+
+def see_out(agent: Agent) -> None:
+    """Wait for the ranks of an agent, and close it."""
+    while agent._living():
+        time.sleep(0.01)
+        agent._watch()
+    agent.close()
+
+
+def test_what_a_killed_agent_has_left_is_removed_by_the_next_one(
+    task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither that of a living agent, nor what a process still uses, nor what an agent of ours has not made."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = (
+        "import io, json, os, signal, sys\n"
+        f"from {agents.__name__} import Agent, parse_task\n"
+        "agent = Agent(parse_task(sys.argv[1]), 'n1', io.StringIO())\n"
+        "agent.start()\n"
+        # Its rank would still use the directory.
+        "while agent._living(): agent._watch()\n"
+        "print(agent._local, flush=True)\n"
+        "input() or os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = []
+    for _agent in range(2):
+        argv = [sys.executable, "-c", code, task_text(task)]
+        process = subprocess.Popen(argv, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin and process.stdout
+        started.append((process, Path(process.stdout.readline().strip())))
+    (living, kept), (killed, left) = started
+    killed.communicate("\n")
+    assert left.is_dir() and kept.is_dir()
+    other, foreign = temporary / "gpumesh-train-of-a-user", tmp_path / "elsewhere"
+    other.mkdir()
+    shutil.copytree(left, foreign)
+    (temporary / "gpumesh-train-link").symlink_to(foreign)
+    user = subprocess.Popen(["sleep", "60"], env={"XDG_RUNTIME_DIR": str(left / "run")})
+    try:
+        agents.remove_leftovers()
+        assert left.is_dir()
+    finally:
+        user.kill()
+        user.wait()
+    agent = Agent(task, "n1", io.StringIO())
+    agent.start()
+    assert not left.exists()
+    assert kept.is_dir() and other.is_dir() and any(foreign.iterdir()) and Path(agent._local).is_dir()
+    see_out(agent)
+    living.communicate("\n")
+
+
+def test_a_temporary_directory_without_locks_keeps_no_rank_from_starting(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_given: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(agents.fcntl, "flock", refuse)
+    output = io.StringIO()
+    agent = Agent(task, "n1", output)
+    agent.start()
+    see_out(agent)
+    assert '"started"' in output.getvalue()

@@ -125,3 +125,41 @@ def test_a_node_that_cannot_read_the_run_is_not_healthy(
     monkeypatch.setattr(os, "open", stale)
     assert program.main(*examine) == health.UNHEALTHY
     assert "Stale file handle" in capsys.readouterr().out
+
+
+VOLUME = "storage.mounts: /mnt/shared is not mounted"
+UNREADABLE = "/mnt/shared/nano/request.json cannot be read: [Errno 5] Input/output error."
+HARDWARE = "health.gpu_ecc: Uncorrected memory errors: GPU 3: 12"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "suspects", "fit"),
+    [
+        # The same everywhere, also without a node that has not failed.
+        ({"n1": VOLUME, "n2": VOLUME, "n3": VOLUME}, ["n2"], ["n1", "n2", "n3"]),
+        ({"n1": UNREADABLE, "n2": UNREADABLE}, ["n1"], ["n1", "n2"]),
+        ({"n1": VOLUME, "n2": VOLUME}, ["n1", "n2"], ["n1", "n2"]),
+        # On the suspect only, or on the only node.
+        ({"n1": "", "n2": VOLUME, "n3": ""}, ["n2"], ["n1", "n3"]),
+        ({"n1": VOLUME, "n2": ""}, ["n1", "n2"], ["n2"]),
+        ({"n1": VOLUME}, ["n1"], []),
+        # Two faults of two nodes.
+        ({"n1": VOLUME, "n2": UNREADABLE}, ["n1", "n2"], []),
+        ({"n1": HARDWARE, "n2": HARDWARE}, ["n1", "n2"], []),
+        ({"n1": f"{HARDWARE}; {VOLUME}", "n2": VOLUME}, ["n1"], ["n2"]),
+    ],
+)
+def test_no_node_is_unhealthy_for_a_volume_that_fails_everywhere(
+    reasons: dict[str, str], suspects: list[str], fit: list[str]
+) -> None:
+    answers = {node: Completed(14 if reason else 0, f"{reason}\n", "") for node, reason in reasons.items()}
+    slurm = Slurm("".join(f"{node}|allocated\n" for node in reasons), answers)
+    asking = Asking(slurm, 41, EXAMINE)
+    assert asking.fit(list(reasons), [], suspects) == fit
+    assert sorted(asking.unfit) == sorted(set(reasons) - set(fit))
+
+
+def test_no_node_is_unhealthy_for_a_volume_that_hangs_everywhere() -> None:
+    hung = {node: CommandError(["srun", f"--nodelist={node}"], f"did not end on {node}") for node in ("n1", "n2")}
+    asking = Asking(Slurm("n1|allocated\nn2|allocated\n", hung), 41, EXAMINE)
+    assert asking.fit(["n1", "n2"], [], ["n2"]) == ["n1", "n2"]

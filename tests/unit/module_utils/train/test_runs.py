@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import logs, preflight, program, runs, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import logs, preflight, program, runs, show, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
     Attempt,
     Cause,
@@ -291,3 +291,40 @@ def test_a_damaged_state_is_put_aside_when_the_run_is_resumed(folder: Folder, co
     # The next attempt has a number and a folder that no other one had.
     assert len(folder.read().attempts) == 2 and folder.read().counted == 3
     assert (folder.path / "run.json.damaged").read_text() == content
+
+
+def test_a_run_whose_job_slurm_has_requeued_is_queued(folder: Folder) -> None:
+    """Slurm starts it again later. What was written last is that of its first start."""
+    folder.write_submission(Submission("token", 41))
+    attempts = (Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0, last=178),)
+    folder.write(Run("nano", "running", "token", 41, step=178, detail="copying the data", attempts=attempts))
+    run, waits = runs.look(host(Slurm(j41=("nano", "PENDING|BeginTime"))), folder)
+    assert show.line(run, 10.0, waits) == "nano: queued · job 41 · pending (BeginTime)"
+    # The reason for which the supervisor has left it stays.
+    folder.write(folder.read()._replace(state="queued", detail="Slurm has requeued the job"))
+    run, waits = runs.look(host(Slurm(j41=("nano", "PENDING|BeginTime"))), folder)
+    assert show.line(run, 10.0, waits).endswith("Slurm has requeued the job")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_run_is_cancelled_although_its_volume_cannot_be_written_to(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "queued", "token", 41))
+
+    def refuse(*_given: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store, "write_atomic", refuse)
+    slurm = Slurm(j41=("nano", "PENDING|Priority"))
+    run = runs.cancel(host(slurm), folder, lambda _seconds: None)
+    assert slurm.ended == [41]
+    assert run.state == "cancelled" and os.strerror(number) in run.detail
+    # A job whose number is not known can only be told through the volume.
+    monkeypatch.undo()
+    folder.write_submission(Submission("token"))
+    folder.write(Run("nano", "queued", "other"))
+    monkeypatch.setattr(store, "write_atomic", refuse)
+    with pytest.raises(HostStateError, match=os.strerror(number)):
+        runs.cancel(host(slurm), folder, lambda _seconds: None)

@@ -189,3 +189,12 @@ def test_nodes_of_the_job_on_which_nothing_runs_are_named() -> None:
     more = run._replace(attempts=(run.attempts[0]._replace(allocated=("n1", "n4")),))
     assert " · held idle: n4" in show.line(more, 2001.0)
     assert from_values(json.loads(json.dumps(as_values(more)))) == more
+
+
+@pytest.mark.parametrize("end", [None, 1000.0])
+def test_what_is_old_is_not_shown_as_if_it_were_now(end: float | None) -> None:
+    """Whether an attempt runs or has ended."""
+    run = RUN._replace(attempts=(RUN.attempts[0]._replace(end=end),), updated=1000.0, steps_per_second=4.99)
+    heard = " · last heard of 32 min ago"
+    assert heard in show.line(run, 1000.0 + 32 * 60) and "steps/s" not in show.line(run, 1000.0 + 32 * 60)
+    assert heard not in show.line(run, 1030.0)

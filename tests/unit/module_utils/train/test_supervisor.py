@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -37,6 +38,8 @@ class Slurm:
     """
 
     steps = ""
+    requeued = False
+    on_requeue = staticmethod(lambda: None)
 
     def __init__(self, away: int, squeue: str = "", job: str = "", sinfo: str = "n1|idle\n") -> None:
         self.away = away
@@ -53,6 +56,9 @@ class Slurm:
                 raise supervisor.CommandError(argv, "exited 1", rc=1, stderr=AWAY.stderr)
             return AWAY
         self.asked.append(program)
+        if "requeue" in argv:
+            self.requeued = True
+            self.on_requeue()
         if program == "scancel" and "--signal=KILL" in argv:
             self.killed = argv[argv.index("--signal=KILL") + 1 :]
             self.steps = ""
@@ -127,6 +133,9 @@ PREEMPTED = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restar
 REQUEUED = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=1 EndTime=Unknown"
 CANCELLED = "JobId=41 JobName=nano JobState=CANCELLED Reason=None Requeue=1 Restarts=2 PreemptTime=None"
 TIMEOUT = "JobId=41 JobName=nano JobState=TIMEOUT Reason=TimeLimit Requeue=1 Restarts=0 PreemptTime=None"
+#: After the time limit, as long as a process of the job is left, and after it was requeued meanwhile.
+EXPIRING = "JobId=41 JobName=nano JobState=COMPLETING Reason=TimeLimit Requeue=1 Restarts=0 ExitCode=0:0"
+CAUGHT = "JobId=41 JobName=nano JobState=COMPLETING Reason=TimeLimit Requeue=1 Restarts=1 ExitCode=0:0"
 ENDING = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=0 ExitCode=0:0 PreemptTime=None"
 KILLED = "JobId=41 JobName=nano JobState=COMPLETING Reason=RaisedSignal:9(Killed) Requeue=1 Restarts=0 ExitCode=0:9"
 
@@ -139,6 +148,8 @@ KILLED = "JobId=41 JobName=nano JobState=COMPLETING Reason=RaisedSignal:9(Killed
         (REQUEUED, "warned"),
         (CANCELLED, "crash"),
         (TIMEOUT, "warned"),
+        (EXPIRING, "warned"),
+        (CAUGHT, "warned"),
         (ENDING, "crash"),
         (KILLED, "warned"),
     ],
@@ -160,6 +171,10 @@ def test_ranks_that_slurm_stops_for_a_preemption_have_not_crashed(folder: Folder
         (REQUEUED, "cancelled", "queued", False),
         (CANCELLED, "cancelled", "cancelled", False),
         (ENDING, "cancelled", "cancelled", False),
+        # Between two attempts, while the controller was away until its time limit had passed.
+        (EXPIRING, "cancelled", "queued", True),
+        (CAUGHT, "cancelled", "queued", False),
+        (PREEMPTED, "cancelled", "queued", True),
         (KILLED, "cancelled", "queued", True),
     ],
 )
@@ -274,11 +289,147 @@ def test_a_job_that_may_have_no_successor_is_requeued(folder: Folder) -> None:
     assert folder.read().state == "queued"
 
 
+def test_an_heir_that_slurm_gives_no_other_job_has_its_own_requeued(folder: Folder) -> None:
+    """And does not cancel it, as it does with a job of which nothing more is expected."""
+    slurm = Refusing(10**6)
+    made = supervised(folder)
+    made._runner = slurm
+    made._replace_last(made._run.attempts[-1]._replace(end=1.0, cause=Cause("warned", "the time limit is near")))
+    assert made.supervise() == 0
+    assert slurm.requeued and "scancel" not in slurm.asked
+    assert folder.submission() == Submission("token", 41) and folder.read().state == "queued"
+
+
 def test_a_run_that_slurm_gives_no_other_job_fails_with_its_reason(folder: Folder) -> None:
     with pytest.raises(supervisor.GpumeshError, match="AssocMaxSubmitJobLimit"):
         left(folder, "warned", Refusing(10**6, requeues=False))
     found = folder.read()
     assert found.state == "failed" and "AssocMaxSubmitJobLimit" in found.detail
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch, number: int, *methods: str) -> None:
+    """The volume refuses these writes with an error."""
+
+    def refuse(*_given: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for method in methods:
+        monkeypatch.setattr(Folder, method, refuse)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.ESTALE, errno.EDQUOT, errno.ENOENT])
+@pytest.mark.parametrize("inherited", [0, 1])
+def test_a_job_is_requeued_while_the_volume_takes_no_record_of_another(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, number: int, inherited: int
+) -> None:
+    """Slurm starts it again without a word on the volume; an heir, too, must not cancel it then."""
+    slurm = Slurm(0, job=RUNNING)
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause("warned", "the time limit is near"))
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    unwritable(monkeypatch, number, "write", "write_submission")
+    monkeypatch.setattr(supervisor, "_FULL", 0.0)
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited)
+    made = supervisor.Supervisor(folder, post, slurm)
+    monkeypatch.setattr(made, "_too_short", lambda: "")
+    monkeypatch.setattr(made, "_placement", lambda: supervisor.decide.Decision("resubmit", "nodes are lost"))
+    assert made.supervise() == 0
+    assert "sbatch" not in slurm.asked and slurm.requeued and "scancel" not in slurm.asked
+    assert folder.submission() == Submission("token", 41)
+
+
+@pytest.mark.parametrize(("job", "requeued"), [("EXPIRING", True), ("ENDING", False), ("CANCELLED", False)])
+def test_a_job_that_ends_is_requeued_unless_its_user_has_cancelled_it(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, job: str, requeued: bool
+) -> None:
+    """Slurm would do it for a cancelled one, too."""
+    slurm = Slurm(0, job=globals()[job])
+    made = supervised(folder, inherited=0)
+    made._runner = slurm
+    made.cancel(signal.SIGTERM, None)
+    unwritable(monkeypatch, errno.EIO, "write", "write_submission")
+    with contextlib.nullcontext() if requeued else pytest.raises(supervisor.GpumeshError, match="cannot be written"):
+        made._resubmit(())
+    assert slurm.requeued == requeued
+
+
+def test_another_job_goes_on_whose_number_the_volume_does_not_take(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in charge, and records its number when it starts."""
+    slurm, write = Slurm(0, job=RUNNING), Folder.write_submission
+
+    def be_full(self: Folder, submission: Submission) -> None:
+        if submission.job:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, submission)
+
+    monkeypatch.setattr(Folder, "write_submission", be_full)
+    assert left(folder, "warned", slurm) == 0
+    assert slurm.asked.count("sbatch") == 1 and "scancel" not in slurm.asked
+    assert folder.submission().token not in ("", "token")
+
+
+@pytest.mark.parametrize(
+    ("job", "action", "status"),
+    [("REQUEUED", "requeue", 0), ("EXPIRING", "resubmit", 0), ("CANCELLED", "cancel", 1), ("ENDING", "cancel", 1)],
+)
+def test_the_wait_for_the_volume_ends_with_the_job(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, job: str, action: str, status: int
+) -> None:
+    """It ends as Slurm says, which may have requeued it, and not after the 15 minutes of a full volume."""
+    slurm = Slurm(0, job=globals()[job])
+    slept: list[float] = []
+    made = supervised(folder, inherited=0)
+    made._runner = slurm
+    write = Folder.write
+    unwritable(monkeypatch, errno.ENOSPC, "write")
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            made.cancel(signal.SIGTERM, None)
+        if len(slept) == 5:
+            monkeypatch.setattr(Folder, "write", write)
+
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
+    assert made._leave(supervisor.decide.Decision("resubmit", "the time limit is near")) == status
+    assert ("sbatch" in slurm.asked, made._restarts) == (action == "resubmit", action == "requeue")
+    assert len(slept) == (5 if action == "cancel" else 3)
+
+
+@pytest.mark.parametrize(
+    ("left", "settled", "requeued"), [("0:05", False, True), ("0:05", True, False), ("5:00", False, False)]
+)
+def test_a_job_that_nothing_follows_is_requeued_before_its_time_limit(
+    monkeypatch: pytest.MonkeyPatch, left: str, settled: bool, requeued: bool
+) -> None:
+    """Whatever blocks its main thread, such as a hard mount."""
+    monkeypatch.setattr(supervisor, "_SPACING", 0.01)
+    slurm = Slurm(1, squeue=left)
+    limit = supervisor.Limit(slurm, 41)
+    if settled:
+        limit.settle()
+    thread = supervisor.threading.Thread(target=limit._watch)
+    thread.start()
+    thread.join(1.0)
+    assert slurm.requeued == requeued
+    limit.settle()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_the_time_limit_is_watched_while_a_job_waits_for_its_volume(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = Slurm(0, squeue="0:05")
+    monkeypatch.setattr(supervisor, "_SPACING", 0.01)
+    monkeypatch.setattr(supervisor, "run", slurm)
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_given: None)
+    asked = supervisor.threading.Event()
+    slurm.on_requeue = asked.set
+    monkeypatch.setattr(supervisor, "_await_volume", lambda *_given: not asked.wait(10.0))
+    assert supervisor.main(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"])) == 1
+    assert slurm.requeued
 
 
 class Steps:
@@ -599,6 +750,8 @@ def test_a_run_that_waits_for_room_can_be_cancelled(folder: Folder, monkeypatch:
     monkeypatch.setattr(supervisor.time, "sleep", lambda _seconds: made.cancel(15, None))
     assert made.supervise() == 1
     assert steps.begun == [] and folder.read().state == "cancelled"
+    # The next job, such as that of a time limit, counts no attempt that has not begun.
+    assert folder.with_unrecorded(folder.read()).attempts == ()
 
 
 def test_a_new_job_gives_no_attempt_the_number_of_one_that_was_not_recorded(
