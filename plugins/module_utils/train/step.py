@@ -32,8 +32,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
 _SPACING = 1.0
 #: Seconds for srun to end after its agents.
 _PARTING = 1.0
-#: Seconds for a node to answer.
+#: Seconds for a node to answer while a silent one holds up the ranks of all others, and before an attempt, when the
+#: controller may be busy with what has ended the last one and a node that is left out by mistake costs more.
 _PROBE = 8.0
+_PATIENT_PROBE = 25.0
 #: Seconds for a node to report its health.
 _EXAMINATION = 30.0
 #: Slurm, when the kernel has killed the agent of a node, "srun: error: t2: task 1: Out Of Memory", or slurmd all of the
@@ -214,7 +216,7 @@ class Asking:
 
     def _judge(self, node: str, suspect: bool, examined: Dict[str, str]) -> None:
         """Record whether a node can be used. ``examined``: why suspects are unhealthy; empty for a healthy one."""
-        if not self.probe(node):
+        if not self.probe(node, _PATIENT_PROBE):
             self.unfit[node] = "does not answer"
         elif suspect and self._examination:
             examined[node] = self.examine(node)

@@ -69,6 +69,24 @@ def test_only_who_failed_is_examined_and_who_is_unhealthy_is_left_out() -> None:
     }
 
 
+class Busy(Slurm):
+    """A controller that takes some seconds for each step."""
+
+    SECONDS = 20.0
+
+    def __call__(self, argv: Sequence[str], *, timeout: float = 60.0, **options: Any) -> Completed:
+        if argv[0] == "srun" and timeout < self.SECONDS:
+            raise CommandError(argv, f"did not end within {timeout} s")
+        return super().__call__(argv, **options)
+
+
+def test_a_busy_controller_costs_no_node_before_an_attempt() -> None:
+    asking = Asking(Busy("n1|allocated\nn2|allocated\n", {}), 41)
+    assert asking.fit(["n1", "n2"], []) == ["n1", "n2"]
+    # Ranks that wait for a silent node do not wait as long.
+    assert not asking.probe("n1")
+
+
 def test_a_program_that_fails_to_examine_does_not_take_a_node_away() -> None:
     slurm = Slurm("n1|allocated\n", {"n1": Completed(2, "", "srun: error: Unable to create step")})
     assert Asking(slurm, 41, EXAMINE).fit(["n1"], [], ["n1"]) == ["n1"]
