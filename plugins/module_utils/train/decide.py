@@ -240,8 +240,15 @@ def _after_warning(request: Request, attempts: Sequence[Attempt], cause: Cause) 
     )
 
 
-def placement(request: Request, attempts: Sequence[Attempt], allocated: Sequence[str], fit: Sequence[str]) -> Decision:
-    """Where the next attempt runs. ``fit``: nodes of the allocation that can be used and respond.
+def placement(
+    request: Request,
+    attempts: Sequence[Attempt],
+    allocated: Sequence[str],
+    fit: Sequence[str],
+    cut_off: Sequence[str] = (),
+) -> Decision:
+    """Where the next attempt runs. ``fit``: nodes of the allocation that can be used and respond. ``cut_off``: those that
+    another job can use.
 
     Nodes of the last attempt come first, so that files that they have read are still in memory.
     """
@@ -249,6 +256,12 @@ def placement(request: Request, attempts: Sequence[Attempt], allocated: Sequence
     last = attempts[-1].nodes if attempts else ()
     able = [node for node in allocated if node in fit and node not in out]
     chosen = sorted(able, key=lambda node: (node not in last, allocated.index(node)))[: request.nodes]
+    if cut_off and len(chosen) < request.nodes:
+        return Decision(
+            "resubmit",
+            f"Slurm has taken a node out of the job, and starts nothing on {', '.join(cut_off)} for it any more",
+            excluded=tuple(node for node in allocated if node not in able and node not in cut_off),
+        )
     if len(chosen) >= request.min_nodes:
         fewer = f"with {len(chosen)} of {request.nodes} nodes" if len(chosen) < request.nodes else ""
         return Decision("restart", fewer, tuple(chosen))

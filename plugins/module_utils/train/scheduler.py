@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 from typing import Dict, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -33,6 +34,8 @@ _FOR_NODES = ("Resources", "Priority")
 _OUT_OF_TIME = ("TIMEOUT", "DEADLINE")
 #: Why Slurm ends a job whose batch script has failed; by version.
 _FAILED = ("RaisedSignal", "NonZeroExitCode", "OutOfMemory")
+#: Seconds for slurmd to accept a connection.
+_CONNECT = 5.0
 #: Node states in which nothing runs.
 _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
 
@@ -153,6 +156,29 @@ def leaves(state: str) -> bool:
 def fit(state: str) -> bool:
     """Whether an attempt may start on a node in this state. A node that does not respond has an asterisk."""
     return not state.startswith(_LEAVING + _GONE) and not state.endswith("*")
+
+
+def node_count(run: Runner, job: int) -> int:
+    """The number of nodes that a job has now: Slurm takes out of it those that are down. Raises CommandError."""
+    return int(run(["squeue", "--noheader", f"--jobs={job}", "--format=%D"], timeout=20.0).stdout.strip() or 0)
+
+
+def listens(run: Runner, node: str) -> bool:
+    """Whether slurmd of a node accepts a connection, which needs no step of a job. Raises CommandError."""
+    shown = run(["scontrol", "--oneliner", "show", "node", node], timeout=20.0).stdout
+    words = dict(word.partition("=")[::2] for word in shown.split())
+    port = words.get("Port") or parse_port(run(["scontrol", "show", "config"], timeout=20.0).stdout)
+    try:
+        with socket.create_connection((words.get("NodeAddr") or node, int(port)), _CONNECT):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def parse_port(config: str) -> str:
+    """The port of slurmd from ``scontrol show config``."""
+    found = re.search(r"^SlurmdPort\s*=\s*(\d+)", config, re.MULTILINE)
+    return found.group(1) if found else "6818"
 
 
 def time_left(run: Runner, job: int) -> Optional[float]:

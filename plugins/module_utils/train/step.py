@@ -36,6 +36,8 @@ _PARTING = 1.0
 #: controller may be busy with what has ended the last one and a node that is left out by mistake costs more.
 _PROBE = 8.0
 _PATIENT_PROBE = 25.0
+#: Why a node of the job cannot be used that is there; see Asking.
+_CUT_OFF = "is not found by Slurm, which has taken another node out of the job"
 #: Seconds for a node to report its health.
 _EXAMINATION = 30.0
 #: Slurm, when the kernel has killed the agent of a node, "srun: error: t2: task 1: Out Of Memory", or slurmd all of the
@@ -136,9 +138,14 @@ class Asking:
     read.
     """
 
-    def __init__(self, runner: Runner, job: int, examination: Sequence[str] = (), gpus_per_node: int = 0) -> None:
-        """``examination``: the command with which a node reports whether it is healthy."""
+    def __init__(
+        self, runner: Runner, job: int, examination: Sequence[str] = (), gpus_per_node: int = 0, allocated: int = 0
+    ) -> None:
+        """``examination``: the command with which a node reports whether it is healthy. ``allocated``: the number of nodes
+        with which the job has started.
+        """
         self._runner = runner
+        self._allocated = allocated
         self._job = job
         self._examination = examination
         self._gpus_per_node = gpus_per_node
@@ -160,7 +167,7 @@ class Asking:
 
     def node(self, node: str) -> None:
         """Check whether a node answers; ``answers`` receives the result."""
-        self._begin(node, lambda: self.answers.put((node, self.probe(node))))
+        self._begin(node, lambda: self.answers.put((node, self.lives(node))))
 
     def revisit(self, node: str) -> None:
         """Check whether a node that is not used answers and is healthy; ``revisited`` receives the result."""
@@ -203,6 +210,25 @@ class Asking:
             return False
         return True
 
+    def lives(self, node: str, seconds: float = _PROBE) -> bool:
+        """Whether a node is there, even if this job can start nothing on it any more."""
+        return self.probe(node, seconds) or self._is_cut_off(node)
+
+    def _is_cut_off(self, node: str) -> bool:
+        """Whether a node on which a step has failed is there: once Slurm 24.11 has taken a node that is down out of a job,
+        it looks for those that follow in the job at the address of the one before.
+        """
+        try:
+            left = scheduler.node_count(self._runner, self._job)
+            return 0 < left < self._allocated and scheduler.listens(self._runner, node)
+        except CommandError:
+            return False
+
+    @property
+    def cut_off(self) -> List[str]:
+        """The nodes that only another job can use, as of the last query."""
+        return [node for node, reason in self.unfit.items() if reason == _CUT_OFF]
+
     def examine(self, node: str) -> str:
         """Why a node that answers is unhealthy; empty if it is healthy, or if this is unknown."""
         gpus = [f"--gpus-per-node={self._gpus_per_node}"] if self._gpus_per_node else []
@@ -217,7 +243,7 @@ class Asking:
     def _judge(self, node: str, suspect: bool, examined: Dict[str, str]) -> None:
         """Record whether a node can be used. ``examined``: why suspects are unhealthy; empty for a healthy one."""
         if not self.probe(node, _PATIENT_PROBE):
-            self.unfit[node] = "does not answer"
+            self.unfit[node] = _CUT_OFF if self._is_cut_off(node) else "does not answer"
         elif suspect and self._examination:
             examined[node] = self.examine(node)
 

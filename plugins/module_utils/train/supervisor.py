@@ -186,7 +186,7 @@ class Supervisor:
         self.request: Request = folder.request()
         self._run: Run = folder.read_or_restore()
         examination = [post.program, "examine", str(folder.path)]
-        self.asking = Asking(runner, post.job, examination, self.request.gpus_per_node)
+        self.asking = Asking(runner, post.job, examination, self.request.gpus_per_node, len(post.allocated))
         self._lost: List[str] = []
         #: The attempt that this process monitors.
         self._started = 0
@@ -408,7 +408,7 @@ class Supervisor:
 
     def _lives(self, node: str) -> bool:
         """Whether a node is there, although its supervisor is lost."""
-        return node == self._post.node or self.asking.probe(node, _ALIVE)
+        return node == self._post.node or self.asking.lives(node, _ALIVE)
 
     def _unrecorded(self, number: int) -> Attempt:
         """An attempt of this job that its supervisor, which was lost, could not record, since the volume was full."""
@@ -432,7 +432,13 @@ class Supervisor:
                 deadline = time.monotonic() + _RECOVERY
                 time.sleep(_SPACING)
                 continue
-            decision = decide.placement(self.request, self._counted(), self._post.allocated, fit)
+            cut_off = self.asking.cut_off
+            decision = decide.placement(self.request, self._counted(), self._post.allocated, fit, cut_off)
+            if cut_off and decision.action == "resubmit":
+                # Slurm itself leaves out the others, and the next job waits for the end of this one if they are all.
+                states = self.asking.states
+                silent = tuple(node for node in decision.excluded if scheduler.fit(states.get(node, "")))
+                return decision._replace(excluded=silent)
             if decision.action == "restart" or time.monotonic() > deadline:
                 return decision
             # They may have returned by now.

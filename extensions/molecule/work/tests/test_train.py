@@ -320,28 +320,37 @@ def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
 
 
 def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab, dead: list[str]) -> None:
+    """Once Slurm has taken a dead node out of the job, it does not find others of it: another job goes on."""
     lab.idle()
-    run = Patient(lab, "nodes", "--nodes", "3", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
-    found = at_random_step(lab, "nodes", 1)
-    supervisor = found["attempts"][0]["supervisor"]
-    victims = [CHANCE.choice([node for node in OTHERS if node != supervisor]), supervisor]
-    for attempt, victim in enumerate(victims, start=2):
-        print(f"kill {victim} at step {found['step']}")
-        lab.kill(victim)
-        dead.append(victim)
-        found = lab.again("nodes", attempt)
-        if attempt == 2:
-            found = at_random_step(lab, "nodes", 2)
+    options = ("--nodes", "3", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
+    run = Patient(lab, "nodes", *options, steps=4 * STEPS)
+    first = at_random_step(lab, "nodes", 1)["attempts"][0]["supervisor"]
+    lab.kill(first)
+    dead.append(first)
+    found = lab.again("nodes", 2)
+    left = ("squeue", "--noheader", f"--jobs={found['job']}", "--format=%D")
+    lab.wait("Slurm has taken it out of the job", lambda: lab.run(MANAGER, *left).strip() == "2", PATIENCE)
+    attempt = found["attempts"][1]
+    second = next(node for node in attempt["nodes"] if node != attempt["supervisor"])
+    lab.kill(second)
+    dead.append(second)
+    lab.again("nodes", 3)
     run.hurry()
     found = lab.finish("nodes")
     assert [(kind, node) for kind, _rank, node in causes(found)] == [
-        *(("node", one) for one in victims),
+        ("node", first),
+        ("node", second),
         ("finished", ""),
     ]
     assert [len(attempt["nodes"]) for attempt in found["attempts"]] == [3, 2, 1]
-    assert len({attempt["job"] for attempt in found["attempts"]}) == 1
+    jobs = [attempt["job"] for attempt in found["attempts"]]
+    assert jobs[0] == jobs[1] != jobs[2]
+    log = (lab.runs / "nodes" / "supervisor.log").read_text(encoding="utf-8")
+    assert (
+        f"Slurm has taken a node out of the job, and starts nothing on {attempt['supervisor']} for it any more" in log
+    )
     check_steps(found)
-    assert lab.result("nodes").samples == f"samples {SAMPLES!r}"
+    assert lab.result("nodes").samples == f"samples {all_samples(4 * STEPS)!r}"
     # It was not the batch script that ended the job.
     lab.wait("the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
 

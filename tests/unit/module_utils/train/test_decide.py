@@ -64,6 +64,15 @@ def test_without_a_spare_it_goes_on_with_fewer() -> None:
     assert "2 of 3" in decision.reason
 
 
+def test_nodes_that_only_another_job_finds_are_used_by_another_job_unless_there_are_enough() -> None:
+    decision = placement(REQUEST, [lost("n2")], FOUR[:3], ["n1"], ["n3"])
+    assert (decision.action, decision.excluded) == ("resubmit", ("n2",))
+    assert "starts nothing on n3 for it any more" in decision.reason
+    # With as many as the job may have at least, but fewer than there are.
+    assert placement(REQUEST, [lost("n3")], FOUR[:3], ["n1", "n2"], ["n4"]).action == "resubmit"
+    assert placement(REQUEST, [lost("n2")], FOUR, ["n1", "n2", "n3"], ["n4"]).action == "restart"
+
+
 def test_with_too_few_it_goes_on_elsewhere() -> None:
     decision = placement(REQUEST, [lost("n2")], FOUR[:3], ["n3"])
     assert (decision.action, decision.excluded) == ("resubmit", ("n1", "n2"))

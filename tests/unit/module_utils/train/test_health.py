@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,6 +86,41 @@ def test_a_busy_controller_costs_no_node_before_an_attempt() -> None:
     assert asking.fit(["n1", "n2"], []) == ["n1", "n2"]
     # Ranks that wait for a silent node do not wait as long.
     assert not asking.probe("n1")
+
+
+class Shrunk(Slurm):
+    """A controller that has taken nodes out of a job, and finds only some of the others for it.
+
+    slurmd of all nodes but ``dead`` listens at one port of this machine.
+    """
+
+    def __init__(self, left: int, found: Sequence[str], dead: Sequence[str], port: int) -> None:
+        super().__init__("n1|allocated\nn2|down*\nn3|allocated\nn4|allocated\n", {})
+        self.left, self.found, self.dead, self.port = left, found, dead, port
+
+    def __call__(self, argv: Sequence[str], **options: Any) -> Completed:
+        if argv[0] == "squeue":
+            return Completed(0, f"{self.left}\n", "")
+        if list(argv[:3]) == ["scontrol", "show", "config"]:
+            return Completed(0, f"SlurmUser = slurm(64030)\nSlurmdPort              = {self.port}\n", "")
+        if argv[0] == "scontrol":
+            port = " Port=1" if argv[-1] in self.dead else ""
+            return Completed(0, f"NodeName={argv[-1]} NodeAddr=127.0.0.1 NodeHostName=x{port}\n", "")
+        if argv[0] == "srun" and f"--nodelist={next(iter(self.found), '')}" not in argv:
+            raise CommandError(argv, "exited 233", rc=233)
+        return super().__call__(argv, **options)
+
+
+@pytest.mark.parametrize(
+    ("left", "cut_off"), [(3, ["n4"]), (4, []), (0, [])], ids=["taken out", "all there", "no longer known"]
+)
+def test_a_node_that_the_job_does_not_find_any_more_is_known_by_its_slurmd(left: int, cut_off: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slurmd:
+        asking = Asking(Shrunk(left, ["n1"], ["n3"], slurmd.getsockname()[1]), 41, allocated=4)
+        assert asking.fit(["n1", "n2", "n3", "n4"], []) == ["n1"]
+        assert asking.cut_off == cut_off
+        assert (asking.lives("n1"), asking.lives("n3"), asking.lives("n4")) == (True, False, bool(cut_off))
+    assert asking.unfit["n3"] == "does not answer"
 
 
 def test_a_program_that_fails_to_examine_does_not_take_a_node_away() -> None:
