@@ -20,8 +20,8 @@ WRITERS = {
     "train/gpumesh_profile.py",
     "train/gpumesh_track.py",
 }
-#: What reads a stream as a whole: archives that the program made; standard input from the process
-#: that started it; the own command line; its own files; and what is given a length.
+#: What reads a stream as a whole: archives that the program made; standard input from the process that started it; the own
+#: command line; its own files; checkpoints of the user's program, which imports it; and what is given a length.
 READERS = {
     "collective/torch_program.py",
     "package.py",
@@ -29,6 +29,7 @@ READERS = {
     "storage/mounts.py",
     "storage/quota.py",
     "storage/volumes.py",
+    "train/gpumesh_frameworks.py",
     "train/processes.py",
     "job_environment/folder.py",
 }
