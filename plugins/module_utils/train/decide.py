@@ -140,12 +140,8 @@ def _since_progress(attempts: Sequence[Attempt]) -> Tuple[Sequence[Attempt], str
         return _since_newest(attempts, checkpoints), "the last new checkpoint"
     if any(step is not None for step in steps):
         return _since_newest(attempts, steps), "the furthest step"
-    held = [number if _lasted(attempt) >= _HELD else None for number, attempt in enumerate(attempts)]
+    held = [number if failure.lasted(attempt) >= _HELD else None for number, attempt in enumerate(attempts)]
     return _since_newest(attempts, held), "the last attempt that has run for an hour"
-
-
-def _lasted(attempt: Attempt) -> float:
-    return (attempt.begin if attempt.end is None else attempt.end) - attempt.begin
 
 
 def restarts(attempts: Sequence[Attempt]) -> int:
@@ -177,7 +173,7 @@ def fruitless(request: Request, attempts: Sequence[Attempt]) -> List[int]:
     found: Dict[int, float] = {}
     for attempt in _since_newest(attempts, reached)[1:]:
         if attempt.cause and attempt.cause.kind == "warned" and not attempt.cause.node:
-            found[attempt.job] = found.get(attempt.job, 0.0) + _lasted(attempt)
+            found[attempt.job] = found.get(attempt.job, 0.0) + failure.lasted(attempt)
     return [job for job, lasted in found.items() if lasted > request.grace]
 
 

@@ -113,6 +113,11 @@ def of_job(attempt: Attempt) -> bool:
     return causes.USED_UP in _said(attempt)
 
 
+def lasted(attempt: Attempt) -> float:
+    """The seconds that an attempt has run; 0 if it has not ended."""
+    return (attempt.begin if attempt.end is None else attempt.end) - attempt.begin
+
+
 def of(attempt: Attempt) -> Optional[Failure]:
     """How an attempt has failed; None if it has not, or if too little is known to compare it with others.
 
@@ -124,8 +129,7 @@ def of(attempt: Attempt) -> Optional[Failure]:
         return None
     if attempt.last is not None:
         return Failure(cause.kind, error(attempt), attempt.last)
-    lasted = (attempt.begin if attempt.end is None else attempt.end) - attempt.begin
-    if killed(attempt) or lasted > _START:
+    if killed(attempt) or lasted(attempt) > _START:
         return None
     return Failure(cause.kind, error(attempt), "start")
 

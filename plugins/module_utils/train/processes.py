@@ -100,13 +100,15 @@ def _catches(pid: int, signal_number: int) -> bool:
 
 def mentions(path: str) -> bool:
     """Whether a process of this user has the path, or one below it, among its variables."""
-    wanted = os.fsencode(path)
+    return any(os.fsencode(path) in variables for _pid, variables in _environments())
+
+
+def _environments() -> Iterator[Tuple[int, bytes]]:
+    """The variables of each process of this user, as they were when its program started."""
     for name in os.listdir(_PROC):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"{_PROC}/{name}/environ", "rb") as stream:
-                if wanted in stream.read():
-                    return True
-    return False
+                yield int(name), stream.read()
 
 
 def kill_ranks(folder: str, attempt: int) -> None:
@@ -114,13 +116,10 @@ def kill_ranks(folder: str, attempt: int) -> None:
 
     ``folder``: that of the run. Processes that the user has started in a shell with the variables are left alone.
     """
-    for name in os.listdir(_PROC):
-        if name.isdigit() and int(name) != os.getpid():
+    for pid, text in _environments():
+        variables = dict(word.partition(b"=")[::2] for word in text.split(b"\0"))
+        number = variables.get(b"GPUMESH_ATTEMPT", b"")
+        of_run = variables.get(b"GPUMESH_RUN_DIR") == os.fsencode(folder) and b"SLURM_JOB_ID" in variables
+        if pid != os.getpid() and of_run and not (number.isdigit() and int(number) > attempt):
             with contextlib.suppress(OSError):
-                with open(f"{_PROC}/{name}/environ", "rb") as stream:
-                    words = stream.read().split(b"\0")
-                variables = dict(word.partition(b"=")[::2] for word in words)
-                number = variables.get(b"GPUMESH_ATTEMPT", b"")
-                of_run = variables.get(b"GPUMESH_RUN_DIR") == os.fsencode(folder) and b"SLURM_JOB_ID" in variables
-                if of_run and not (number.isdigit() and int(number) > attempt):
-                    os.kill(int(name), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
