@@ -36,6 +36,9 @@ _OUT_OF_TIME = ("TIMEOUT", "DEADLINE")
 _FAILED = ("RaisedSignal", "NonZeroExitCode", "OutOfMemory")
 #: Seconds for slurmd to accept a connection.
 _CONNECT = 5.0
+#: Seconds for the nodes of a job that ends to be free. At the very moment when the last one becomes free, Slurm takes the
+#: dependency of the next job for fulfilled, and starts it, if it may have fewer nodes, without that node.
+_FREED = 5
 #: Node states in which nothing runs.
 _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
 
@@ -64,6 +67,7 @@ def submit(
     token = secrets.token_hex(8)
     folder.write_submission(Submission(token))
     options = requests.submission(request, excluded, fewer)
+    hold = max(hold, _FREED if after else 0)
     options += [f"--begin=now+{hold}"] if hold else []
     options += [f"--dependency=afterany:{after}"] if after else []
     text = requests.batch_script(request, program, token)
