@@ -42,8 +42,9 @@ SCENARIOS: dict[str, frozenset[str]] = {
     "slurm": _RECORD | _SCHEDULER,
     "slurm_bookworm": _SCHEDULER,
     "tailscale": _TAILNET | _SCHEDULER | {"check"},
+    "tracking": _SCHEDULER | {"tracking", "train"},
     "wireguard": frozenset({"mesh", "wireguard", "firewall"}),
-    "work": _SCHEDULER | {"tracking", "train"},
+    "work": _SCHEDULER | {"train"},
 }
 _LAYERS = frozenset().union(*SCENARIOS.values())
 #: What tests read by path.

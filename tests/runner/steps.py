@@ -15,6 +15,7 @@ IMAGE = "molecule: image"
 #: Scenarios that take longest, which start first, so that both processors are busy until the end.
 _LONGEST = (
     "work",
+    "tracking",
     "slurm",
     "kernel",
     "guides",

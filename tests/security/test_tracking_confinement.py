@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the tracking server could reach if its program were the attacker's. It tries, in the running process, with the
-launcher as the server has it. The scenario work does the same with MLflow, in a container without privileges.
+launcher as the server has it. The scenario tracking does the same with MLflow, in a container without privileges.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SCENARIO = ROOT / "extensions" / "molecule" / "work"
 #: Seconds until nothing may be left of a session that has ended, on a machine that is not busy.
 GONE = 60.0
 ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
-#: An image in a registry on the manager, as in converge.yml.
+#: An image in a registry on the manager, as in images.yml.
 PULLED = f"{HOSTS[MANAGER]}:5001/pulled:1"
 #: What converge.yml does on a host, and a restart of the host reverts: containers cannot mount /proc if parts of it are
 #: covered, and cannot use FUSE if only root may.

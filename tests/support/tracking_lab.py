@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab of the scenario work, and access to its MLflow through the API."""
+"""The lab of the scenario tracking, and access to its MLflow through the API."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from told_secrets import watched
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import FOLDER, LIBRARY
 from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks
 
-NAME = "molecule-work"
+NAME = "molecule-tracking"
 MANAGER, _SECOND, _THIRD, BARE = MACHINES = ("gpu1", "gpu2", "gpu3", "gpu4")
-NETWORK = "10.79.90."
+NETWORK = "10.79.92."
 ADDRESS = {machine: f"{NETWORK}1{machine[-1]}" for machine in MACHINES}
 SHARED = ROOT / ".lab" / NAME / "shared"
 #: The users of the guide, with their passwords, and others.

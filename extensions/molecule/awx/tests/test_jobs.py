@@ -232,7 +232,7 @@ def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
 
 
 def test_tracking_is_refused_for_who_is_not_a_member(node: Node) -> None:
-    """The scenario work covers a server that runs and moves."""
+    """The scenario tracking covers a server that runs and moves."""
     job = node.run("tracking", limit=PAIR, tracking_server="bad")
     assert job.status == "failed", job.stdout
     assert "tracking_server 'bad' is not among the members" in " ".join(job.stdout.split())

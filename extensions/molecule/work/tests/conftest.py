@@ -5,20 +5,10 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
-from desk import Desk
-from lab_hosts import ROOT
-from tracking_lab import LIBRARY_KEPT, MANAGER, NAME, NETWORK, SHARED, Told, TrackingLab, tell
 from train_runs import TrainLab
 
-from ansible_collections.gpumesh.cluster.tests.publication.archive import install
-
-#: A second run; training runs; and the guide with its server, at whose end the cluster is deleted.
 ORDER = (
-    "test_again",
     "test_full",
     "test_preempted",
     "test_profile",
@@ -27,10 +17,6 @@ ORDER = (
     "test_train",
     "test_reports",
     "test_frameworks",
-    "test_chapter",
-    "test_closed",
-    "test_pages",
-    "test_server",
 )
 
 
@@ -40,32 +26,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_jobs_of_the_file_before() -> None:
-    TrainLab(NAME).idle()
-
-
-@pytest.fixture(name="lab", scope="session")
-def _lab() -> TrackingLab:
-    """The lab with its MLflow, of which one server serves all files."""
-    return TrackingLab()
-
-
-@pytest.fixture(name="desk", scope="session")
-def _desk(tmp_path_factory: pytest.TempPathFactory, lab: TrackingLab) -> Desk:
-    """The user who types the guide "See your training"."""
-    desk = Desk(install(tmp_path_factory.mktemp("guide")), lab, NETWORK)
-    desk.write("inventories/lan/hosts.yml", lab.inventory.read_text())
-    shutil.copytree(ROOT / "examples", SHARED / "examples", dirs_exist_ok=True)
-    return desk
-
-
-@pytest.fixture(name="told", scope="session")
-def _told(tmp_path_factory: pytest.TempPathFactory, desk: Desk, lab: TrackingLab) -> Told:
-    """The start of the server, and what was told meanwhile."""
-    return tell(desk, lab, tmp_path_factory.mktemp("told"))
-
-
-@pytest.fixture(name="library", scope="session")
-def _library(lab: TrackingLab) -> Path:
-    """A copy of the library of MLflow, as the first server has installed it."""
-    lab.keep_library(MANAGER)
-    return SHARED / Path(LIBRARY_KEPT).name
+    TrainLab("molecule-work").idle()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A profile of examples/toy with PyTorch names a slow link. The guide's own profiles are in test_chapter.py."""
+"""A profile of examples/toy with PyTorch names a slow link. The guide's own profiles are in the scenario tracking."""
 
 from __future__ import annotations
 

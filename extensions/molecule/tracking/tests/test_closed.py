@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tracking_lab import MANAGER, PASSWORDS, SERVICE, TrackingLab, opener
+from tracking_lab import MANAGER, NAME, PASSWORDS, SERVICE, TrackingLab, opener
 from trials import TRIES, denied
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, limits, settings
@@ -29,7 +29,7 @@ PASSWORD = PASSWORDS[MALLORY]
 #: Directories that users can write to, as a volume would be.
 VISIBLE = "/mnt/visible"
 LOCATION = f"file://{VISIBLE}/mallory"
-CONTAINER = "gpumesh-molecule-work-plain"
+CONTAINER = f"gpumesh-{NAME}-plain"
 
 
 class Client(NamedTuple):
@@ -85,8 +85,8 @@ def text(lab: TrackingLab, path: str) -> str:
         LOCATION,
         f"{VISIBLE}/mallory",
         "s3://bucket/x",
-        "http://10.79.90.1/x",
-        "mlflow-artifacts://10.79.90.1:80/x",
+        "http://10.79.92.1/x",
+        "mlflow-artifacts://10.79.92.1:80/x",
         "mlflow-artifacts:/../x",
         # Inside the experiment of somebody else.
         "mlflow-artifacts:/1/x",
@@ -113,7 +113,7 @@ def test_neither_models_nor_traces_have_theirs_elsewhere(mallory: Client) -> Non
     for path, body, method in (
         (created, {"name": "of-mallory", "source": LOCATION}, "POST"),
         (created, {"name": "of-mallory", "source": "s3://bucket/x"}, "POST"),
-        (created, {"name": "of-mallory", "source": "mlflow-artifacts://10.79.90.1:80/x"}, "POST"),
+        (created, {"name": "of-mallory", "source": "mlflow-artifacts://10.79.92.1:80/x"}, "POST"),
         ("api/3.0/mlflow/traces", {"trace": {"trace_info": {**tagged, "trace_id": "tr-2"}}}, "POST"),
         ("api/2.0/mlflow/traces/tr-1/tags", tag, "PATCH"),
         ("api/3.0/mlflow/traces/tr-1/tags", tag, "PATCH"),
@@ -130,7 +130,7 @@ def test_a_location_that_is_in_the_database_already_is_not_served(lab: TrackingL
     ours, own = (403, b"is not among the artifacts of this server"), (400, b"does not connect to artifact location")
     given = {f"{LOCATION}/{run}/artifacts": ours, f"{VISIBLE}/mallory": ours, "s3://bucket/x": ours}
     # MLflow refuses the last one by itself.
-    for location, (code, message) in {**given, "ftp://10.79.90.1/x": own}.items():
+    for location, (code, message) in {**given, "ftp://10.79.92.1/x": own}.items():
         change = f"UPDATE runs SET artifact_uri = '{location}' WHERE run_uuid = '{run}'"
         lab.in_database(MANAGER, change, "gpumesh_tracking")
         listed = mallory.ask(f"api/2.0/mlflow/artifacts/list?run_id={run}")
@@ -204,7 +204,7 @@ class Plain:
         self.run("install", "-D", "-o", owner, "-m", mode, "/dev/stdin", path, stdin=text)
 
     def make(self, library: Path) -> None:
-        image = docker("inspect", "--format={{.Image}}", f"gpumesh-molecule-work-{MANAGER}").strip()
+        image = docker("inspect", "--format={{.Image}}", f"gpumesh-{NAME}-{MANAGER}").strip()
         mount = f"--volume={library}:{settings.LIBRARY}"
         docker("run", "--detach", "--name", CONTAINER, "--entrypoint", "", mount, image, "sleep", "infinity")
         self.run("useradd", "--system", "--uid=875", "--no-create-home", "gpumesh_tracking")
