@@ -56,6 +56,8 @@ _UNREAD = re.compile(
 _PREFIX = "ansible_collections.gpumesh.cluster."
 _NAMED = re.compile(r"\bgpumesh\.cluster\.([a-z_]+)(:?)")
 _PATH = re.compile(rf"\b(?:{'|'.join(_READ)}|tests|extensions)(?:/[\w.-]+)+")
+#: The hosts of another scenario, in a molecule.yml.
+_OTHERS_HOSTS = re.compile(r"\.\./(\w+)/")
 _JOINED = re.compile(rf'"(?:{"|".join(_READ)})"(?: / "[\w.-]+")*')
 
 
@@ -106,6 +108,7 @@ class _Graph:
         for name in self.files:
             for target in self._references(name, contents.get(name, "")):
                 self._referring[target].add(_node(name))
+            self._refer_scenario(name, contents.get(name, ""))
 
     def affected_by(self, name: str) -> set[str]:
         """The nodes that change with this file. What a role that another one calls does, its own tests prove."""
@@ -118,6 +121,17 @@ class _Graph:
                     found.add(other)
                     left.append(other)
         return found
+
+    def _refer_scenario(self, name: str, text: str) -> None:
+        """A scenario needs what is in its folder, and the hosts of the one that it names, but not the tests of that one."""
+        parts = name.split("/")
+        if _node(name) == name and parts[:2] == ["extensions", "molecule"] and len(parts) > 3:
+            self._referring[name].add("/".join(parts[:3]))
+        if name.startswith("extensions/molecule/") and parts[-1] == "molecule.yml":
+            for other in set(_OTHERS_HOSTS.findall(text)):
+                folder = f"extensions/molecule/{other}"
+                for shared in self._below[folder] - {folder}:
+                    self._referring[shared].add("/".join(parts[:3]))
 
     def _references(self, name: str, text: str) -> Iterator[str]:
         is_test = name.startswith(("tests/unit/", "extensions/molecule/"))
@@ -179,11 +193,11 @@ class _Graph:
 
 
 def _node(name: str) -> str:
-    """The node of a file: the role or the scenario in which it is, or the file itself."""
+    """The node of a file: the role in which it is, the scenario to whose tests it belongs, or the file itself."""
     parts = name.split("/")
     if parts[0] == "roles" and len(parts) > 2:
         return "/".join(parts[:2])
-    if parts[:2] == ["extensions", "molecule"] and len(parts) > 3:
+    if parts[:2] == ["extensions", "molecule"] and parts[3:4] == ["tests"]:
         return "/".join(parts[:3])
     return name
 

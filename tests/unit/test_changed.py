@@ -43,6 +43,10 @@ TEXTS = {
     "tests/unit/test_guides.py": 'GUIDES = ROOT / "docs" / "guides"',
     "extensions/molecule/slurm/tests/test_jobs.py": "",
     "extensions/molecule/guides/tests/test_lan.py": 'GUIDES = ROOT / "docs" / "guides"',
+    "extensions/molecule/work/lab.yml": "",
+    "extensions/molecule/work/molecule.yml": "",
+    "extensions/molecule/work/tests/test_train.py": "",
+    "extensions/molecule/tracking/molecule.yml": "LAB: ${MOLECULE_SCENARIO_DIRECTORY}/../work/lab.yml",
     "lab/up.yml": "",
 }
 UNITS = sorted(name for name in TEXTS if name.startswith("tests/unit/") and "/test_" in name)
@@ -88,8 +92,14 @@ def test_a_file_affects_what_refers_to_it(changed: str, units: list[str], layers
 def test_what_a_scenario_reads_affects_it() -> None:
     assert selected("docs/guides/lan.md") == (["tests/unit/test_guides.py"], ["guides"])
     assert selected("extensions/molecule/slurm/tests/test_jobs.py") == ([], ["slurm"])
-    # The small repository has files of only two scenarios.
-    assert selected("lab/up.yml") == ([], ["guides", "slurm"])
+    # The small repository has files of only four scenarios.
+    assert selected("lab/up.yml") == ([], ["guides", "slurm", "tracking", "work"])
+
+
+def test_the_hosts_of_a_scenario_affect_those_that_use_them_as_well_and_its_tests_do_not() -> None:
+    assert selected("extensions/molecule/work/lab.yml") == ([], ["tracking", "work"])
+    assert selected("extensions/molecule/work/tests/test_train.py") == ([], ["work"])
+    assert selected("extensions/molecule/tracking/molecule.yml") == ([], ["tracking"])
 
 
 def test_an_unknown_file_affects_everything_and_a_fragment_nothing() -> None:
