@@ -201,6 +201,9 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         "PropagateResourceLimitsExcept": "MEMLOCK",
         # The included files intentionally differ between hosts.
         "DebugFlags": ["NO_CONF_HASH"],
+        # A job that was requeued, or that waits for the end of another one, starts when Slurm next looks at its queue. By
+        # default, that is after up to 30 s.
+        "SchedulerParameters": ["bf_interval=10"],
     }
     if host.memory and not _DEFAULT_MEMORY.intersection(key.lower() for key in request.settings):
         settings["DefMemPerCPU"] = default_memory(host)
@@ -214,7 +217,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
     if request.prolog:
         settings["Prolog"] = request.prolog
         # A job that encounters an unfit node waits for another one, not for an administrator.
-        settings["SchedulerParameters"] = ["nohold_on_prolog_fail"]
+        settings["SchedulerParameters"].append("nohold_on_prolog_fail")
     if request.epilog:
         settings["Epilog"] = request.epilog
     if request.accounting:
@@ -238,11 +241,16 @@ def with_switches(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[st
             found[key] = [word for word in wanted if word == _CONFIGLESS] or None
             continue
         text = conf.value_text(key, value)
-        given = [word.strip().lower() for word in text.split(",")]
-        missing = [word for word in wanted if word.lower() not in given]
+        given = [_switch(word) for word in text.split(",")]
+        missing = [word for word in wanted if _switch(word) not in given]
         if missing:
             found[key] = ",".join([*([text] if text else []), *missing])
     return found
+
+
+def _switch(word: str) -> str:
+    """The name of a switch, without its value."""
+    return word.partition("=")[0].strip().lower()
 
 
 def gres_types_in(text: Optional[str]) -> List[str]:

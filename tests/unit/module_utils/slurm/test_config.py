@@ -111,7 +111,8 @@ def test_the_user_wins_in_whatever_case() -> None:
         ({"DebugFlags": ["Steps", "Gres"]}, "Steps,Gres,NO_CONF_HASH"),
         ({"debugflags": " Steps , no_conf_hash"}, "Steps , no_conf_hash"),
         ({"DebugFlags": None}, None),
-        ({"SchedulerParameters": "bf_max_job_test=1000"}, "bf_max_job_test=1000,nohold_on_prolog_fail"),
+        ({"SchedulerParameters": "defer"}, "defer,bf_interval=10,nohold_on_prolog_fail"),
+        ({"SchedulerParameters": "defer, BF_Interval=60"}, "defer, BF_Interval=60,nohold_on_prolog_fail"),
         ({"SchedulerParameters": None}, None),
         # Other lists are the user's alone.
         ({"PrologFlags": "X11"}, "X11"),
@@ -123,7 +124,7 @@ def test_lists_of_the_user_keep_the_words_that_we_need(settings: dict[str, Any],
 
 
 def test_lists_of_the_user_get_only_words_that_we_set() -> None:
-    assert served(settings={"SchedulerParameters": "defer"})["schedulerparameters"] == "defer"
+    assert served(settings={"SchedulerParameters": "defer"})["schedulerparameters"] == "defer,bf_interval=10"
 
 
 def test_the_nodes_are_checked_by_the_program_that_is_given() -> None:
@@ -135,7 +136,7 @@ def test_the_nodes_are_checked_by_the_program_that_is_given() -> None:
     assert "prolog" not in settings
     settings = served(prolog="/usr/local/sbin/check")
     assert settings["prolog"] == "/usr/local/sbin/check"
-    assert settings["schedulerparameters"] == "nohold_on_prolog_fail"
+    assert settings["schedulerparameters"] == "bf_interval=10,nohold_on_prolog_fail"
     assert served(epilog="/usr/local/sbin/end")["epilog"] == "/usr/local/sbin/end"
 
 
