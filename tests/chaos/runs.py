@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cluster import Cluster, ProofError
 from experiments import Experiment, Kill, Operation, Task
-from lab_hosts import BIN, RECAP, ROOT
+from lab_hosts import BIN, RECAP, ROOT, report
 
 CALLBACKS = Path(__file__).resolve().parent / "callback"
 #: The maximum duration of a run in seconds, after which it is considered hung.
@@ -169,9 +169,9 @@ class Chaos:
         again = Play(command, logs / "again.log")
         code = again.wait()
         if code != 0:
-            raise ProofError(f"the third run ended with {code}:\n{again.output[-4000:]}")
+            raise ProofError(f"the third run ended with {code}:\n{report(again.output)}")
         if again.changes:
-            raise ProofError(f"the third run changed something: {again.steps.changed()}:\n{again.output[-2500:]}")
+            raise ProofError(f"the third run changed something: {again.steps.changed()}:\n{report(again.output)}")
         return hit, tasks
 
     def _killed(self, operation: Operation, kill: Kill, log: Path) -> tuple[str, list[Task]]:
@@ -212,7 +212,7 @@ class Chaos:
         play = Play(command, log.with_suffix(".log"))
         code = play.wait()
         if code != 0:
-            raise ProofError(f"{log.name}: ended with {code}:\n{play.output[-6000:]}")
+            raise ProofError(f"{log.name}: ended with {code}:\n{report(play.output)}")
         return play
 
     def _folder(self, name: str) -> Path:

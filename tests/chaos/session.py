@@ -181,7 +181,7 @@ class Call:
         self._playbook("down")
         self._playbook("up")
         done = ansible("ansible-playbook", "-i", str(LAB.inventory), str(SCENARIO / "converge.yml"))
-        assert done.code == 0, done.output[-3000:]
+        assert done.code == 0, done.report
 
     def _playbook(self, name: str) -> None:
         settings = {"lab_name": LAB.name, "work_network": self.options.network, "work_cpus": CPUS}

@@ -113,7 +113,7 @@ class Session:
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "gpumesh-chaos", str(self.lab.shared)], check=True)
         self._playbook("up")
         done = ansible("ansible-playbook", "-i", str(self.lab.inventory), str(SCENARIO / "converge.yml"))
-        assert done.code == 0, done.output[-3000:]
+        assert done.code == 0, done.report
 
     def bring(self) -> None:
         """Copy the program to where runs expect it."""

@@ -8,7 +8,7 @@ each scenario has hosts and networks of its own. SCENARIO=name runs that scenari
 when it ends: all of it if it failed, otherwise the counts and the slowest tests. A single command prints directly.
 
 At the end, a table shows for each command the seconds on the clock and the seconds of processor, with all that it started
-and the containers of its lab, and the last line the counts. If every part has passed in a clean checkout, the hash of its
+and the containers of its lab, then follows why commands failed in short, and the last line has the counts. If every part has passed in a clean checkout, the hash of its
 tree is written to .cache/passed.
 """
 
@@ -35,6 +35,11 @@ PASSED = ROOT / ".cache" / "passed"
 #: Seconds after which a command that hangs is ended. Its hosts go with the next run.
 TIME_LIMIT = 4500.0
 SUMMARY = re.compile(r"^(=+ .* (passed|failed|skipped)|\d+ (passed|failed)|SKIPPED|[0-9.]+s (setup|call))")
+#: What the output of a failed command is searched for: failed tasks of playbooks, with the lines below them, and tests.
+REASON = re.compile(r"^(FAILED|ERROR) |^E +\w*(Error|Exception)|\b(fatal|failed): \[")
+_LINES_OF_A_REASON = 5
+_LINES_OF_REASONS = 60
+_LONGEST_LINE = 400
 
 
 @dataclass
@@ -117,6 +122,26 @@ def show_end(execution: Execution) -> None:
         print("\n".join(shown), flush=True)
 
 
+def find_reasons(output: str) -> list[str]:
+    """Return the lines that tell why a command failed: each once, the last ones if they are many."""
+    lines = output.splitlines()
+    near = {
+        index
+        for start, line in enumerate(lines)
+        if REASON.search(line)
+        for index in range(start, start + _LINES_OF_A_REASON)
+    }
+    found = dict.fromkeys(lines[index][:_LONGEST_LINE] for index in sorted(near) if index < len(lines))
+    return list(found)[-_LINES_OF_REASONS:]
+
+
+def show_reasons(execution: Execution) -> None:
+    """Print in short why a command failed: its own output may be far above."""
+    print(f"=== why {execution.step.name} failed")
+    output = execution.log.read_text(encoding="utf-8", errors="replace") if execution.log else ""
+    print("\n".join(find_reasons(output)) + "\n")
+
+
 def show_table(executions: Sequence[Execution], labs: Labs, clock: float, machine: float) -> None:
     """Print what each command took, those that took most processor time first."""
     rows = [
@@ -162,10 +187,12 @@ def main(arguments: Sequence[str]) -> int:
     show_table(executions, labs, time.monotonic() - clock, machine_seconds() - machine)
     for execution in executions:
         execution.group.close()
-    failed = sum(execution.status != 0 for execution in executions)
+    failed = [execution for execution in executions if execution.status != 0]
+    for execution in failed:
+        show_reasons(execution)
     if everything and not failed and tree and clean_tree() == tree:
         PASSED.write_text(f"{tree}\n", encoding="ascii")
-    print(f"{len(executions) - failed} passed, {failed} failed")
+    print(f"{len(executions) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 

@@ -20,6 +20,9 @@ from lab_commands import run_command
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
+TASK = re.compile(r"^TASK \[(.*?)\] \**$", re.MULTILINE)
+#: What a failed task prints about a host: a line, and those that are indented below it.
+FAILURE = re.compile(r"^(?:fatal|failed): \[.*(?:\n[ \t]+.*)*", re.MULTILINE)
 
 #: Seconds for a node to return to service without intervention: Slurm waits for its steps (UnkillableStepTimeout), then
 #: its health program runs.
@@ -48,6 +51,16 @@ def plain(output: str) -> str:
     return " ".join(output.split()).replace("''", "'")
 
 
+def report(output: str, length: int = 4000) -> str:
+    """Return what went wrong in a playbook's run: each failed task by its name, then the end of the output.
+
+    A failed host often ends long before the others, and then the end of the output has only its count.
+    """
+    tasks = TASK.split(output)
+    failed = [f"{task}: {text}" for task, said in zip(tasks[1::2], tasks[2::2]) for text in FAILURE.findall(said)]
+    return "\n".join([*failed, output[-length:]])
+
+
 class Run(NamedTuple):
     """A playbook run that has ended. ``output`` is its stdout and stderr in order, ``changed`` the recap by host."""
 
@@ -61,13 +74,18 @@ class Run(NamedTuple):
         return plain(self.output)
 
     @property
+    def report(self) -> str:
+        """Which tasks failed, and the end of the output."""
+        return report(self.output)
+
+    @property
     def changed(self) -> dict[str, int]:
         return {match[1]: int(match[3]) for match in RECAP.finditer(self.output)}
 
     @property
     def changes(self) -> list[str]:
         """Each change, by its task and host."""
-        tasks = re.split(r"^TASK \[(.*?)\] \**$", self.output, flags=re.MULTILINE)
+        tasks = TASK.split(self.output)
         return [
             f"{task}: {line}"
             for task, text in zip(tasks[1::2], tasks[2::2])
@@ -106,7 +124,7 @@ def lab_playbook(name: str, description: Path, settings: Mapping[str, Any]) -> N
     """Run lab/up.yml or lab/down.yml for the hosts of a description, with these settings. Raises AssertionError."""
     os.environ["LAB"] = str(description)
     done = ansible("ansible-playbook", "-i", "localhost,", f"lab/{name}.yml", "-e", json.dumps(settings))
-    assert done.code == 0, f"lab/{name}.yml ended with {done.code}:\n{done.output[-3000:]}"
+    assert done.code == 0, f"lab/{name}.yml ended with {done.code}:\n{done.report}"
 
 
 def chaos(part: str, *options: str, **environment: str) -> None:
@@ -120,7 +138,7 @@ def chaos(part: str, *options: str, **environment: str) -> None:
         env={**os.environ, **environment},
     )
     print(done.stdout)
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == 0, f"{part}.py ended with {done.returncode}; its output is below"
 
 
 class Lab:

@@ -37,7 +37,7 @@ def join_pods() -> None:
     """Make the pods nodes of the cluster, and t3 a member again if the tests have removed it."""
     given = ("-e", f"cluster_machines={','.join((*PODS, 't3'))}", "-e", f"mesh_proxy_port={PROXY_PORT}")
     run = play("join", *given, *WITH_KEY, *WITH_ARCHIVE)
-    assert run.code == 0, run.output[-6000:]
+    assert run.code == 0, run.report
 
 
 def nodes() -> dict[str, str]:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from lab_hosts import report
 from runner import __main__ as runner
 from runner import usage
 from runner.steps import IMAGE, PARTS, Step, find_scenarios, next_step, plan_steps
@@ -56,6 +57,42 @@ def test_the_readme_names_the_scenarios_that_run_with_the_oldest_ansible_core():
 
     *most, last = (f"`{name}`" for name in sorted([*oldest, "awx"]))
     assert f"support, in {', '.join(most)} and {last}, and 2.19 in all others" in readme
+
+
+OUTPUT = """\
+TASK [Log in] ******
+ok: [t1]
+fatal: [t3]: FAILED! =>
+    msg: The control server did not answer.
+ok: [t2]
+
+TASK [Show the cluster] ******
+ok: [t1]
+ok: [t2]
+""" + "\n".join(f"more {number}" for number in range(900))
+
+
+def test_a_failed_task_far_from_the_end_of_a_playbook_is_reported_first():
+    first, second, *rest = report(OUTPUT, length=30).splitlines()
+
+    assert [first, second] == ["Log in: fatal: [t3]: FAILED! =>", "    msg: The control server did not answer."]
+    assert rest[-1] == "more 899" and len(rest) < 6
+
+
+def test_the_reasons_of_a_failure_are_found_in_a_long_output():
+    pytest_output = "E       AssertionError: " + OUTPUT.replace("\n", "\nE       ") + "\nFAILED test_a.py::test_b - x\n"
+
+    found = runner.find_reasons(pytest_output)
+
+    assert "E       fatal: [t3]: FAILED! =>" in found and found[-1] == "FAILED test_a.py::test_b - x"
+    assert "E           msg: The control server did not answer." in found
+    assert len(found) < 20
+
+
+def test_the_last_reasons_are_shown_if_they_are_many():
+    found = runner.find_reasons("".join(f"FAILED test {number}\n" for number in range(300)))
+
+    assert len(found) == 60 and found[-1] == "FAILED test 299"
 
 
 def test_a_counter_goes_on_when_its_container_is_restarted():

@@ -262,13 +262,13 @@ class Upgrade:
     def build(self, name: str) -> None:
         """Build the cluster of the scenario, with tracking, and complete it by `site`."""
         done = LAB.play(str(SCENARIO / "converge.yml"))
-        assert done.code == 0, done.output[-3000:]
+        assert done.code == 0, done.report
         users = self.logs / "users"
         users.write_text("".join(f"{user}:{PASSWORDS[user]}\n" for user in ("admin", "alice")), encoding="ascii")
         done = self.play(f"{name}-tracking", "tracking", "-e", f"tracking_users_file={users}")
-        assert done.code == 0, done.output[-3000:]
+        assert done.code == 0, done.report
         done = self.play(f"{name}-site", "site")
-        assert done.code == 0, done.output[-3000:]
+        assert done.code == 0, done.report
 
     def play(self, log: str, playbook: str, *options: str) -> Run:
         """Run a playbook of the collection. Its output is kept."""
@@ -279,13 +279,13 @@ class Upgrade:
 
     @staticmethod
     def failures(done: Run) -> list[str]:
-        return [f"status {done.code}: {done.output[-2000:]}"] if done.code else []
+        return [f"status {done.code}: {done.report}"] if done.code else []
 
     @staticmethod
     def refusal(done: Run) -> list[str]:
         """What is wrong with the refusal by the record of the newer version."""
         known = "was last changed by gpumesh.cluster" in done.words or "it has schema version" in done.words
-        return [*done.changes, *([] if done.code and known else [f"status {done.code}: {done.output[-2000:]}"])]
+        return [*done.changes, *([] if done.code and known else [f"status {done.code}: {done.report}"])]
 
     def noted(self) -> list[str]:
         version = self.tracking.record().get("collection_version")

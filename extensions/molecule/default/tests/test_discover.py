@@ -67,7 +67,7 @@ def found(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             restore(lab, host)
         lab.run("n1", "rm", "/dev/nvidia0", "/dev/nvidia1")
         lab.run("n2", "sh", "-c", 'printf %s "$1" >/etc/hosts', "-", known_names)
-    assert run.code == 0, run.output[-4000:]
+    assert run.code == 0, run.report
     document: dict[str, Any] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     return document
 

@@ -155,13 +155,13 @@ def play(desk: Desk, playbook: str, *arguments: str) -> Run:
 
 
 def assert_success(run: Run) -> Run:
-    assert run.code == 0, run.output[-6000:]
+    assert run.code == 0, run.report
     return run
 
 
 def assert_refused(run: Run, *said: str) -> None:
-    assert run.code != 0, run.output[-4000:]
-    assert [text for text in said if text not in run.words] == [], run.output[-4000:]
+    assert run.code != 0, run.report
+    assert [text for text in said if text not in run.words] == [], run.report
 
 
 def record(lab: Lab, machine: str) -> dict[str, Any]:

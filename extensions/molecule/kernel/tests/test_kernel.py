@@ -123,7 +123,7 @@ def test_the_tunnel_is_the_kernels(lab: KernelLab) -> None:
 def test_a_second_run_changes_nothing(lab: KernelLab) -> None:
     """That of the storage follows on the run that heals a stale handle."""
     run = lab.play("gpumesh.cluster.mesh")
-    assert run.code == 0, run.output[-4000:]
+    assert run.code == 0, run.report
     assert set(run.changed.values()) == {0}, run.changes
 
 
@@ -180,7 +180,7 @@ def test_a_volume_in_use_is_not_unmounted(lab: KernelLab) -> None:
     lab.shell("v3", "systemd-run --quiet --unit=holder --working-directory=/data sleep infinity")
     run = share(lab, SCRATCH)
     assert run.code != 0
-    assert re.search(r"sleep of root \(process \d+\) uses /data", run.words), run.output[-4000:]
+    assert re.search(r"sleep of root \(process \d+\) uses /data", run.words), run.report
     assert not any(run.changed.values()), run.changed
     # No other host has lost the volume either.
     assert exported(lab, "v1") == {"/srv/data": {address("v2"), address("v3")}}
@@ -210,7 +210,7 @@ def test_a_stale_handle_is_healed_by_the_next_run(lab: KernelLab) -> None:
         assert "Stale file handle" in lab.ssh("v3", "ls /data/").stderr
         # v2 has not sent a request since, and may use cached attributes for a minute.
         run = share(lab, DATA, SCRATCH, SMALL)
-        assert run.code == 0, run.output[-4000:]
+        assert run.code == 0, run.report
     finally:
         lab.shell("v1", "rm -r /srv/before")
     folder = lab.shell("v1", "stat --format=%i /srv/data")
@@ -239,7 +239,7 @@ def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
     lab.shell("v3", write("/limited/more", 12))
 
     run = share(lab, DATA, SCRATCH)
-    assert run.code == 0, run.output[-4000:]
+    assert run.code == 0, run.report
     assert lab.ssh("v2", "grep --no-messages gpumesh /etc/projid /etc/projects").stdout == ""
     listed = lab.shell("v2", "lsattr -d -p /srv/limited/data /srv/limited/data/deep /srv/limited/data/more")
     assert {line.split()[0] for line in listed.splitlines()} == {"0"}
@@ -370,7 +370,7 @@ def test_the_data_outlives_the_power_cut_of_its_server(lab: KernelLab) -> None:
 def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
     said = len(lab.console("v3"))
     run = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=v3")
-    assert run.code == 0, run.output[-4000:] + lab.console("v3")[said:]
+    assert run.code == 0, run.report + lab.console("v3")[said:]
     # It unmounts before anybody refuses it, and the clean-up finds nothing left to unmount.
     changes = [change.partition(" : ")[2] or change for change in run.changes]
     (unmounted,) = (number for number, change in enumerate(changes) if change.startswith("Unmount the volumes"))

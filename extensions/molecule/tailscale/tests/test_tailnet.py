@@ -55,12 +55,12 @@ def with_archive() -> tuple[str, ...]:
 def joined(lab: Lab, *arguments: str) -> None:
     """Join the container without TUN and without a service manager again. It was removed, so only a join adds it."""
     run = lab.play("gpumesh.cluster.join", *with_key(), *with_archive(), "-e", "cluster_machines=t3", *arguments)
-    assert run.code == 0, run.output[-6000:]
+    assert run.code == 0, run.report
 
 
 def removed(lab: Lab, *arguments: str) -> None:
     run = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=t3", *arguments)
-    assert run.code == 0, run.output[-6000:]
+    assert run.code == 0, run.report
     assert (STATE / "api.key").read_text().strip() not in run.output
 
 
@@ -78,7 +78,7 @@ def with_api_key() -> tuple[str, ...]:
 
 def mesh(lab: Lab, *arguments: str) -> Run:
     run = lab.play("gpumesh.cluster.mesh", *arguments)
-    assert run.code == 0, run.output[-6000:]
+    assert run.code == 0, run.report
     return run
 
 
@@ -213,7 +213,7 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
     assert given == {"null": set(MEMBERS), "VALUE_": {"t2"}}
 
     found_ways = ways(run)
-    assert len(found_ways) == 6, run.output[-4000:]
+    assert len(found_ways) == 6, run.report
     # t3's network lets only TCP through, so its connections are relayed.
     assert {way for pair, way in found_ways.items() if "t3" in pair} == {"relayed"}
 
@@ -310,7 +310,7 @@ def test_keys_that_end_soon_are_replaced_while_connections_go_on(lab: Lab) -> No
     assert set(run.changed.values()) == {0}
     for member, reason in (("t2", ""), ("t3", ", since no auth key is given")):
         told = f"{member}: The key of this host in its tailnet ends at {end}, and was not replaced{reason}. Until then"
-        assert told in run.words, run.output[-4000:]
+        assert told in run.words, run.report
     assert "auth-key not found" in run.words and "Set mesh_auth_key_file" in run.words and refused not in run.output
     assert all(status(lab, member)["Self"]["PublicKey"] == own[member]["PublicKey"] for member in MEMBERS)
 

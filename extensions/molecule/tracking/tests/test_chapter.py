@@ -35,7 +35,7 @@ def report(name: str) -> list[dict[str, Any]]:
 
 
 def test_track(desk: Desk, lab: TrackingLab, told: Told) -> None:
-    assert told.tracking.code == 0, told.tracking.output[-6000:]
+    assert told.tracking.code == 0, told.tracking.report
     assert lab.answers()
     for machine in MACHINES:
         made = f"mkdir -p ~/.mlflow && cat > ~/.mlflow/credentials <<END\n{written('~/.mlflow/credentials')}END"

@@ -134,7 +134,7 @@ def test_only_users_get_in_and_nobody_else_reads_the_secrets(lab: TrackingLab) -
 
 
 def test_nothing_tells_a_secret(lab: TrackingLab, told: Told) -> None:
-    assert [run.code for run in told.runs] == [0, 0, 0], told.tracking.output[-3000:]
+    assert [run.code for run in told.runs] == [0, 0, 0], told.tracking.report
     assert lab.ask("mlflow/experiments/get-by-name?experiment_name=eve")
     own = lab.secrets()
     assert len(own) >= 3, "no key was made besides the password, so nothing was tried"

@@ -73,7 +73,7 @@ def _hosts() -> dict[str, Host]:
 def play(*arguments: str, check: bool = True, playbook: str = "gpumesh.cluster.mesh") -> str:
     """Run a playbook on the mesh. Returns its whole output."""
     run = ansible("ansible-playbook", "-i", str(INVENTORY), playbook, "-e", "cluster_name=wireguard", *arguments)
-    assert not check or run.code == 0, run.output[-4000:]
+    assert not check or run.code == 0, run.report
     return run.output
 
 
