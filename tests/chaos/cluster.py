@@ -50,6 +50,8 @@ class Cluster:
         self.folder = ROOT / ".lab" / name
         self.bare: dict[str, Any] = {}
         self.jobs: list[Job] = []
+        #: When the power of hosts was restored, as a time since the epoch.
+        self.restored: dict[str, float] = {}
 
     # The lab
 
@@ -57,7 +59,7 @@ class Cluster:
         """Create hosts that never had a cluster."""
         self._playbook("down")
         self._playbook("up", lab_prepared=image == "prepared")
-        self.state, self.jobs = State(image=image), []
+        self.state, self.jobs, self.restored = State(image=image), [], {}
         self._remember()
 
     def take_over(self) -> None:
@@ -126,12 +128,16 @@ class Cluster:
     def strike(self, host: str) -> None:
         """Cut the power of the host, and restore it."""
         self.lab.kill(host)
-        self.lab.power_on(host)
+        self._power_on(host)
 
     def switch_on(self, host: str) -> None:
         """Start the host, and wait until it has booted."""
-        self.lab.power_on(host)
+        self._power_on(host)
         self.await_host(host)
+
+    def _power_on(self, host: str) -> None:
+        self.restored[host] = time.time()
+        self.lab.power_on(host)
 
     def await_host(self, host: str) -> None:
         """Wait until the host has booted. Start supervisord where nothing else does, as the guide on containers says."""
@@ -235,7 +241,8 @@ class Cluster:
 
         def ready() -> bool:
             found = nodes()
-            return set(found) == wanted and set(found.values()) <= {"idle", "mixed", "allocated"}
+            usable = set(found) == wanted and set(found.values()) <= {"idle", "mixed", "allocated"}
+            return usable and all(map(self._has_registered, wanted))
 
         try:
             self._wait("all nodes are ready", ready)
@@ -249,6 +256,18 @@ class Cluster:
         if sorted(said.split()) != sorted(wanted):
             queue = self.lab.run(manager, "squeue", check=False)
             raise ProofError(f"srun on all nodes, from {caller}, printed {said.split()}; queue: {queue}")
+
+    def _has_registered(self, node: str) -> bool:
+        """Whether the controller has heard from slurmd on the node since its power was restored, if that was cut.
+
+        Until then it shows the node as it was before, and a slurmd without systemd waits 10 s between its attempts.
+        """
+        if node not in self.restored:
+            return True
+        command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "node", node)
+        shown = self.lab.run(self.state.manager, *command, check=False)
+        started = re.search(r"SlurmdStartTime=(\d+)", shown)
+        return bool(started) and int(started[1]) >= int(self.restored[node])
 
     def _wait(self, what: str, holds: Any, seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
