@@ -70,7 +70,9 @@ class CommandError(GpumeshError):
     ) -> None:
         text = stderr.strip()
         tail = f": {text[-800:]}" if text else ""
-        super().__init__(f"'{' '.join(argv)}' {reason}{tail}.", remedy, argv=list(argv), rc=rc)
+        #: What happened, without the command.
+        self.outcome = f"{reason}{tail}"
+        super().__init__(f"'{' '.join(argv)}' {self.outcome}.", remedy, argv=list(argv), rc=rc)
 
 
 class RecordError(GpumeshError):

@@ -15,8 +15,8 @@ description:
   - Installs an executable that runs the checks of M(gpumesh.cluster.node_health) without Ansible, for Slurm's
     C(HealthCheckProgram) and C(Prolog).
   - A node that fails is drained with a reason that starts with C(gpumesh health). It is resumed when it passes again and
-    still has that reason. A node that Slurm has drained for C(Kill task failed) is resumed when it passes and no process of
-    a job is left on it. Nodes drained for anything else are left alone.
+    still has that reason. A node that Slurm has drained for C(Kill task failed) or C(Duplicate jobid) is resumed when it
+    passes and no process of a job is left on it. Nodes drained for anything else are left alone.
   - If more nodes than O(max_drained_percent) have the same fault, no further node is drained for it. Unless it is a
     fault of a GPU, it is considered a shared one, such as a file server that is down. Then drained nodes are also
     resumed, and the check playbook reports it once. A node with a faulty GPU stays drained, and fails as C(Prolog).

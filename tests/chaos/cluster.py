@@ -18,6 +18,8 @@ from lab_hosts import ROOT, Lab, lab_playbook
 
 DESCRIPTION = ROOT / "extensions" / "molecule" / "chaos" / "lab.yml"
 RECORD = "/var/lib/gpumesh/clusters/chaos.json"
+#: Where slurmctld saves its jobs.
+SAVED_JOBS = "/var/lib/slurm/slurmctld/job_state"
 SUPERVISORD = "/etc/supervisor/supervisord.conf"
 #: They stay when the cluster is deleted: logs, as with a journal, and the folders of mount and slurmd.
 SUPERVISORD_LEAVES = re.compile(r"/var/log/gpumesh-|supervis|^volatile: [+-] (mount|slurm)$")
@@ -167,6 +169,19 @@ class Cluster:
             self._wait("jobs have ended", lambda: not set(self._running()) & set(unknown))
         nodes = sorted(self.state.members - ending - {job.node for job in stay})
         self.jobs = stay + [self._start_job(node) for node in nodes]
+        if nodes:
+            self._await_saved()
+
+    def _await_saved(self) -> None:
+        """Wait until the controller has saved that the jobs run. If it loses its power before, it starts them again.
+
+        It saves 5 s after an event, and the start of a job by the backfill scheduler is none.
+        """
+        manager = self.state.manager
+        began = int(self.lab.run(manager, "date", "+%s"))
+        self.lab.run(manager, "scontrol", "update", f"jobid={self.jobs[-1].number}", "comment=saved")
+        saved = ("stat", "--format=%Y", SAVED_JOBS)
+        self._wait("the jobs are saved", lambda: int(self.lab.run(manager, *saved)) > began)
 
     def _running(self) -> list[str]:
         return self.lab.run(self.state.manager, "squeue", "--noheader", "--format=%i", check=False).split()

@@ -53,8 +53,11 @@ _NAME = re.compile(r"^NodeName=(\S+)")
 #: Slurm shows the reservation of a node after it. Our own comments contain no blanks.
 _COMMENT = re.compile(rf"\sComment=({NOTE}\S*|.*$)")
 
-#: Slurm's own reason of a drain: processes of a step existed for UnkillableStepTimeout after they had been killed.
-KILL_FAILED = "Kill task failed"
+#: Slurm's own reasons of a drain that are over once no process of a job is left on the node. Processes of a step existed
+#: for UnkillableStepTimeout after they had been killed; or the controller lost its power before it had saved that it had
+#: started a job, and started the job again where it was running. slurmctld saves that only with the next event.
+KILL_FAILED, DUPLICATE_JOB = "Kill task failed", "Duplicate jobid"
+_OVER_WITH_THE_JOB = (KILL_FAILED, DUPLICATE_JOB)
 #: In /proc/PID/cgroup of a job's processes, with either version of control groups. Below /user.slice, users choose the
 #: names.
 _JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
@@ -222,7 +225,7 @@ def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = (), le
     failing = [result for result in results if result["status"] == "fail" and result["id"] not in common]
     unsure = [result["id"] for result in results if result["status"] == "error"]
     drained = "drain" in node["flags"]
-    unended = drained and node["reason"] == KILL_FAILED
+    unended = drained and node["reason"] in _OVER_WITH_THE_JOB
     ours = node["reason"].startswith(MARK)
     if ours:
         # What can never be checked on this node has not drained it, and must not keep it drained.
@@ -289,7 +292,7 @@ def settle(runner: Runner, settings: Settings, results: Sequence[Result], tree: 
         comments = {other: comment for other, comment in parse_comments(everybody).items() if other in up}
         shared = shared_faults(failing, name, comments, len(up), settings.max_drained_percent)
     node = _node(shown, name)
-    action = decide(results, node, shared, left_of_jobs(tree) if node["reason"] == KILL_FAILED else ())
+    action = decide(results, node, shared, left_of_jobs(tree) if node["reason"] in _OVER_WITH_THE_JOB else ())
     carry_out(runner, name, action)
     if note and ours and action.kind == "resume":
         # Slurm removes the comment together with the reason.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -44,6 +45,13 @@ _STATE_DIRECTORY = "/var/lib/tailscale"
 _MARK = "/var/lib/gpumesh/tailscale-login"
 #: Seconds in which a daemon that has just started reports whether it is logged in.
 _SETTLE_FOR = 20.0
+#: What is reported when the control server has not answered, or not as it should, rather than refused. ``tailscale up``
+#: ends with the first error of a connection, or waits for a request that got lost. Such a login is tried once more.
+_NO_ANSWER = re.compile(
+    r"did not end within|deadline exceeded|timed out|timeout|connection (refused|reset)|\bEOF\b"
+    r"|unreachable|no route|http 5[0-9][0-9]|database is locked",
+    re.IGNORECASE,
+)
 #: The number of peers that are queried at the same time, and the seconds that each may take.
 _AT_ONCE, _PING_FOR = 16, "3s"
 #: The packets that a peer may miss, one in two seconds, until it must have noticed the new key of this host.
@@ -311,17 +319,35 @@ def _log_in(
 def _up(host: Host, options: List[str], secrets: List[str]) -> None:
     """Run ``tailscale up``. Raises HostStateError with its message, without the secrets."""
     command = ["tailscale", "up", f"--timeout={host.timeout}s", *_risk(options), *options]
+    failure = _tried(host, command)
+    if failure and _NO_ANSWER.search(failure.outcome):
+        failure = _tried(host, command)
+    if not failure:
+        return
+    words = failure.message
+    for secret in secrets:
+        words = words.replace(secret.partition("?")[0], "(not shown)")
+    raise HostStateError(
+        f"The login to the tailnet failed: {words}{_complaints(host)}",
+        "Check that the key is valid and not used up, that this host can reach the login server, and see the log of "
+        "tailscaled (with systemd, journalctl -u tailscaled).",
+    )
+
+
+def _tried(host: Host, command: List[str]) -> Optional[CommandError]:
+    """Run the command. Returns how it failed, or None."""
     try:
         host.run(command, timeout=host.timeout + 15)
     except CommandError as failure:
-        words = failure.message
-        for secret in secrets:
-            words = words.replace(secret.partition("?")[0], "(not shown)")
-        raise HostStateError(
-            f"The login to the tailnet failed: {words}",
-            "Check that the key is valid and not used up, that this host can reach the login server, and see "
-            "journalctl -u tailscaled.",
-        ) from None
+        return failure
+    return None
+
+
+def _complaints(host: Host) -> str:
+    """What the daemon says is wrong, as a sentence; empty if that is nothing, or it does not answer."""
+    status = _settled(host)
+    health = [text.rstrip(".") for text in status.health] if status else []
+    return f" tailscaled reports: {'; '.join(health)}." if health else ""
 
 
 def _risk(options: Sequence[str]) -> List[str]:

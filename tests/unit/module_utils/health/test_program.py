@@ -76,6 +76,8 @@ def node(reason: str = "", state: str = "idle", *flags: str) -> Node:
         ([result("fail")], node(OURS, "idle"), "drain"),
         # Slurm's reason, for a job that did not end in time, of which nothing is left.
         ([result("pass")], node(program.KILL_FAILED, "idle", "drain"), "resume"),
+        ([result("pass")], node(program.DUPLICATE_JOB, "idle", "drain"), "resume"),
+        ([result("pass")], node("batch job complete failure", "idle", "drain"), "none"),
         ([result("fail")], node(program.KILL_FAILED, "idle", "drain"), "none"),
         ([result("error")], node(program.KILL_FAILED, "idle", "drain"), "none"),
         ([result("pass")], node(program.KILL_FAILED, "idle"), "none"),
@@ -86,8 +88,9 @@ def test_decide(results: list[Any], shown: Node, kind: str) -> None:
     assert program.decide(results, shown).kind == kind
 
 
-def test_a_node_with_processes_that_no_signal_ends_stays_drained() -> None:
-    action = program.decide([result("pass")], node(program.KILL_FAILED, "idle", "drain"), left=["python3 (71)"])
+@pytest.mark.parametrize("reason", [program.KILL_FAILED, program.DUPLICATE_JOB])
+def test_a_node_with_processes_that_no_signal_ends_stays_drained(reason: str) -> None:
+    action = program.decide([result("pass")], node(reason, "idle", "drain"), left=["python3 (71)"])
     assert (action.kind, "python3 (71)" in action.words) == ("none", True)
 
 
@@ -379,10 +382,13 @@ def test_what_we_have_drained_is_resumed_when_it_is_well(host: Host) -> None:
     assert host.start()[2] == ["update nodename=n1 state=resume"]
 
 
+@pytest.mark.parametrize("reason", [program.KILL_FAILED, program.DUPLICATE_JOB])
 @pytest.mark.parametrize("left", [True, False])
-def test_what_slurm_has_drained_for_a_job_is_resumed_when_nothing_is_left_of_it(tmp_path: Path, left: bool) -> None:
+def test_what_slurm_has_drained_for_a_job_is_resumed_when_nothing_is_left_of_it(
+    tmp_path: Path, left: bool, reason: str
+) -> None:
     told: list[str] = []
-    shown = f"NodeName=n1 State=IDLE+DRAIN Reason={program.KILL_FAILED} [root@2026-11-22T14:45:56]\n"
+    shown = f"NodeName=n1 State=IDLE+DRAIN Reason={reason} [root@2026-11-22T14:45:56]\n"
 
     def runner(argv: Any, **_options: Any) -> Completed:
         if "update" in argv:

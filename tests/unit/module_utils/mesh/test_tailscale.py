@@ -238,10 +238,12 @@ class Daemon:
         self.key = ""
         self.mode = 0
         self.refuses = False
+        self.unanswered: list[str] = []
+        self.health: list[str] = []
 
     def run(self, argv: list[str], check: bool = True, timeout: float = 0, **_more: Any) -> Completed:
         if argv[1] == "status":
-            return Completed(0, json.dumps({**STATUS, "BackendState": self.state}), "")
+            return Completed(0, json.dumps({**STATUS, "BackendState": self.state, "Health": self.health}), "")
         if argv[1] == "debug":
             return Completed(0, json.dumps(PREFS), "")
         self.told.append(argv)
@@ -251,6 +253,8 @@ class Daemon:
                 self.key, self.mode = path.read_text(encoding="utf-8"), path.stat().st_mode & 0o777
                 if self.refuses:
                     raise CommandError(argv, "exited 1", 1, f"invalid key: {self.key}")
+                if self.unanswered:
+                    raise CommandError(argv, "exited 1", 1, self.unanswered.pop(0))
         self.state = "NeedsLogin" if argv[1] == "logout" else "Running"
         return Completed(0, "", "")
 
@@ -285,6 +289,35 @@ def test_a_refused_login_does_not_show_the_key(host_of: Any) -> None:
         tailnet.present(host_of(daemon), desired(), "hskey-secret")
     assert "hskey-secret" not in str(failure.value) + str(failure.value.as_result())
     assert "(not shown)" in str(failure.value)
+
+    assert len(daemon.told) == 1
+
+
+#: What tailscale 1.94 prints if the control server is killed or hangs, and texts of its Go libraries.
+NO_ANSWER = (
+    'timeout waiting for Tailscale service to enter a Running state; check health with "tailscale status"',
+    'backend error: fetch control key: Get "https://10.0.0.1/key?v=130": context deadline exceeded',
+    'backend error: register request: Post "https://10.0.0.1/machine/register": EOF',
+    "backend error: register request: http 500: database is locked",
+    'backend error: fetch control key: Get "https://10.0.0.1/key": dial tcp 10.0.0.1:443: connect: connection refused',
+)
+
+
+@pytest.mark.parametrize("answer", NO_ANSWER)
+def test_a_login_that_the_control_server_did_not_answer_is_tried_once_more(host_of: Any, answer: str) -> None:
+    daemon = Daemon("NeedsLogin")
+    daemon.unanswered = [answer]
+    assert tailnet.present(host_of(daemon), desired(login_server=SERVER), "hskey-secret").changed
+    assert len(daemon.told) == 2
+
+
+def test_a_control_server_that_never_answers_is_reported_with_what_the_daemon_says(host_of: Any) -> None:
+    daemon = Daemon("NeedsLogin")
+    daemon.unanswered = list(NO_ANSWER)
+    daemon.health = ["You are logged out. The last login error was: connect: network is unreachable"]
+    with pytest.raises(HostStateError, match="tailscaled reports: You are logged out.*network is unreachable"):
+        tailnet.present(host_of(daemon), desired(login_server=SERVER), "hskey-secret")
+    assert len(daemon.told) == 2
 
 
 def test_no_key_is_needed_by_a_host_that_is_logged_in(host_of: Any) -> None:
