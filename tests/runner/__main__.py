@@ -39,6 +39,7 @@ SUMMARY = re.compile(r"^(=+ .* (passed|failed|skipped)|\d+ (passed|failed)|SKIPP
 REASON = re.compile(r"^(FAILED|ERROR) |^E +\w*(Error|Exception)|\b(fatal|failed): \[")
 _LINES_OF_A_REASON = 5
 _LINES_OF_REASONS = 60
+_LINES_OF_THE_END = 15
 _LONGEST_LINE = 400
 
 
@@ -123,7 +124,9 @@ def show_end(execution: Execution) -> None:
 
 
 def find_reasons(output: str) -> list[str]:
-    """Return the lines that tell why a command failed: each once, the last ones if they are many."""
+    """Return the lines that tell why a command failed: each once, the last ones if they are many. If there are none, the
+    end of the output.
+    """
     lines = output.splitlines()
     near = {
         index
@@ -132,7 +135,7 @@ def find_reasons(output: str) -> list[str]:
         for index in range(start, start + _LINES_OF_A_REASON)
     }
     found = dict.fromkeys(lines[index][:_LONGEST_LINE] for index in sorted(near) if index < len(lines))
-    return list(found)[-_LINES_OF_REASONS:]
+    return list(found)[-_LINES_OF_REASONS:] or lines[-_LINES_OF_THE_END:]
 
 
 def show_reasons(execution: Execution) -> None:

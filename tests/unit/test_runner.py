@@ -95,6 +95,10 @@ def test_the_last_reasons_are_shown_if_they_are_many():
     assert len(found) == 60 and found[-1] == "FAILED test 299"
 
 
+def test_without_a_reason_the_end_of_the_output_is_shown():
+    assert runner.find_reasons("\n".join(f"line {number}" for number in range(300)))[-1] == "line 299"
+
+
 def test_a_counter_goes_on_when_its_container_is_restarted():
     counter = usage.Counter()
     for reading in (1.0, 4.0, 0.5, 2.0):
