@@ -120,8 +120,15 @@ class TrainLab(Lab):
         return ended
 
     def finish(self, name: str, seconds: float = PATIENCE) -> Found:
-        """Wait for the end of the run. Returns the content of run.json."""
-        return self.await_run(name, "has ended", self.end_of(name), seconds)
+        """Wait for the end of the run. Returns the content of run.json.
+
+        What ended its attempts is printed, for a test that expects something else.
+        """
+        found = self.await_run(name, "has ended", self.end_of(name), seconds)
+        print(f"{name}: {found['state']}: {found['detail']}")
+        for one in found["attempts"]:
+            print(f"attempt {one['number']} on {', '.join(one['nodes'])}: {one['cause']}")
+        return found
 
     def at_step(self, name: str, attempt: int, some: int) -> Found:
         """Wait until an attempt has made ``some`` steps of its own. Returns the content of run.json."""

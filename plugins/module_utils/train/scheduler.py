@@ -38,7 +38,7 @@ _FAILED = ("RaisedSignal", "NonZeroExitCode", "OutOfMemory")
 _CONNECT = 5.0
 #: Seconds for the nodes of a job that ends to be free. At the very moment when the last one becomes free, Slurm takes the
 #: dependency of the next job for fulfilled, and starts it, if it may have fewer nodes, without that node.
-_FREED = 5
+_FREED = 10
 #: Node states in which nothing runs.
 _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
 

@@ -1093,7 +1093,7 @@ def test_for_a_node_that_slurm_has_taken_away_another_job_begins_with_no_fewer_n
     assert made._leave(decision) == 0
     (options,) = slurm.options
     # When the dependency is fulfilled, Slurm does not find the last of the nodes yet.
-    assert {"--nodes=1-2", "--dependency=afterany:41", "--begin=now+5"} <= set(options), options
+    assert {"--nodes=1-2", "--dependency=afterany:41", "--begin=now+10"} <= set(options), options
     assert folder.read().state == "queued" and folder.submission().job == 42
 
 
@@ -1151,7 +1151,7 @@ def test_the_next_job_waits_for_the_nodes_of_this_one_instead_of_starting_with_f
     made._lost = lost
     made._resubmit(excluded)
     (options,) = slurm.options
-    for option in ("--dependency=afterany:41", "--begin=now+5"):
+    for option in ("--dependency=afterany:41", "--begin=now+10"):
         assert (option in options) == waits, options
 
 
