@@ -178,7 +178,7 @@ class Cluster:
         It saves 5 s after an event, and the start of a job by the backfill scheduler is none.
         """
         manager = self.state.manager
-        began = int(self.lab.run(manager, "date", "+%s"))
+        began = int(time.time())
         self.lab.run(manager, "scontrol", "update", f"jobid={self.jobs[-1].number}", "comment=saved")
         saved = ("stat", "--format=%Y", SAVED_JOBS)
         self._wait("the jobs are saved", lambda: int(self.lab.run(manager, *saved)) > began)

@@ -8,8 +8,8 @@ each scenario has hosts and networks of its own. SCENARIO=name runs that scenari
 when it ends: all of it if it failed, otherwise the counts and the slowest tests. A single command prints directly.
 
 At the end, a table shows for each command the seconds on the clock and the seconds of processor, with all that it started
-and the containers of its lab, then follows why commands failed in short, and the last line has the counts. If every part has passed in a clean checkout, the hash of its
-tree is written to .cache/passed.
+and the containers of its lab. Then follows in short why commands failed, and the last line has the counts. If every part
+has passed in a clean checkout, the hash of its tree is written to .cache/passed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 TASK = re.compile(r"^TASK \[(.*?)\] \**$", re.MULTILINE)
+#: The characters at the end of an output that are shown if it failed.
+END = 4000
 #: What a failed task prints about a host: a line, and those that are indented below it.
 FAILURE = re.compile(r"^(?:fatal|failed): \[.*(?:\n[ \t]+.*)*", re.MULTILINE)
 
@@ -51,14 +53,19 @@ def plain(output: str) -> str:
     return " ".join(output.split()).replace("''", "'")
 
 
-def report(output: str, length: int = 4000) -> str:
+def by_task(output: str) -> Iterator[tuple[str, str]]:
+    """Return an iterator of the name of each task in a playbook's output, and what it printed."""
+    parts = TASK.split(output)
+    return zip(parts[1::2], parts[2::2])
+
+
+def report(output: str) -> str:
     """Return what went wrong in a playbook's run: each failed task by its name, then the end of the output.
 
     A failed host often ends long before the others, and then the end of the output has only its count.
     """
-    tasks = TASK.split(output)
-    failed = [f"{task}: {text}" for task, said in zip(tasks[1::2], tasks[2::2]) for text in FAILURE.findall(said)]
-    return "\n".join([*failed, output[-length:]])
+    failed = [f"{task}: {text}" for task, said in by_task(output) for text in FAILURE.findall(said)]
+    return "\n".join([*failed, output[-END:]])
 
 
 class Run(NamedTuple):
@@ -85,10 +92,9 @@ class Run(NamedTuple):
     @property
     def changes(self) -> list[str]:
         """Each change, by its task and host."""
-        tasks = TASK.split(self.output)
         return [
             f"{task}: {line}"
-            for task, text in zip(tasks[1::2], tasks[2::2])
+            for task, text in by_task(self.output)
             for line in re.findall(r"^changed: \[(.*)$", text, re.MULTILINE)
         ]
 

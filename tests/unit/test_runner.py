@@ -73,10 +73,10 @@ ok: [t2]
 
 
 def test_a_failed_task_far_from_the_end_of_a_playbook_is_reported_first():
-    first, second, *rest = report(OUTPUT, length=30).splitlines()
+    first, second, end = report(OUTPUT).split("\n", 2)
 
     assert [first, second] == ["Log in: fatal: [t3]: FAILED! =>", "    msg: The control server did not answer."]
-    assert rest[-1] == "more 899" and len(rest) < 6
+    assert end == OUTPUT[-4000:] and end.endswith("more 899")
 
 
 def test_the_reasons_of_a_failure_are_found_in_a_long_output():

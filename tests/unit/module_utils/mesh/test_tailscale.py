@@ -289,7 +289,6 @@ def test_a_refused_login_does_not_show_the_key(host_of: Any) -> None:
         tailnet.present(host_of(daemon), desired(), "hskey-secret")
     assert "hskey-secret" not in str(failure.value) + str(failure.value.as_result())
     assert "(not shown)" in str(failure.value)
-
     assert len(daemon.told) == 1
 
 
