@@ -151,7 +151,7 @@ def inventory(place: Place) -> dict[str, Any]:
     # It reads all that it is given first, as Ansible tells of a broken pipe and not of what was said otherwise.
     broken.write_text("#!/bin/sh\ncat > /dev/null\necho 'mux_client: somebody else stands in the way' >&2\nexit 255\n")
     broken.chmod(0o755)
-    return {
+    hosts = {
         "fine": place.host(),
         "configuration": place.host(more="-o NoSuchOption=yes"),
         "name": place.host(ansible_host="gpu9.invalid"),
@@ -176,9 +176,10 @@ def inventory(place: Place) -> dict[str, Any]:
         "no_python": place.host(ansible_python_interpreter="/opt/none/python3"),
         "no_sudo": place.host(ansible_become=True, ansible_become_user="daemon", ansible_become_exe="/opt/none/sudo"),
         "answers": place.host(ansible_ssh_executable=str(broken)),
-        # Not the address of one that answers: to Ansible both would be one connection.
         "key_refused_behind_jump_host": place.host(2, key="other", more=through),
     }
+    # Hosts with one address, port and user share a connection in Ansible: whoever comes late would use the key of another.
+    return {name: {**host, "ansible_control_path": f"%(directory)s/{name}"} for name, host in hosts.items()}
 
 
 @pytest.fixture(scope="module")
