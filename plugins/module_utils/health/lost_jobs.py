@@ -8,7 +8,10 @@ meanwhile. A node with the batch script of such a job has it requeued as soon as
 program, which asks for such jobs for a while after the start of slurmd. Nothing that a user chooses is read from the
 controller.
 
-Source: squeue(1), %A, %B, %S and SLURM_TIME_FORMAT; scontrol(1), requeue; proc_pid_stat(5).
+A controller that has lost its power may have forgotten that it had started a job, and starts it again. The node refuses
+that, since it still runs there; Slurm ends it, drains the node, and holds the job.
+
+Source: squeue(1), %A, %B, %R, %S and SLURM_TIME_FORMAT; scontrol(1), requeue; proc_pid_stat(5).
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ _STARTED = 1800.0
 _OLDER = 5.0
 _TIMEOUT = 15.0
 _JOB = re.compile(r"([0-9]+)\|(\S+)\|([0-9]+)")
+#: Slurm's reason for holding a job that a node has refused to start.
+_REFUSED = re.compile(r"([0-9]+)\|\(?launch failed requeued held\)?")
 #: The title of the process of Slurm that runs a batch script.
 _DAEMON = re.compile(r"slurmstepd: \[([0-9]+)\.batch\]")
 
@@ -96,3 +101,20 @@ def requeue(runner: Runner, name: str, tree: Tree) -> None:
             say(f"{name}: job {job} has ended with the power of this node, but is not requeued: {failure.message}")
         else:
             say(f"{name}: job {job} has ended with the power of this node, and is requeued")
+
+
+def release(runner: Runner, name: str) -> None:
+    """Release the jobs that Slurm holds since a node has refused to start them. The node ``name`` is in service again."""
+    asked = ["squeue", "--noheader", "--states=pending", "--format=%A|%R"]
+    try:
+        shown = runner(asked, timeout=_TIMEOUT).stdout
+    except CommandError as failure:
+        say(f"{name}: whether Slurm holds a job is not known: {failure.message}")
+        return
+    for job in (found.group(1) for found in map(_REFUSED.fullmatch, shown.splitlines()) if found):
+        try:
+            runner(["scontrol", "release", job], timeout=_TIMEOUT)
+        except CommandError as failure:
+            say(f"{name}: job {job} was refused by a node, and is not released: {failure.message}")
+        else:
+            say(f"{name}: job {job} was refused by a node, and is released")

@@ -294,6 +294,8 @@ def settle(runner: Runner, settings: Settings, results: Sequence[Result], tree: 
     node = _node(shown, name)
     action = decide(results, node, shared, left_of_jobs(tree) if node["reason"] in _OVER_WITH_THE_JOB else ())
     carry_out(runner, name, action)
+    if action.kind == "resume" and node["reason"] == DUPLICATE_JOB:
+        lost_jobs.release(runner, name)
     if note and ours and action.kind == "resume":
         # Slurm removes the comment together with the reason.
         _note(runner, name, note)

@@ -117,3 +117,30 @@ def test_no_query_when_slurm_has_found_them_itself_and_none_without_a_controller
 def test_what_slurm_prints_is_no_text_of_users() -> None:
     shown = "7|n1|1000\n8|n1|1000 state=x\n9;reboot|n1|1000\nslurm_load_jobs error: x\n\n"
     assert lost_jobs.lost(shown, "n1", 2000.0, []) == ["7", "8"]
+
+
+def test_jobs_that_slurm_holds_since_a_node_has_refused_them_are_released(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+
+    def slurm(argv: list[str], **_options: Any) -> Completed:
+        if argv[0] == "squeue":
+            return Completed(0, "17|(launch failed requeued held)\n18|(JobHeldUser)\n19|(Priority)\n", "")
+        told.append(" ".join(argv))
+        return Completed(0, "", "")
+
+    lost_jobs.release(slurm, "n1")
+    assert told == ["scontrol release 17"]
+    assert "n1: job 17 was refused by a node, and is released" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("failing", ["squeue", "scontrol"])
+def test_a_controller_that_does_not_answer_keeps_no_node_out_of_service(
+    failing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slurm(argv: list[str], **_options: Any) -> Completed:
+        if argv[0] == failing:
+            raise CommandError(argv, "Unable to contact slurm controller")
+        return Completed(0, "17|(launch failed requeued held)\n", "")
+
+    lost_jobs.release(slurm, "n1")
+    assert "Unable to contact slurm controller" in capsys.readouterr().out

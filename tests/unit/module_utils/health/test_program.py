@@ -391,8 +391,10 @@ def test_what_slurm_has_drained_for_a_job_is_resumed_when_nothing_is_left_of_it(
     shown = f"NodeName=n1 State=IDLE+DRAIN Reason={reason} [root@2026-11-22T14:45:56]\n"
 
     def runner(argv: Any, **_options: Any) -> Completed:
-        if "update" in argv:
-            told.append(" ".join(argv[2:]))
+        if argv[0] == "squeue":
+            return Completed(0, "17|(launch failed requeued held)\n", "")
+        if argv[1] != "--oneliner":
+            told.append(" ".join(argv[1:]))
         return Completed(0, shown, "")
 
     process = tmp_path / "proc/71"
@@ -402,7 +404,8 @@ def test_what_slurm_has_drained_for_a_job_is_resumed_when_nothing_is_left_of_it(
     (process / "exe").symlink_to(f"/usr/sbin/{'slurmstepd' if left else 'slurmd'}")
     settings = program.Settings("lab", "n1", "", [DISK], 95)
     program.settle(runner, settings, [result("pass")], Tree(str(tmp_path)))
-    assert told == ([] if left else ["nodename=n1 state=resume"])
+    resumed = ["update nodename=n1 state=resume", *(["release 17"] if reason == program.DUPLICATE_JOB else [])]
+    assert told == ([] if left else resumed)
 
 
 def test_show_tells_slurm_nothing(host: Host) -> None:
