@@ -138,7 +138,7 @@ class Rank:
         source.close()
 
     def look(self, last: bool = False) -> bool:
-        """Whether it has reported new progress. ``last``: it has ended, so this is the last check."""
+        """Whether it has reported anything. ``last``: it has ended, so this is the last check."""
         try:
             # Two files that are written within one tick of the kernel's clock have the same time.
             stamp = os.stat(self._progress_file).st_mtime_ns
@@ -149,10 +149,8 @@ class Rank:
         except OSError:
             return False
         self._stamp = stamp
-        if told is None:
-            return False
-        # A report of the same step is a sign of life, too.
-        self.progress = told
+        # A report of the same step is a sign of life, and so is one that cannot be read.
+        self.progress = told or self.progress
         return True
 
     def ended(self) -> bool:

@@ -108,10 +108,13 @@ def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
 
 
 def _rank_of(end: RankEnd) -> int:
-    """The order of blame: an error of its own, an end by SIGTERM, which another rank or its launcher has caused, and a
-    consequence.
+    """The order of blame: an error of its own, an end by SIGTERM, which another rank or its launcher has caused, or by a
+    connection that may have been one to a peer, and a consequence.
     """
-    return 2 if follows(end) else 1 if end.status == -signal.SIGTERM else 0
+    if follows(end):
+        return 2
+    told = _told(end)
+    return 1 if end.status == -signal.SIGTERM or (told is not None and told.perhaps) else 0
 
 
 def _broken_nodes(failed: Sequence[RankEnd]) -> Dict[str, str]:

@@ -92,11 +92,9 @@ FATAL = _any(
 )
 #: Errors of a rank whose peer is gone or late. They say nothing about the rank itself.
 CONSEQUENCE = _any(
-    # Sockets, and so Gloo and all that print what the system says.
-    r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|Connection refused|Broken pipe",
-    r"Connection was likely closed|Socket closed|Socket [Tt]imeout",
     # Gloo
     r"Timed out waiting \d+ ?ms for (?:recv|send)|failed to pass monitoredBarrier|Gloo connectFullMesh failed",
+    r"Application timeout caused pair closure",
     r"Gloo \w+ failed: .*(?:pair|buffer)\.cc",
     # NCCL
     r"ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted",
@@ -112,9 +110,21 @@ CONSEQUENCE = _any(
     r"lost communication with a remote daemon|Endpoint timeout|Transport retry count exceeded",
     # JAX and XLA
     r"another task died|heartbeat timeout|tasks are unhealthy|Failed to send RPC to coordination service",
-    r"Barrier timed out|[Bb]arrier failed because|coordination service .*(?:unavailable|heartbeat)|Lost connection",
-    # Horovod, PyTorch's RPC
-    r"Horovod has been shut down|Timed out waiting",
+    r"Barrier timed out|[Bb]arrier failed because|coordination service .*(?:unavailable|heartbeat)",
+    r"GetKeyValue\(\) timed out",
+    # Horovod
+    r"Horovod has been shut down",
+)
+#: Errors of a connection, in the words of the system: that of a peer, or of any server.
+CONNECTION = _any(
+    r"Connection closed by (?:remote )?peer|Connection reset by (?:remote )?peer|Connection refused|Broken pipe",
+    r"Connection was likely closed|Socket closed|Socket [Tt]imeout|Lost connection|Timed out waiting",
+)
+#: With these, it is that of a peer: the words of the libraries that connect ranks.
+BETWEEN_RANKS = _any(
+    r"(?:pair|buffer|socket)\.(?:cc|cpp|h)\b|\b[Gg]loo\b|NCCL|\bnccl|\bsocket[A-Z]\w+: |^Net : |\bUCX\b|\bMPI",
+    r"TCPStore|in store based|[Rr]endezvous|\bc10d\b|Dist\w+Error|distributed|(?:Xla|Jax)RuntimeError|[Cc]oordination",
+    r"Horovod|\b[Rr]ank:? ?\d",
 )
 #: With these, it is an error of the rank itself.
 OWN = _any(
@@ -123,21 +133,25 @@ OWN = _any(
 )
 #: Errors by which the node is at fault: the words of CUDA, NVIDIA's driver and library, NCCL, Gloo and the kernel.
 HARDWARE = _any(
-    r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    r"(?<!\b0 )(?<!\b[Nn]o )uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
     r"over nvlink or a hardware error",  # cudaErrorContained
     r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",  # no fabric manager
     r"system has unsupported display driver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|[Dd]river/library version mismatch",
     r"fallen off the bus|fell off the bus|GPU is lost|[Uu]nable to determine the device handle",
     r"NVRM: Xid \([^)]*\): (?:" + "|".join(map(str, BAD_XIDS)) + r")\b",
-    r"Got async event : (?:local catastrophic error|port error)",  # NCCL, of the node's own adapter
+    # NCCL, of the node's own adapter. That of a QP or CQ may be the fault of the program.
+    r"(?:Got async event :|async fatal event:|Got non-fatal async event:) (?:local catastrophic error|port error)",
     r"[Nn]o socket interface found|Unable to find address for: |no NCCL_SOCKET_IFNAME interface found",
     r"with family \d+ is neither AF_INET",  # NCCL 2.27, without the interface
-    r"\[Hardware Error\]|Machine [Cc]heck|[Bb]uffer I/O error on dev|I/O error, dev (?:nvme|sd)",  # the kernel
+    r"\[Hardware Error\]|Machine [Cc]heck (?:[Ee]vent|[Ee]xception)|[Ff]atal machine check",
+    r"[Bb]uffer I/O error on dev|I/O error, dev (?:nvme|sd)",  # the kernel
     r"\[Errno (?:5|30)\] [^']*'(?:/tmp|/var/tmp|/dev)/",  # a local disk; that of a file server proves nothing
 )
 #: Errors of a file system without room, and of one that fails or is away: the words of the system, and its numbers.
 SPACE = _any(
-    r"(?i:No space left on device|Disk quota exceeded)", r"\bENOSPC\b|\bEDQUOT\b", r"(?i:errno|os error):? (?:28|122)\b"
+    r"(?i:No space left on device|Disk quota exceeded|database or disk is full)",  # the last one of SQLite
+    r"\bENOSPC\b|\bEDQUOT\b",
+    r"(?i:errno|os error):? (?:28|122)\b",
 )
 FAILING = _any(
     r"(?i:Read-only file system|Stale (?:NFS )?file handle|Input/output error|Remote I/O error)",
@@ -145,7 +159,10 @@ FAILING = _any(
     r"\bEROFS\b|\bESTALE\b",
 )
 #: Errors of writers that do not say why: PyTorch's, and NumPy's.
-UNWRITTEN = _any(r"PytorchStreamWriter failed writing|: file write failed", r"\d+ requested and \d+ written")
+UNWRITTEN = _any(
+    r"PytorchStreamWriter failed writing|: file write failed|unexpected pos \d+ vs \d+",
+    r"\d+ requested and \d+ written",
+)
 #: Slurm's and the kernel's words for a job whose memory is used up.
 MEMORY = _any(
     r"oom[-_]kill event",

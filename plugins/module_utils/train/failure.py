@@ -32,15 +32,18 @@ _KILLED = re.compile(
 #: The characters of an error that are compared: it is shortened where what differs has not been removed yet.
 _COMPARED = 200
 #: What has another number on each node, or in each attempt.
-_NUMBERED = r"pid|tid|process|thread|port|worker|seqnum|gpu|gpu node|device|device ordinal|\bcuda"
+_NUMBERED = r"pid|tid|daemon|process|thread|port|worker|seqnum|gpu|gpu node|device|device ordinal|\bcuda"
 #: What differs between two reports of the same error, and what is compared instead. The order matters: a time may
 #: contain what looks like a size.
 _VARYING = tuple(
     (re.compile(pattern), instead)
     for pattern, instead in (
         # The prefixes of PyTorch, of srun --label, and of the loggers of Google and of containers.
-        (r"\[?(?:\b|_)[Rr]anks? ?:?=? ?\d+(?:, ?\d+)*\]?:?", "RANK"),
-        (r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?", "TIME"),
+        (r"(?i)\[?(?:\b|_)ranks?[ :=_-]{0,2}\d+(?:, ?\d+)*\]?:?", "RANK"),
+        # Files of which each rank has one: rng_state_0.pth, __1_0.distcp, model-00001-of-00004.safetensors.
+        (r"(?i)(?<=[a-z][_.-])\d+(?=\.(?:pt|pth|bin|ckpt|pkl)\b)|__\d+_\d+(?=\.distcp)", "NUMBER"),
+        (r"\b\d+-of-\d+\b", "NUMBER"),
+        (r"\d{4}[-/]\d\d[-/]\d\d(?:[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?", "TIME"),
         (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "ID"),
         # A device on the PCI bus, before what looks like a time.
         (
@@ -48,6 +51,9 @@ _VARYING = tuple(
             "DEVICE",
         ),
         (r"\b\d{1,2}:\d\d:\d\d(?:[.,]\d+)?", "TIME"),
+        (r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +\d{1,2}(?: TIME)?(?: \d{4}\b)?", "TIME"),
+        # Seconds since 1970, of this century.
+        (r"\b[12]\d{9}(?:\.\d+)?\b(?!\.)", "TIME"),
         (r"\b[IWEF]\d{3,4} TIME(?: +\d+)?", "TIME"),
         (r"\b0x[0-9a-fA-F]+", "ADDRESS"),
         (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "ADDRESS"),

@@ -43,6 +43,8 @@ _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 _DEEPSPEED, _LATEST = "_states.pt", "latest"
 #: What is in a checkpoint as well, and has no weights.
 _OTHER = ("training_args", "optimizer", "scheduler", "sampler", "dl_state_dict")
+#: Files beside checkpoints that are none: those, and what is left of a model after training.
+_NO_CHECKPOINT = (*_OTHER, "optim", "sched", "rng_state", "random_states", "pytorch_model", "adapter_model")
 #: Files of which there is one for each rank, or object.
 _NUMBER = re.compile(
     r"(?<=^rng_state_)\d+(?=\.pth$)|(?<=^random_states_)\d+|(?<=^custom_checkpoint_)\d+|(?<=_rank)\d+(?=\.bin$)"
@@ -81,10 +83,18 @@ def _newest(directory: str) -> Optional[str]:
 
 
 def _candidates(directory: str) -> Iterator[Tuple[Tuple[int, float], str]]:
-    """What may be checkpoints, with what they are sorted by: the step if all names have one, or else the time."""
+    """What may be checkpoints, with what they are sorted by: the step if all names have one, or else the time.
+
+    A name without a step is that of a checkpoint only if it looks like one: there are logs beside it, and final models.
+    """
     with contextlib.suppress(FileNotFoundError):
-        entries = [entry for entry in os.scandir(directory) if entry.is_dir() or entry.name.endswith(_ARCHIVES)]
+        entries = [
+            entry
+            for entry in os.scandir(directory)
+            if entry.is_dir() or (entry.name.endswith(_ARCHIVES) and not entry.name.startswith(_NO_CHECKPOINT))
+        ]
         found = [(entry, _STEP.search(entry.name)) for entry in entries]
+        found = [(entry, step) for entry, step in found if step or complete(entry.path)]
         numbered = all(step for _entry, step in found)
         for entry, step in found:
             with contextlib.suppress(OSError):
@@ -103,7 +113,8 @@ def complete(path: str) -> bool:
         if os.path.isdir(path):
             return _complete_directory(path)
         return _whole(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        # The last ones for JSON of another shape.
         return False
 
 

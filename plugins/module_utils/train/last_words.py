@@ -22,13 +22,14 @@ _HANDLED = 10
 
 class Error(NamedTuple):
     """One error in the output. ``last``: no other output follows it; ``follows``: the peer of the rank is to blame;
-    ``passed``: the number of ordinary lines before it; ``before``: the error after which it occurred, according to Python.
+    ``perhaps``: a peer, or a server outside; ``passed``: the number of ordinary lines before it; ``before``: the error after which it occurred, according to Python.
     """
 
     text: str
     rank: Optional[int]
     last: bool
     follows: bool
+    perhaps: bool
     passed: int
     before: str = ""
 
@@ -115,7 +116,8 @@ class _Scan:
             text = self._previous
         last = not any(line.text for line in self._read[first + 1 :])
         follows = names_peer(text) or names_peer(self._caused)
-        self.found.append(Error(words.WRAPPED.sub("", text), rank, last, follows, passed, self._before))
+        perhaps = any(words.CONNECTION.search(one) for one in (text, self._caused))
+        self.found.append(Error(words.WRAPPED.sub("", text), rank, last, follows, perhaps, passed, self._before))
         self._previous = text
 
 
@@ -171,7 +173,8 @@ def _begins(line: Line) -> bool:
 
 def names_peer(text: str) -> bool:
     """Whether an error only says that a peer is gone or late."""
-    return bool(words.CONSEQUENCE.search(text)) and not words.OWN.search(text)
+    peer = words.CONSEQUENCE.search(text) or (words.CONNECTION.search(text) and words.BETWEEN_RANKS.search(text))
+    return bool(peer) and not words.OWN.search(text)
 
 
 def root(tail: str) -> Optional[Root]:

@@ -23,10 +23,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import
 
 #: Node states in which an attempt continues, but no new one starts.
 _LEAVING = ("drain", "fail")
-#: Words of sbatch for what may pass: a limit on jobs of the user, of an account or a QOS, and a controller that is just
-#: starting. What else it refuses, it would refuse again.
+#: Words of sbatch for what may pass: a limit on jobs of the user, of an account or a QOS, a controller that is just
+#: starting, does not know the accounts yet, or has a full disk, and a partition, nodes or a reservation that are not in
+#: service now. What else it refuses, it would refuse again.
 _PASSING = re.compile(
-    r"limit|temporarily|contact slurm|timed out|zero bytes|connection|endpoint|communication", re.IGNORECASE
+    r"limit|temporarily|contact slurm|timed out|zero bytes|connection|endpoint|communication|invalid account"
+    r"|writing script|required (?:partition|node) not available|usable now|try again",
+    re.IGNORECASE,
 )
 #: Why a job is pending that waits for nodes.
 _FOR_NODES = ("Resources", "Priority")
@@ -101,6 +104,22 @@ def refuse_impossible(run: Runner, request: Request, program: str) -> None:
     """Query whether Slurm could ever run the job. Raises HostStateError with its answer."""
     text = requests.batch_script(request, program, "")
     _sbatch(run, ["--test-only", *requests.submission(request)], text)
+
+
+def possible(run: Runner, request: Request, excluded: Sequence[str]) -> bool:
+    """Whether Slurm could ever run the job without these nodes. What it refuses for now is possible.
+
+    Raises CommandError if it does not answer.
+    """
+    try:
+        _sbatch(
+            run,
+            ["--test-only", *requests.submission(request, excluded, fewer=True)],
+            requests.batch_script(request, "", ""),
+        )
+    except HostStateError as refusal:
+        return may_pass(refusal.message)
+    return True
 
 
 def may_pass(refusal: str) -> bool:

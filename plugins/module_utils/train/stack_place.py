@@ -15,7 +15,7 @@ _COLLECTIVE = re.compile(
 )
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)$', re.MULTILINE)
 #: Python's own library, in which a program waits for anything.
-_LIBRARY = re.compile(r"/lib/python\d[\d.]*/(?!site-packages/|dist-packages/)|^<frozen ")
+_LIBRARY = re.compile(r"/lib(?:64)?/python\d[\d.]*/(?!site-packages/|dist-packages/)|^<frozen ")
 #: Functions of packages in which a program waits for anything as well.
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/")
 _WAITING = re.compile(r"^_?(?:wait\w*|get|poll|recv\w*|read\w*|select|acquire|join|result|sleep|wrapper|inner|gather)$")

@@ -10,6 +10,7 @@ directory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -203,6 +204,8 @@ class Supervisor:
         self.cancelled = False
         #: Whether Slurm starts this job again.
         self._restarts = False
+        #: Whether the volume had no room for this process, since the last attempt began.
+        self._had_no_room = False
 
     def preempt(self, _number: int, _frame: Any) -> None:
         """Slurm, or ``scancel --batch --signal=USR1``, announces that the job will end soon."""
@@ -273,6 +276,9 @@ class Supervisor:
             return True
         try:
             states = scheduler.node_states(self._runner, self.request.partition)
+            if not scheduler.possible(self._runner, self.request, sorted(out)):
+                # The request names its nodes, or no others have such GPUs.
+                return False
         except CommandError:
             # The run goes on as soon as the controller answers, and then knows better.
             return True
@@ -482,7 +488,7 @@ class Supervisor:
         if fate:
             return Cause("warned", _FATES[fate])
         times = decide.volume_failures(self._counted())
-        return volume_fault.judged(cause, str(self._folder.path), self.request.directory, times)
+        return volume_fault.judged(cause, str(self._folder.path), self.request.directory, times, self._had_no_room)
 
     def _leave(self, decision: decide.Decision) -> int:
         if not self._note_end(decision) and self.cancelled and decision.action == "resubmit":
@@ -629,6 +635,7 @@ class Supervisor:
 
     def _attempt(self, nodes: Sequence[str]) -> None:
         self._claim()
+        self._had_no_room = False
         request, post = self.request, self._post
         number = len(self._run.attempts) + 1
         task = agent.Task(
@@ -795,6 +802,7 @@ class Supervisor:
             self._folder.write(new)
         except OSError as failure:
             _say(f"run.json cannot be written now: {failure}")
+            self._had_no_room |= failure.errno in (errno.ENOSPC, errno.EDQUOT)
             return False
         return True
 

@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import holding, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import error_words as words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.failure import OF_PROGRAM
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause
 
 #: The bytes that a volume must take to be in order.
@@ -75,22 +76,22 @@ def _largest(checkpoints: str) -> int:
     return max(sizes)
 
 
-def judged(cause: Cause, folder: str, directory: str, times: int) -> Cause:
+def judged(cause: Cause, folder: str, directory: str, times: int, had_no_room: bool = False) -> Cause:
     """The cause of the end of an attempt, if it is not the volume.
 
     ``folder``: that of the run; ``directory``: where its command starts; ``times``: how often the volume was the cause
-    since the run last got further. May block if the volume does not answer.
+    since the run last got further; ``had_no_room``: it was full during the attempt. May block if the volume does not answer.
     """
     space = words.SPACE.search(cause.detail) or words.UNWRITTEN.search(cause.detail)
     failing = None if space else words.FAILING.search(cause.detail)
-    if cause.kind not in ("crash", "hang") or not (space or failing):
+    if cause.kind not in OF_PROGRAM or not (space or failing):
         return cause
     shared = _on_volume(_path(cause.detail, space is not None), folder, directory)
     if shared is False:
         return cause
     found = state(folder)
     if not found.text or (failing and found.full):
-        if shared is None:
+        if shared is None and not (space and had_no_room):
             return _of_disk(cause) if not found.text and words.SPACE.search(cause.detail) else cause
         if failing and times >= _BELIEVED:
             # The mount of one node, perhaps.

@@ -24,6 +24,8 @@ _AGENT_GONE = 20.0
 _SETTLE = 3.0
 #: Seconds for the ranks to report why they hang, or why their peers have given up waiting for them.
 _LOOK = 5.0
+#: Seconds of reports after which their absence means something, although the program prints.
+_REGULAR = 10.0
 #: The message that Slurm has killed processes of a node since the memory of the job was used up.
 MEMORY = "memory"
 
@@ -55,6 +57,8 @@ class Watch:
         self._used_up: Set[str] = set()
         self._failed_at: Optional[float] = None
         self._moved: Optional[float] = now if tells else None
+        #: Since when reports have come within the limit of each other.
+        self._reports_since = now
         #: When the shared volume answered again, if it did not for a while.
         self._answered = now
         self._looked: Optional[float] = None
@@ -124,6 +128,7 @@ class Watch:
         for rank, told in said.values["ranks"].items():
             before = self._progress.get(int(rank), Progress()).step
             self._tell(int(rank), told, now)
+            self._live(now)
             progress = self._progress.get(int(rank), Progress())
             if progress.step != before:
                 self.pace.tell(int(rank), said.node, progress, now)
@@ -168,7 +173,8 @@ class Watch:
         rank, status = int(values["rank"]), int(values["status"])
         # The pause before the end of a rank may be a hang, and says nothing about what is normal.
         normal = self.limits
-        self._tell(rank, values, now)
+        if self._tell(rank, values, now):
+            self._live(now)
         self.limits = normal
         memory = bool(values.get("memory"))
         self._ends[rank] = RankEnd(rank, said.node, status, float(values["at"]), str(values["tail"]), memory)
@@ -177,14 +183,24 @@ class Watch:
         if self._moved is not None:
             self._moved = now
 
-    def _tell(self, rank: int, told: Mapping[str, Any], now: float) -> None:
+    def _live(self, now: float) -> None:
+        """Process a sign of life: a report, whatever it contains."""
+        if self._moved is None or now - self._moved > self._request.hang_timeout:
+            self._reports_since = now
+        self._moved = now
+
+    @property
+    def _reports_regularly(self) -> bool:
+        """Whether its reports have come within the limit of each other for a while, so that their absence means something."""
+        return self._moved is not None and self._moved - self._reports_since >= _REGULAR
+
+    def _tell(self, rank: int, told: Mapping[str, Any], now: float) -> bool:
+        """Process what a rank has reported. Returns whether it says anything about its progress."""
         progress = Progress(**{name: told.get(name) for name in Progress._fields})
-        if progress == Progress():
-            return
         if self.first is not None and self._moved is not None and not self._busy():
             self.limits = self.limits.with_gap(now - self._moved)
-        # Any report is a sign of life.
-        self._moved = now
+        if progress == Progress():
+            return False
         if progress.step is not None and progress.step != self._progress.get(rank, Progress()).step:
             if self.first is None:
                 self.limits = self.limits.with_start(now - self._ranks_began)
@@ -193,6 +209,7 @@ class Watch:
             self.first = made if self.first is None else min(self.first, made)
             self._last_at = now
         self._progress[rank] = progress
+        return True
 
     def _busy(self) -> Dict[str, float]:
         """What ranks are busy with instead of steps, with the seconds that it may take."""
@@ -257,13 +274,17 @@ class Watch:
     def hangs(self, now: float) -> bool:
         """Whether no rank has shown a sign of life, or ended, within the allowed time; before the first step, it may start.
 
-        A program that reports nothing is judged by its output, if it has printed regularly.
+        A program that reports nothing, or seldom, is judged by its output, if it has printed regularly.
         """
         if self._failed_at is not None or len(self._ends) == self.world_size:
             return False
-        if self._moved is not None:
-            return now - max(self._moved, self._answered) > self._allowed
-        return self._output.stopped(self._request.hang_timeout, now, self._answered)
+        limit = self._request.hang_timeout
+        if self._moved is None:
+            return self._output.stopped(limit, now, self._answered)
+        since = max(self._moved, self._answered)
+        if now - since <= self._allowed:
+            return False
+        return self._reports_regularly or not self._output.regular(limit) or self._output.stopped(limit, now, since)
 
     @property
     def _allowed(self) -> float:
@@ -383,18 +404,21 @@ class Watch:
         return _through(self.progress())
 
     def progress(self) -> Progress:
-        """The progress of the attempt: the last step reported by all ranks, and the other values of the first rank."""
-        told: Set[int] = {progress.step for progress in self._progress.values() if progress.step is not None}
-        first = self._progress.get(0, Progress())
-        checkpoints = [progress.checkpoint for progress in self._progress.values() if progress.checkpoint is not None]
-        loss = first.loss if first.loss is not None and math.isfinite(first.loss) else None
+        """The progress of the attempt: the last step reported by all ranks, and the loss of the first rank that has one.
+
+        In a pipeline, that is the last rank.
+        """
+        ranks = [progress for _rank, progress in sorted(self._progress.items())]
+        told: Set[int] = {progress.step for progress in ranks if progress.step is not None}
+        checkpoints = [progress.checkpoint for progress in ranks if progress.checkpoint is not None]
+        losses = (progress.loss for progress in ranks if progress.loss is not None and math.isfinite(progress.loss))
         return Progress(
             min(told) if told else None,
-            first.steps,
-            loss,
+            next((progress.steps for progress in ranks if progress.steps is not None), None),
+            next(losses, None),
             max(checkpoints) if checkpoints else None,
             busy=", ".join(sorted(self._busy())) or None,
-            nan=first.nan,
+            nan=any(progress.nan for progress in ranks) or None,
         )
 
 

@@ -59,6 +59,9 @@ def test_the_last_step_counts_also_if_it_came_right_after_the_one_before(tmp_pat
         time.sleep(0.01)
     assert rank.progress.step == 19
     assert rank.look(last=True) and rank.progress.step == 20
+    # What cannot be read is a sign of life.
+    told.write_text("not yet", encoding="ascii")
+    assert rank.look() and rank.progress.step == 20
 
 
 @pytest.fixture(name="task")

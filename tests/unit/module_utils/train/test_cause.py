@@ -29,6 +29,17 @@ def test_an_error_of_its_own_comes_before_those_that_name_a_peer() -> None:
     assert "ValueError: shard 7 is damaged" in found.detail
 
 
+def test_a_connection_to_a_server_outside_is_no_peer() -> None:
+    """The others, which live, are not to blame."""
+    reset = RankEnd(1, "n2", 1, 1.0, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    assert not cause.only_follow([reset])
+    found = cause.crash([reset])
+    assert found is not None and (found.kind, found.rank, found.node) == ("crash", 1, "n2")
+    # It may be that of a peer that was killed.
+    found = cause.crash([reset, RankEnd(0, "n1", -9, 2.0, "")])
+    assert found is not None and found.node == "n1"
+
+
 def test_a_rank_that_was_killed_has_no_last_words() -> None:
     found = cause.crash([RankEnd(0, "n1", 1, 10.0, PEER_GONE), RankEnd(2, "n2", -9, 10.4)])
     assert found is not None

@@ -93,6 +93,17 @@ def attempt(detail: str, node: str = "gpu1", last: int | None = 7, kind: str = "
                 ("cannot read out/checkpoint-60/model.pt", "cannot read out/checkpoint-1200/model.pt"),
                 ("cannot read '/tmp/tmpk3j9x2ab/x'", "cannot read '/tmp/tmp00000000/x'"),
                 ("barrier after 30 minutes", "barrier after 9 minutes"),
+                ("cannot read rng_state_0.pth", "cannot read rng_state_13.pth"),
+                ("bad zero_pp_rank_0_mp_rank_00_optim_states.pt", "bad zero_pp_rank_1_mp_rank_07_optim_states.pt"),
+                ("cannot read '__0_0.distcp'", "cannot read '__7_1.distcp'"),
+                ("cut off: model-00001-of-00004.safetensors", "cut off: model-00003-of-00004.safetensors"),
+                ("[RANK 1] no such key", "[RANK 12] no such key"),
+                ("RANK=1 has no data", "RANK=3 has no data"),
+                ("rank-3: no such key", "rank-0: no such key"),
+                ("daemon 1402342 is gone", "daemon 33 is gone"),
+                ("expired at 1764150001", "expired at 1764159999.25"),
+                ("2026/11/26 10:00:01 no such key", "2026/11/27 11:30:59 no such key"),
+                ("Nov 26 10:00:01 no such key", "Dec  1 11:30:59 no such key"),
                 # Longer than what is shown of an error, which is cut at another place each time.
                 (f"Process 7 has 3.1 GiB {'x ' * 200}"[:300], f"Process 4711 has 13.75 GiB {'x ' * 200}"[:300]),
             )
@@ -116,6 +127,10 @@ def test_what_differs_between_two_reports_of_an_error_is_not_compared(one: str, 
         (
             "rank 0 on gpu1: exit status 1: Xid (PCI:0000:02:00): 79",
             "rank 0 on gpu1: exit status 1: Xid (PCI:0000:02:00): 13",
+        ),
+        (
+            "rank 0 on gpu1: exit status 1: cannot read shard_17.json",
+            "rank 0 on gpu1: exit status 1: cannot read shard_18.json",
         ),
         ("rank 0 on gpu1: exit status 1: CUDA error 700", "rank 0 on gpu1: exit status 1: CUDA error 719"),
         # The file and the line are places of the program.

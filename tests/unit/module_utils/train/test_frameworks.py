@@ -96,6 +96,26 @@ def test_a_checkpoint_of_trainer_during_which_it_was_killed_is_passed_over(tmp_p
     assert newest(tmp_path) == "checkpoint-50"
 
 
+def test_what_lies_beside_checkpoints_is_none(tmp_path: Path) -> None:
+    """What save_model, a logger and a saved optimizer leave in the directory of Trainer, all of it newer."""
+    trainer(tmp_path, 500)
+    os.utime(trainer(tmp_path, 1000), (1, 1))
+    for name in ("training_args.bin", "pytorch_model.bin", "optim_1000.pt", "scheduler.pt"):
+        archive(tmp_path / name)
+    safetensors(tmp_path / "model.safetensors")
+    (tmp_path / "runs" / "events").mkdir(parents=True)
+    assert newest(tmp_path) == "checkpoint-1000"
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"w": 7}', '{"weight_map": []}', '{"w": {"data_offsets": [0]}}'])
+def test_json_of_another_shape_is_no_checkpoint(tmp_path: Path, text: str) -> None:
+    trainer(tmp_path, 500)
+    raw = text.encode()
+    (trainer(tmp_path, 1000) / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(32))
+    (trainer(tmp_path, 1500) / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    assert newest(tmp_path) in ("checkpoint-500", "checkpoint-1500")
+
+
 def test_all_parts_of_a_large_model_have_to_be_there(tmp_path: Path) -> None:
     trainer(tmp_path, 50)
     place = trainer(tmp_path, 100)

@@ -52,6 +52,42 @@ def test_a_report_without_a_step_is_a_sign_of_life() -> None:
     assert watch.hangs(211.0)
 
 
+def test_a_report_of_anything_is_a_sign_of_life() -> None:
+    watch = watching()
+    for now in range(10, 500, 10):
+        watch.hear(Said("beat", "n1", {"ranks": {"0": {}}, "printed": 0}), float(now))
+    assert not watch.hangs(500.0)
+    # Ranks that have made no step may yet be starting.
+    assert watch.hangs(490.0 + 60.0 + STARTING + 1.0)
+
+
+def test_a_program_that_reports_seldom_is_judged_by_its_output_as_well() -> None:
+    watch = watching()
+    for now in range(10, 1000, 10):
+        report(watch, float(now), printed=now)
+        if now == 300:
+            report(watch, float(now), printed=now, checkpoint=100)
+    assert not watch.hangs(1000.0)
+    assert watch.hangs(1051.0)
+
+
+def test_the_output_of_a_program_that_reports_its_steps_says_nothing() -> None:
+    watch = watching()
+    for now in range(10, 1000, 10):
+        report(watch, float(now), printed=now, **({"step": now} if now <= 300 else {}))
+    assert watch.hangs(361.0)
+
+
+def test_the_loss_is_that_of_the_rank_that_has_one_and_of_any_that_has_none() -> None:
+    """In a pipeline, only the last rank knows it."""
+    watch = watching()
+    report(watch, 10.0, 0, step=7)
+    report(watch, 10.0, 1, step=7, steps=20, loss=0.5)
+    assert (watch.progress().loss, watch.progress().steps, watch.progress().nan) == (0.5, 20, None)
+    report(watch, 11.0, 1, step=8, nan=True)
+    assert watch.progress().nan
+
+
 def test_a_program_that_says_it_is_busy_may_take_as_long_as_it_says() -> None:
     watch = watching()
     for rank in (0, 1):

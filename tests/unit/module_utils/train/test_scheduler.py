@@ -123,6 +123,15 @@ def test_what_slurm_says_when_it_refuses(said: str, words: str) -> None:
         ("Slurm refuses the job: Batch job submission failed: Slurm temporarily unable to accept job.", True),
         ("Slurm refuses the job: Batch job submission failed: Requested node configuration is not available.", False),
         ("Slurm refuses the job: invalid partition specified: gone, Batch job submission failed.", False),
+        (
+            "Slurm refuses the job: Batch job submission failed: Required partition not available (inactive or drain).",
+            True,
+        ),
+        ("Slurm refuses the job: Batch job submission failed: I/O error writing script/environment to file.", True),
+        (
+            "Slurm refuses the job: Batch job submission failed: Invalid account or account/partition combination specified.",
+            True,
+        ),
     ],
 )
 def test_what_slurm_refuses_may_pass_or_not(words: str, passes: bool) -> None:

@@ -49,6 +49,10 @@ def test_functions_in_which_anything_waits_say_nothing() -> None:
     assert place(DOWNLOAD) == "fetch_shard (data.py:12)"
 
 
+def test_the_library_of_python_is_in_lib64_on_other_distributions() -> None:
+    assert place(LOADER.replace("/usr/lib/", "/usr/lib64/")) == place(LOADER)
+
+
 def test_without_another_function_it_is_that_one() -> None:
     assert place(ASLEEP) == "wait (threading.py:327)"
 

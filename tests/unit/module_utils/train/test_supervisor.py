@@ -606,23 +606,32 @@ def test_a_job_runs_no_command_that_another_user_could_have_put_there(
 
 
 @pytest.mark.parametrize(
-    ("allocated", "sinfo", "away", "excluded"),
+    ("allocated", "sinfo", "refusal", "excluded"),
     [
-        (["n1", "n2"], "n1|alloc\nn2|alloc\n", 0, "n1"),
-        (["n1"], "n1|alloc\nn2|idle\n", 0, "n1"),
-        (["n1"], "n1|alloc\nn2|down*\n", 0, ""),
+        (["n1", "n2"], "n1|alloc\nn2|alloc\n", "", "n1"),
+        (["n1"], "n1|alloc\nn2|idle\n", "", "n1"),
+        (["n1"], "n1|alloc\nn2|down*\n", "", ""),
         # The run goes on, and asks again, once the controller answers.
-        (["n1"], "", 1, "n1"),
+        (["n1"], "", AWAY.stderr, "n1"),
+        # Such as a request for this node only, or for GPUs that no other one has.
+        (["n1"], "n1|alloc\nn2|idle\n", "Requested node configuration is not available", ""),
+        (["n1"], "n1|alloc\nn2|idle\n", "AssocMaxSubmitJobLimit", "n1"),
     ],
 )
 def test_a_node_is_excluded_for_its_error_if_the_run_can_do_without_it(
-    folder: Folder, allocated: list[str], sinfo: str, away: int, excluded: str
+    folder: Folder, allocated: list[str], sinfo: str, refusal: str, excluded: str
 ) -> None:
     cause = Cause("crash", "rank 0 on n1: CUDA error: uncorrectable ECC error encountered", 0, "n1", hardware=True)
     attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=cause)
     folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
     post = supervisor.Post("/bin/x", 41, "token", "n1", allocated)
-    made = supervisor.Supervisor(folder, post, Slurm(away, sinfo=sinfo))
+    slurm = Slurm(1 if refusal == AWAY.stderr else 0, sinfo=sinfo)
+
+    def answer(argv: list[str], **options: object) -> Completed:
+        refused = refusal and "--test-only" in argv and "--exclude=n1" in argv
+        return Completed(1, "", f"sbatch: error: {refusal}") if refused else slurm(argv, **options)
+
+    made = supervisor.Supervisor(folder, post, answer)
     assert made._verdict() is None
     # Its heir knows.
     assert folder.read().attempts[-1].excluded == excluded

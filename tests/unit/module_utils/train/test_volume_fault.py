@@ -42,13 +42,14 @@ def told(
     error: str,
     state: volume_fault.State = IN_ORDER,
     times: int = 0,
+    had_no_room: bool = False,
     **changed: Any,
 ) -> Cause:
     """The cause of an attempt that has ended with this error of a rank, in which {top} is the place of the volumes."""
     top = run[: run.index("/shared")]
     cause = Cause("crash", f"rank 0 on n1: exit status 1: {error.format(top=top)}", 0, "n1")._replace(**changed)
     monkeypatch.setattr(volume_fault, "state", lambda _folder: state)
-    return volume_fault.judged(cause, run, f"{top}/shared/home", times)
+    return volume_fault.judged(cause, run, f"{top}/shared/home", times, had_no_room)
 
 
 @pytest.mark.parametrize("state", [IN_ORDER, FULL, AWAY])
@@ -105,6 +106,8 @@ def test_temporary_files_are_on_a_disk_of_the_node(monkeypatch: pytest.MonkeyPat
         ("RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed", FULL, "volume"),
         ("RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed", IN_ORDER, "crash"),
         ("OSError: 40000 requested and 1234 written", FULL, "volume"),
+        ("RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 448 vs 344", FULL, "volume"),
+        ("sqlite3.OperationalError: database or disk is full", FULL, "volume"),
         # A path of a container.
         ("OSError: [Errno 28] No space left on device: '/no-such-place/7.pt'", FULL, "volume"),
         ("OSError: [Errno 28] No space left on device: '/no-such-place/7.pt'", IN_ORDER, "crash"),
@@ -146,9 +149,22 @@ def test_an_error_of_one_mount_that_does_not_pass_is_not_that_of_the_volume_for_
 
 
 def test_other_causes_stay_as_they_are(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("node", "cancelled", "start"):
+    for kind in ("node", "cancelled"):
         assert told(run, monkeypatch, SPACE, FULL, kind=kind).kind == kind
-    assert told(run, monkeypatch, SPACE, FULL, kind="hang").kind == "volume"
+    for kind in ("hang", "start"):
+        assert told(run, monkeypatch, SPACE, FULL, kind=kind).kind == "volume"
+
+
+def test_a_volume_that_had_no_room_during_the_attempt_is_to_blame_although_it_has_room_again(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = told(run, monkeypatch, SPACE, had_no_room=True)
+    assert (found.kind, found.node) == ("volume", "")
+    assert found.detail.startswith("the shared volume had no room: rank 0 on n1")
+    # What names a local disk, or no room at all, is not explained by that.
+    local = "OSError: [Errno 28] No space left on device: '{top}/scratch/7.pt'"
+    assert told(run, monkeypatch, local, had_no_room=True).kind == "crash"
+    assert told(run, monkeypatch, "OSError: [Errno 5] Input/output error", had_no_room=True).kind == "crash"
 
 
 def test_the_room_that_was_missing_is_told_if_another_error_has_ended_the_rank() -> None:

@@ -51,7 +51,7 @@ def test_it_has_finished_when_all_ranks_have(watch: Watch) -> None:
 
 
 def test_others_are_awaited_before_one_is_blamed(watch: Watch) -> None:
-    watch.hear(ended(0, 1, 9.0, "RuntimeError: Connection closed by peer"), 10.0)
+    watch.hear(ended(0, 1, 9.0, "RuntimeError: [pair.cc:534] Connection closed by peer"), 10.0)
     assert watch.verdict(11.0) is None
     watch.hear(ended(2, -9, 9.5), 12.0)
     for rank in range(3):
@@ -152,7 +152,7 @@ def test_a_rank_that_aborts_at_its_exit_after_the_last_step_of_all_does_not_rest
 
 def test_nor_do_those_that_then_miss_their_peer(watch: Watch) -> None:
     exits(watch, (0, -6), 10.0)
-    watch.hear(ended(2, 1, 11.0, "RuntimeError: Connection closed by peer", step=100, steps=100), 11.0)
+    watch.hear(ended(2, 1, 11.0, "RuntimeError: [pair.cc:534] Connection closed by peer", step=100, steps=100), 11.0)
     cause = watch.verdict(11.0)
     assert cause is not None and cause.kind == "finished"
     assert cause.detail.startswith("warning: after the last step, rank 1 on n2: killed by SIGABRT")
