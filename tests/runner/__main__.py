@@ -99,7 +99,7 @@ def run_steps(steps: Sequence[Step], limit: int, labs: Labs) -> list[Execution]:
                 running.remove(execution)
                 ended.append(execution)
                 show_end(execution)
-            time.sleep(0.5)
+            time.sleep(1.0)
     finally:
         for execution in running:
             execution.stop(signal.SIGTERM)

@@ -17,7 +17,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _DOCKER_SOCKET = "/var/run/docker.sock"
 _LAB_LABEL = "gpumesh.lab"
 #: Seconds between two questions to the engine for the containers that there are.
-_LIST_INTERVAL = 5.0
+_LIST_INTERVAL = 10.0
 #: The columns of the first line of /proc/stat, in proc(5), that are not processor time in use: idle, iowait, and guest
 #: and guest_nice, which user and nice contain.
 _IDLE_COLUMNS = (3, 4, 8, 9)

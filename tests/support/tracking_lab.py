@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks
 
 NAME = "molecule-tracking"
-MANAGER, _SECOND, _THIRD, BARE = MACHINES = ("gpu1", "gpu2", "gpu3", "gpu4")
+MANAGER, _SECOND, BARE = MACHINES = ("gpu1", "gpu2", "gpu4")
 NETWORK = "10.79.92."
 ADDRESS = {machine: f"{NETWORK}1{machine[-1]}" for machine in MACHINES}
 SHARED = ROOT / ".lab" / NAME / "shared"

@@ -303,7 +303,7 @@ def test_a_restart_of_a_member_brings_it_and_its_firewall_back(lab: Lab) -> None
 def test_a_pod_leaves(lab: Lab) -> None:
     key = (STATE / "api.key").read_text().strip()
     given = ("-e", f"mesh_api_key={key}", "-e", f"mesh_api_ca_path={STATE / 'cert.pem'}")
-    run = play("remove", "-e", "cluster_machine=p2", *given)
+    run = play("remove", "-e", "cluster_machine=p2", "--limit", f"{MANAGER},p2", *given)
     assert run.code == 0, run.report
     assert sorted(nodes()) == ["p1", "t1", "t2"]
     assert lab.run("p2", "sh", "-c", "cat /etc/ld.so.preload; ls -d /usr/local/lib/gpumesh", check=False) == ""

@@ -203,7 +203,7 @@ class Lasting:
         begin = f"gpumesh-train --detach --name {LASTING} --nodes 3 --code {code}"
         program = f"trainer.py {LASTING_STEPS} {SECONDS} --track --hurry /mnt/shared/{self.hurry.name}"
         alice(lab, f"{begin} -- python3 {program}")
-        lab.wait("the first points are there", lambda: bool(self.points()), 300, 0.5)
+        lab.wait("the first points are there", lambda: bool(self.points()), 300, 2)
 
     def state(self) -> dict[str, Any]:
         return dict(json.loads((SHARED / "alice" / "runs" / LASTING / "run.json").read_text(encoding="utf-8")))
@@ -219,7 +219,7 @@ class Lasting:
     def await_points(self, step: int) -> None:
         """Wait until the server has the points up to this step, each once. The program may try again only after 30 seconds."""
         wanted = list(range(1, step + 1))
-        self.lab.wait(f"the points up to {step} arrive", lambda: self.points()[:step] == wanted, 300, 0.5)
+        self.lab.wait(f"the points up to {step} arrive", lambda: self.points()[:step] == wanted, 300, 2)
 
 
 @pytest.fixture(name="lasting", scope="module")
