@@ -32,8 +32,9 @@ class Fault(NamedTuple):
 
     ``where``: on which node, any, the supervisor's, another one, or none; ``ends``: the causes that are allowed, each as
     KIND:CULPRIT, where the culprit is the rank that was hit, its node, any rank on its own node, the same rank wherever it
-    is, or nobody; ``times``: how many attempts must end so, at least and at most; ``says``: part of the cause's message;
-    ``same``: whether the number of ranks must stay; ``order``: what the program itself does, see launched.py.
+    is, any rank, or nobody; ``times``: how many attempts must end so, at least and at most; ``says``: part of the cause's message;
+    ``same``: whether the number of ranks must stay; ``order``: what the program itself does, see launched.py; ``waits``: the
+    seconds for which Slurm itself waits before it starts a job again; ``programs``: those that it can hit.
     """
 
     words: str
@@ -48,6 +49,8 @@ class Fault(NamedTuple):
     options: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ()
     pause: float = PAUSE
+    waits: float = 0.0
+    programs: tuple[str, ...] = PROGRAMS
 
     @property
     def argv(self) -> list[str]:
@@ -64,6 +67,16 @@ FAULTS = {
         *("SIGKILL of both ranks of a node", "any", ("crash:node's",)),
         says="SIGKILL",
         options=("--ranks-per-node", "2"),
+    ),
+    "twice": Fault(
+        *("SIGKILL of a rank, and of the other one as soon as it is there again", "any", ("crash:any",), (2, 2)),
+        says="SIGKILL",
+    ),
+    "torn": Fault(
+        *("the newest checkpoint is cut off, and a rank is killed", "any", ("crash:rank",)),
+        says="SIGKILL",
+        # The others have one only, or write it under another name first.
+        programs=(OWN, "hf", "lightning"),
     ),
     "agent": Fault("SIGKILL of the agent of a node", "any", ("node:node", "crash:rank")),
     "supervisor": Fault("SIGKILL of the supervisor", "supervisor", ("supervisor:",), says="SIGKILL"),
@@ -82,6 +95,8 @@ FAULTS = {
     "first": Fault("the power of the supervisor's node is cut", "supervisor", ("node:node",), spare=True),
     "dark": Fault("the power of all machines is cut", "none", ("node:",), sbatch=("--exclude=gpu1,gpu4",)),
     "network": Fault("a node loses its network", "other", ("node:node",), same=False),
+    "leader": Fault("the supervisor's node loses its network", "supervisor", ("node:node",), same=False),
+    "requeue": Fault("Slurm requeues the job", "none", ("warned:",), says="requeued", waits=150.0),
     "drain": Fault("a node is drained", "other", ("warned:node",), says="drained", same=False),
     "slurmd": Fault("slurmd of a node is restarted", "any", times=_NONE),
     "slurmctld": Fault("slurmctld is restarted", "none", times=_NONE),
@@ -152,10 +167,10 @@ def draw(seed: int, count: int, programs: Sequence[str], faults: Sequence[str]) 
     while len(order) < count:
         order += chance.sample(list(faults), len(faults))
     first = len(others) < len(programs)
-    chosen = [
-        OWN if first and (number % 2 == 0 or not others) else others[number // (1 + first) % len(others)]
-        for number in range(count)
-    ]
+    chosen = []
+    for number, fault in enumerate(order[:count]):
+        able = [program for program in others if program in FAULTS[fault].programs]
+        chosen.append(OWN if not able or (first and number % 2 == 0) else able[number // (1 + first) % len(able)])
     return [
         again(Experiment(*pair, 0, 0), seed, number) for number, pair in enumerate(zip(order, chosen, strict=False))
     ]
@@ -233,7 +248,7 @@ def too_late(fault: Fault, found: Mapping[str, Any], took: float | None, within:
     """What is wrong if the machine is quiet: a late step, or ranks that are called slow. ``took``: seconds from the fault
     to the next step.
     """
-    allowed = within + (HANG_TIMEOUT if "hang" in "".join(fault.ends) else 0)
+    allowed = within + fault.waits + (HANG_TIMEOUT if "hang" in "".join(fault.ends) else 0)
     wrong = [f"the next step came after {took:.0f} s, not within {allowed:.0f} s"] if took and took > allowed else []
     slow = [one["stragglers"] for one in found["attempts"] if one["stragglers"]]
     return wrong + ([f"called slow: {slow}"] if slow else [])

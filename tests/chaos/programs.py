@@ -79,6 +79,8 @@ AGENT = r"^\S*python\S* .*gpumesh-train agent$"
 SIGNALS = {
     "rank": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
     "ranks": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
+    "twice": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
+    "torn": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
     "stop": ("STOP", rf"^\S*python\S* {LAUNCHED} "),
     "agent": ("KILL", AGENT),
     "asleep": ("STOP", AGENT),
@@ -320,11 +322,12 @@ class Session(train.Session):
             self.order(kind, name, hit, found)
             return train.nothing
         if kind in SIGNALS:
-            signal, pattern = SIGNALS[kind]
-            lab.run(node, "pkill", f"-{signal}", "-f", pattern.replace("{job}", str(found["job"])))
-            wake = partial(lab.run, node, "pkill", "-CONT", "-f", pattern, check=False)
-            return wake if kind == "asleep" else train.nothing
-        hitters = {"power": self.cut, "spare": self.cut, "first": self.cut, "network": self.unplug, "drain": self.drain}
+            return self.signal(kind, name, hit, found)
+        hitters = {
+            **dict.fromkeys(("power", "spare", "first"), self.cut),
+            **dict.fromkeys(("network", "leader"), self.unplug),
+            "drain": self.drain,
+        }
         if kind in hitters:
             return hitters[kind](node)
         if kind == "dark":
@@ -335,14 +338,26 @@ class Session(train.Session):
         elif kind == "slurmd":
             lab.run(node, "pkill", "-KILL", "-x", "slurmd")
             self.start_slurmd(node)
-        elif kind == "slurmctld":
-            lab.run(MANAGER, "systemctl", "restart", "slurmctld")
+        elif kind in ("requeue", "slurmctld"):
+            requeue = ("scontrol", "requeue", str(found["job"]))
+            lab.run(MANAGER, *(requeue if kind == "requeue" else ("systemctl", "restart", "slurmctld")))
         elif kind == "full":
             assert os.path.ismount(lab.shared), "the shared volume has no file system of its own"
             filler = lab.fill()
             time.sleep(FILLED)
             filler.unlink()
         return train.nothing
+
+    def signal(self, kind: str, name: str, hit: Hit, found: Found) -> Callable[[], object]:
+        """Kill or stop processes on the node that is hit. Returns how to undo it."""
+        signal, pattern = SIGNALS[kind]
+        if kind == "torn":
+            self.tear(name)
+        self.lab.run(hit.node, "pkill", f"-{signal}", "-f", pattern.replace("{job}", str(found["job"])))
+        if kind == "twice":
+            self.kill_again(found, hit, pattern)
+        wake = partial(self.lab.run, hit.node, "pkill", "-CONT", "-f", pattern, check=False)
+        return wake if kind == "asleep" else train.nothing
 
     def order(self, kind: str, name: str, hit: Hit, found: Found) -> None:
         """Have the program itself fail; see launched.py."""
@@ -357,6 +372,28 @@ class Session(train.Session):
         path = self.lab.runs / name / "fault"
         path.with_suffix(".new").write_text(json.dumps(order), encoding="ascii")
         os.replace(path.with_suffix(".new"), path)
+
+    def kill_again(self, found: Found, hit: Hit, pattern: str) -> None:
+        """Kill the rank on the other node as soon as it is there again."""
+        (other,) = set(found["attempts"][-1]["nodes"]) - {hit.node}
+        before = self.lab.run(other, "pgrep", "-f", pattern, check=False).split()
+
+        def killed() -> bool:
+            now = self.lab.run(other, "pgrep", "-f", pattern, check=False).split()
+            new = [process for process in now if process not in before]
+            return (
+                bool(new) and self.lab.run(other, "sh", "-c", f"kill -KILL {new[0]} && echo killed", check=False) != ""
+            )
+
+        self.lab.wait("the other rank is killed", killed, ENDS, 0.3)
+
+    def tear(self, name: str) -> None:
+        """Cut off the newest checkpoint, as a file system may that has lost its power."""
+        checkpoints = (self.lab.runs / name / "checkpoints").iterdir()
+        newest = max(checkpoints, key=lambda path: path.stat().st_mtime)
+        files = [path for path in (newest, *newest.rglob("*")) if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        os.truncate(largest, largest.stat().st_size // 2)
 
     def cut(self, node: str) -> Callable[[], object]:
         """Cut the power of a node."""
