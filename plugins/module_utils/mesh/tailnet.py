@@ -220,15 +220,18 @@ def _is_managed(host: Host) -> bool:
 def _settled(host: Host) -> Optional[Status]:
     """The daemon's status, once it knows whether it is logged in."""
     end = time.monotonic() + host.settle_for
-    while True:
-        answer = host.run(["tailscale", "status", "--json"], check=False)
-        # It exits with 1 for a logged-out daemon too, but reports that in JSON.
-        if not answer.stdout.lstrip().startswith("{"):
-            return None
-        status = parse_status(answer.stdout)
-        if status.state not in ("NoState", "Starting") or time.monotonic() > end:
-            return status
+    status = _status(host)
+    while status and status.state in ("NoState", "Starting") and time.monotonic() <= end:
         time.sleep(0.2)
+        status = _status(host)
+    return status
+
+
+def _status(host: Host) -> Optional[Status]:
+    """The daemon's status now; None if it does not answer."""
+    answer = host.run(["tailscale", "status", "--json"], check=False)
+    # It exits with 1 for a logged-out daemon too, but reports that in JSON.
+    return parse_status(answer.stdout) if answer.stdout.lstrip().startswith("{") else None
 
 
 def _renew(host: Host, desired: Desired, prefs: Prefs, status: Status, key: str, members: Sequence[str]) -> str:
@@ -345,7 +348,7 @@ def _tried(host: Host, command: List[str]) -> Optional[CommandError]:
 
 def _complaints(host: Host) -> str:
     """What the daemon says is wrong, as a sentence; empty if that is nothing, or it does not answer."""
-    status = _settled(host)
+    status = _status(host)
     health = [text.rstrip(".") for text in status.health] if status else []
     return f" tailscaled reports: {'; '.join(health)}." if health else ""
 
