@@ -9,8 +9,9 @@ import errno
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Optional, Sequence
 
-#: What the kernel answers where a disk or a quota is full, or a file system read-only.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+#: What the kernel answers where a disk or a quota is full, and also where a file system is read-only.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (*NO_ROOM, errno.EROFS)
 #: What code raises that reads values of an unexpected type or form.
 _UNEXPECTED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 

@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
     ``where``: on which node, any, the supervisor's, another one, or none; ``ends``: the causes that are allowed, each as
     KIND:CULPRIT, where the culprit is the rank that was hit, its node, any rank on its own node, the same rank wherever it
-    is, any rank, or nobody; ``times``: how many attempts must end so, at least and at most; ``says``: part of the cause's message;
+    is, or nobody; ``times``: how many attempts must end so, at least and at most; ``says``: part of the cause's message;
     ``same``: whether the number of ranks must stay; ``order``: what the program itself does, see launched.py; ``waits``: the
     seconds for which Slurm itself waits before it starts a job again; ``programs``: those that it can hit.
     """

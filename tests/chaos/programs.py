@@ -74,14 +74,12 @@ FILLED = 20.0
 CALM = 25
 SLOW = ("--starting", "180", "--validating", "120", "--saving", "90")
 
+RANK = rf"^\S*python\S* {LAUNCHED} "
 AGENT = r"^\S*python\S* .*gpumesh-train agent$"
 #: By fault: the signal, and the processes on the node that is hit.
 SIGNALS = {
-    "rank": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
-    "ranks": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
-    "twice": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
-    "torn": ("KILL", rf"^\S*python\S* {LAUNCHED} "),
-    "stop": ("STOP", rf"^\S*python\S* {LAUNCHED} "),
+    **dict.fromkeys(("rank", "ranks", "twice", "torn"), ("KILL", RANK)),
+    "stop": ("STOP", RANK),
     "agent": ("KILL", AGENT),
     "asleep": ("STOP", AGENT),
     "supervisor": ("KILL", r"^\S*python\S* .*gpumesh-train supervise "),
@@ -328,6 +326,10 @@ class Session(train.Session):
             **dict.fromkeys(("network", "leader"), self.unplug),
             "drain": self.drain,
         }
+        of_manager = {
+            "requeue": ("scontrol", "requeue", str(found["job"])),
+            "slurmctld": ("systemctl", "restart", "slurmctld"),
+        }
         if kind in hitters:
             return hitters[kind](node)
         if kind == "dark":
@@ -338,9 +340,8 @@ class Session(train.Session):
         elif kind == "slurmd":
             lab.run(node, "pkill", "-KILL", "-x", "slurmd")
             self.start_slurmd(node)
-        elif kind in ("requeue", "slurmctld"):
-            requeue = ("scontrol", "requeue", str(found["job"]))
-            lab.run(MANAGER, *(requeue if kind == "requeue" else ("systemctl", "restart", "slurmctld")))
+        elif kind in of_manager:
+            lab.run(MANAGER, *of_manager[kind])
         elif kind == "full":
             assert os.path.ismount(lab.shared), "the shared volume has no file system of its own"
             filler = lab.fill()
@@ -378,14 +379,12 @@ class Session(train.Session):
         (other,) = set(found["attempts"][-1]["nodes"]) - {hit.node}
         before = self.lab.run(other, "pgrep", "-f", pattern, check=False).split()
 
-        def killed() -> bool:
+        def there() -> bool:
             now = self.lab.run(other, "pgrep", "-f", pattern, check=False).split()
-            new = [process for process in now if process not in before]
-            return (
-                bool(new) and self.lab.run(other, "sh", "-c", f"kill -KILL {new[0]} && echo killed", check=False) != ""
-            )
+            return bool(set(now) - set(before))
 
-        self.lab.wait("the other rank is killed", killed, ENDS, 0.3)
+        self.lab.wait("the other rank is there again", there, ENDS, 0.3)
+        self.lab.run(other, "pkill", "-KILL", "-f", pattern)
 
     def tear(self, name: str) -> None:
         """Cut off the newest checkpoint, as a file system may that has lost its power."""

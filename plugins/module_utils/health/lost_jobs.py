@@ -23,6 +23,7 @@ from typing import List
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import jobs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import SLURMD
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import is_roots
@@ -34,7 +35,6 @@ _BOOTED = 7200.0
 _STARTED = 1800.0
 #: Seconds by which a job must be older than the boot.
 _OLDER = 5.0
-_TIMEOUT = 15.0
 _JOB = re.compile(r"([0-9]+)\|(\S+)\|([0-9]+)")
 #: Slurm's reason for holding a job that a node has refused to start.
 _REFUSED = re.compile(r"([0-9]+)\|\(?launch failed requeued held\)?")
@@ -78,8 +78,10 @@ def _living(tree: Tree) -> List[str]:
 def lost(shown: str, name: str, booted: float, living: List[str]) -> List[str]:
     """The jobs whose batch scripts have run on this node before it has booted, from lines of ID, host and begin."""
     found = map(_JOB.fullmatch, shown.split())
-    jobs = [match.groups() for match in found if match]
-    return [job for job, host, begin in jobs if host == name and float(begin) + _OLDER < booted and job not in living]
+    running = [match.groups() for match in found if match]
+    return [
+        job for job, host, begin in running if host == name and float(begin) + _OLDER < booted and job not in living
+    ]
 
 
 def requeue(runner: Runner, name: str, tree: Tree) -> None:
@@ -89,32 +91,23 @@ def requeue(runner: Runner, name: str, tree: Tree) -> None:
         return
     asked = ["squeue", "--noheader", "--states=running", f"--nodelist={name}", "--format=%A|%B|%S"]
     try:
-        shown = runner(["env", "SLURM_TIME_FORMAT=%s", *asked], timeout=_TIMEOUT).stdout
+        shown = runner(["env", "SLURM_TIME_FORMAT=%s", *asked], timeout=jobs.TIMEOUT).stdout
     except CommandError as failure:
         say(f"{name}: its jobs are not known: {failure.message}")
         return
     for job in lost(shown, name, time.time() - up, _living(tree)):
-        try:
-            runner(["scontrol", "requeue", job], timeout=_TIMEOUT)
-        except CommandError as failure:
-            # Such as one that was submitted with --no-requeue.
-            say(f"{name}: job {job} has ended with the power of this node, but is not requeued: {failure.message}")
-        else:
-            say(f"{name}: job {job} has ended with the power of this node, and is requeued")
+        ended = f"{name}: job {job} has ended with the power of this node"
+        jobs.change(runner, "requeue", job, f"{ended}, and is requeued", f"{ended}, but is not requeued")
 
 
 def release(runner: Runner, name: str) -> None:
     """Release the jobs that Slurm holds since a node has refused to start them. The node ``name`` is in service again."""
     asked = ["squeue", "--noheader", "--states=pending", "--format=%A|%R"]
     try:
-        shown = runner(asked, timeout=_TIMEOUT).stdout
+        shown = runner(asked, timeout=jobs.TIMEOUT).stdout
     except CommandError as failure:
         say(f"{name}: whether Slurm holds a job is not known: {failure.message}")
         return
     for job in (found.group(1) for found in map(_REFUSED.fullmatch, shown.splitlines()) if found):
-        try:
-            runner(["scontrol", "release", job], timeout=_TIMEOUT)
-        except CommandError as failure:
-            say(f"{name}: job {job} was refused by a node, and is not released: {failure.message}")
-        else:
-            say(f"{name}: job {job} was refused by a node, and is released")
+        refused = f"{name}: job {job} was refused by a node"
+        jobs.change(runner, "release", job, f"{refused}, and is released", f"{refused}, and is not released")

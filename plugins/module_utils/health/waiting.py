@@ -17,7 +17,7 @@ from typing import Iterator
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.program import say
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import jobs
 
 #: Seconds that a job waits: by then, the periodic check has drained a node that alone has lost the volume.
 _LIMIT = 600.0
@@ -25,7 +25,6 @@ _LIMIT = 600.0
 _FIRST, _LONGEST = 2.0, 30.0
 #: Seconds before Slurm's own limit in which the wait ends: a pause and an attempt.
 _RESERVE = 90.0
-_TIMEOUT = 15.0
 _PROLOG_LIMIT = re.compile(r"^Prolog(?:Epilog)?Timeout\s*=\s*([0-9]+)\b", re.MULTILINE)
 #: What Slurm shows for no limit.
 _UNLIMITED = 65533.0
@@ -38,7 +37,7 @@ _UNKNOWN = "Invalid job id"
 def limit(runner: Runner) -> float:
     """The seconds that a prolog may wait."""
     try:
-        shown = runner(["scontrol", "show", "config"], timeout=_TIMEOUT).stdout
+        shown = runner(["scontrol", "show", "config"], timeout=jobs.TIMEOUT).stdout
     except CommandError:
         shown = ""
     limits = [float(seconds) for seconds in _PROLOG_LIMIT.findall(shown)]
@@ -57,7 +56,7 @@ def pauses(seconds: float) -> Iterator[float]:
 def is_wanted(runner: Runner, job: str) -> bool:
     """Whether the job is still to start. A controller that does not answer has not cancelled it."""
     try:
-        shown = runner(["squeue", "--noheader", f"--jobs={job}", "--format=%A|%T"], timeout=_TIMEOUT).stdout
+        shown = runner(["squeue", "--noheader", f"--jobs={job}", "--format=%A|%T"], timeout=jobs.TIMEOUT).stdout
     except CommandError as failure:
         return _UNKNOWN not in str(failure)
     states = dict(line.split("|", 1) for line in shown.split() if "|" in line)
@@ -66,10 +65,10 @@ def is_wanted(runner: Runner, job: str) -> bool:
 
 def requeue(runner: Runner, job: str) -> None:
     """Give the nodes of a job that has waited for too long to others."""
-    try:
-        runner(["scontrol", "requeue", job], timeout=_TIMEOUT)
-    except CommandError as failure:
-        # Such as one that was submitted with --no-requeue.
-        say(f"job {job} starts without the shared volumes, since it is not requeued: {failure.message}")
-    else:
-        say(f"job {job} is requeued, since the shared volumes are still away")
+    jobs.change(
+        runner,
+        "requeue",
+        job,
+        f"job {job} is requeued, since the shared volumes are still away",
+        f"job {job} starts without the shared volumes, since it is not requeued",
+    )

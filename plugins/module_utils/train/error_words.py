@@ -133,7 +133,8 @@ OWN = _any(
 )
 #: Errors by which the node is at fault: the words of CUDA, NVIDIA's driver and library, NCCL, Gloo and the kernel.
 HARDWARE = _any(
-    r"(?<!\b0 )(?<!\b[Nn]o )uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    r"(?<!\b0 )(?<!\b[Nn]o )uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE",
+    r"uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
     r"over nvlink or a hardware error",  # cudaErrorContained
     r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",  # no fabric manager
     r"system has unsupported display driver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|[Dd]river/library version mismatch",

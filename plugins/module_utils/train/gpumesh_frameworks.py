@@ -85,7 +85,7 @@ def _newest(directory: str) -> Optional[str]:
 def _candidates(directory: str) -> Iterator[Tuple[Tuple[int, float], str]]:
     """What may be checkpoints, with what they are sorted by: the step if all names have one, or else the time.
 
-    A name without a step is that of a checkpoint only if it looks like one: there are logs beside it, and final models.
+    Beside names with a step, one without is that of a checkpoint only if it looks like one: there are logs, and final models.
     """
     with contextlib.suppress(FileNotFoundError):
         entries = [
@@ -94,7 +94,8 @@ def _candidates(directory: str) -> Iterator[Tuple[Tuple[int, float], str]]:
             if entry.is_dir() or (entry.name.endswith(_ARCHIVES) and not entry.name.startswith(_NO_CHECKPOINT))
         ]
         found = [(entry, _STEP.search(entry.name)) for entry in entries]
-        found = [(entry, step) for entry, step in found if step or complete(entry.path)]
+        if any(step for _entry, step in found):
+            found = [(entry, step) for entry, step in found if step or complete(entry.path)]
         numbered = all(step for _entry, step in found)
         for entry, step in found:
             with contextlib.suppress(OSError):

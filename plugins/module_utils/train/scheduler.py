@@ -100,23 +100,21 @@ def _clean(program: str) -> List[str]:
     return ["env", *unset, *(f"{name}={value}" for name, value in language.items() if value is not None), program]
 
 
-def refuse_impossible(run: Runner, request: Request, program: str) -> None:
+def refuse_impossible(
+    run: Runner, request: Request, program: str, excluded: Sequence[str] = (), fewer: bool = False
+) -> None:
     """Query whether Slurm could ever run the job. Raises HostStateError with its answer."""
     text = requests.batch_script(request, program, "")
-    _sbatch(run, ["--test-only", *requests.submission(request)], text)
+    _sbatch(run, ["--test-only", *requests.submission(request, excluded, fewer)], text)
 
 
-def possible(run: Runner, request: Request, excluded: Sequence[str]) -> bool:
+def possible(run: Runner, request: Request, program: str, excluded: Sequence[str]) -> bool:
     """Whether Slurm could ever run the job without these nodes. What it refuses for now is possible.
 
     Raises CommandError if it does not answer.
     """
     try:
-        _sbatch(
-            run,
-            ["--test-only", *requests.submission(request, excluded, fewer=True)],
-            requests.batch_script(request, "", ""),
-        )
+        refuse_impossible(run, request, program, excluded, fewer=True)
     except HostStateError as refusal:
         return may_pass(refusal.message)
     return True

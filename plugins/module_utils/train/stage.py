@@ -15,7 +15,6 @@ DIRECTORY/                 accessible only by the user
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -28,7 +27,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    NO_ROOM,
+    GpumeshError,
+    HostStateError,
+    InputError,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
     read_text,
     remove_in,
@@ -275,7 +279,7 @@ class Staging:
         except (_StoppedError, GpumeshError, OSError) as stopped:
             # The failure that stopped the copies of the other files.
             failure = self._broken or stopped
-            if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(failure, OSError) and failure.errno in NO_ROOM:
                 shutil.rmtree(f"/proc/self/fd/{held}/data", ignore_errors=True)
                 raise self._full(need) from failure
             raise failure from None

@@ -10,7 +10,6 @@ directory.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import signal
@@ -22,7 +21,12 @@ from pathlib import Path
 from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    NO_ROOM,
+    CommandError,
+    GpumeshError,
+    HostStateError,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     agent,
@@ -276,15 +280,14 @@ class Supervisor:
             return True
         try:
             states = scheduler.node_states(self._runner, self.request.partition)
-            if not scheduler.possible(self._runner, self.request, sorted(out)):
-                # The request names its nodes, or no others have such GPUs.
-                return False
+            fit = [name for name, state in states.items() if scheduler.fit(state) and name not in out]
+            # The request may name its nodes, or no others have such GPUs.
+            return len(fit) >= max(self.request.min_nodes, 1) and scheduler.possible(
+                self._runner, self.request, self._post.program, sorted(out)
+            )
         except CommandError:
             # The run goes on as soon as the controller answers, and then knows better.
             return True
-        return len([name for name, state in states.items() if scheduler.fit(state) and name not in out]) >= max(
-            self.request.min_nodes, 1
-        )
 
     def _too_short(self) -> str:
         """Why this job could do nothing but submit the next one; empty if it can. A partition or QOS may limit its time."""
@@ -802,7 +805,7 @@ class Supervisor:
             self._folder.write(new)
         except OSError as failure:
             _say(f"run.json cannot be written now: {failure}")
-            self._had_no_room |= failure.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._had_no_room |= failure.errno in NO_ROOM
             return False
         return True
 

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Callable, Sequence, Union
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import NO_ROOM, GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
 LOG = "supervisor.log"
@@ -23,7 +23,7 @@ LOG = "supervisor.log"
 _SPACING = 1.0
 _SLOW = 5.0
 #: Errors of a volume that answers, but takes no new file.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+_FULL = (*NO_ROOM, errno.EROFS, errno.EACCES)
 
 
 def open_log(folder: Folder) -> int:

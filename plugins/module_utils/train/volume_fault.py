@@ -76,11 +76,12 @@ def _largest(checkpoints: str) -> int:
     return max(sizes)
 
 
-def judged(cause: Cause, folder: str, directory: str, times: int, had_no_room: bool = False) -> Cause:
+def judged(cause: Cause, folder: str, directory: str, times: int, had_no_room: bool) -> Cause:
     """The cause of the end of an attempt, if it is not the volume.
 
     ``folder``: that of the run; ``directory``: where its command starts; ``times``: how often the volume was the cause
-    since the run last got further; ``had_no_room``: it was full during the attempt. May block if the volume does not answer.
+    since the run last got further; ``had_no_room``: it was full during the attempt. May block if the volume does not
+    answer.
     """
     space = words.SPACE.search(cause.detail) or words.UNWRITTEN.search(cause.detail)
     failing = None if space else words.FAILING.search(cause.detail)
