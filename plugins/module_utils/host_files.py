@@ -41,10 +41,18 @@ _FRESH_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
 
 
 class Wanted(NamedTuple):
-    """One entry, checked. ``mode``, ``owner`` and ``group`` are None if the current values may stay.
+    """One entry, checked.
 
-    ``new_mode`` is for a file that does not exist yet; None for the default. ``marker`` has ``{mark}`` in place of
-    BEGIN and END. ``hide`` matches whole lines outside the block.
+    ``path``: absolute. Links are followed in directories that only root can write to. In a directory of another user, the
+    entry is changed as that user; in a directory of root that others can write to, such as /tmp, links are refused.
+    ``state``: ``file`` for exactly ``content``, ``directory``, ``block`` for lines in a file that can contain others, or
+    ``absent``, which removes a file, a directory with its contents, or with ``marker`` only that block, and the file if
+    nothing else is in it.
+    ``mode``, ``owner``, ``group``: None if the current values may stay. A new file has mode ``new_mode``, by default 0644,
+    and a new directory 0755. It belongs to this account, or to the owner of the directory.
+    ``marker``: the lines before and after a block, with ``{mark}`` in place of BEGIN and END. ``at_start``: a new block comes
+    first in its file. ``hide``: a regular expression of whole lines outside of the block that contradict it. They are
+    commented out, and restored when the block is removed with it.
     """
 
     path: str

@@ -20,6 +20,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.internal
 options:
   collection:
     description: The collection that talks to the controller. Its lookup plugin C(controller_api) is used.

@@ -19,6 +19,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.internal
 options:
   record:
     description: The cluster record, or the name of the variable that holds it.

@@ -19,6 +19,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.internal
 options:
   registered:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.

@@ -20,6 +20,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.internal
 options:
   name:
     description: The name of the cluster.

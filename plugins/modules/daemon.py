@@ -19,6 +19,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.daemon
+  - gpumesh.cluster.internal
 attributes:
   idempotent:
     support: partial

@@ -20,6 +20,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.subnets
+  - gpumesh.cluster.internal
 attributes:
   check_mode:
     details:

@@ -18,6 +18,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.internal
 options:
   mount_points:
     description: The mount points of the volumes. Paths that are not mount points are ignored.

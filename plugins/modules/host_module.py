@@ -19,6 +19,7 @@ description:
   - Facts are returned as RV(facts), and statistics are dropped. All modules of this collection do the same.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
+  - gpumesh.cluster.internal
 attributes:
   check_mode:
     support: full

@@ -19,6 +19,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record
+  - gpumesh.cluster.internal
 options:
   cluster:
     description: The name of the cluster.

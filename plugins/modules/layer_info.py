@@ -19,6 +19,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.internal
 options:
   modules:
     description: The parameters for the modules of layers that compare the host themselves, by layer.

@@ -22,6 +22,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.mesh
+  - gpumesh.cluster.internal
 options:
   record:
     required: true

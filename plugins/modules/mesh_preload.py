@@ -24,6 +24,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.internal
 options:
   state:
     description: V(absent) removes the library.

@@ -20,6 +20,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.mesh
+  - gpumesh.cluster.internal
 options:
   record:
     required: true

@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.daemon
+  - gpumesh.cluster.internal
 attributes:
   diff_mode:
     support: partial

@@ -33,6 +33,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.internal
 options:
   state:
     description: V(absent) removes the program.

@@ -17,6 +17,7 @@ description:
   - In check mode, a change is reported whenever this runs.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
+  - gpumesh.cluster.internal
 attributes:
   check_mode:
     support: full

@@ -18,6 +18,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.internal
 options:
   record:
     description: The cluster record, or the name of the variable that holds it.

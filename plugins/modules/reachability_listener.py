@@ -24,6 +24,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.reachability
   - gpumesh.cluster.reachability.host
+  - gpumesh.cluster.internal
 attributes:
   check_mode:
     details:

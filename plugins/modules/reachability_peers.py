@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.reachability
+  - gpumesh.cluster.internal
 options:
   members:
     description: The cluster record, or a list of mappings with C(machine), C(address) and C(interface).

@@ -22,6 +22,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.internal
 options:
   roles:
     description: Names of roles, without the name of the collection. Their entry point V(main) is used.

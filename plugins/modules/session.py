@@ -24,6 +24,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.supplied
+  - gpumesh.cluster.internal
 options:
   state:
     description: V(absent) ends the sessions on this host and removes the program, the plugin and the table.

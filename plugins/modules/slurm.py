@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.daemon
+  - gpumesh.cluster.internal
 attributes:
   idempotent:
     support: partial
@@ -95,7 +96,7 @@ options:
     type: str
     default: ""
   files:
-    description: Files to write, as for M(gpumesh.cluster.file_set).
+    description: Files to write, as entries for C(module_utils/host_files.py).
     type: list
     elements: dict
     default: []

@@ -18,6 +18,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.internal
 attributes:
   diff_mode:
     support: none

@@ -22,6 +22,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.internal
 options:
   cluster:
     description: The name of the cluster to which the accounts belong.

@@ -26,6 +26,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.internal
 options:
   state:
     description: V(absent) removes the keys, the known hosts, the client configuration and the block in the users' authorized

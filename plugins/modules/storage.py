@@ -36,6 +36,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.internal
 options:
   volumes:
     description: Volumes to use instead of those of O(record), for example to preview changes in check mode.
@@ -68,12 +69,12 @@ options:
     type: bool
     default: false
   folders:
-    description: The directories that the host serves, as in M(gpumesh.cluster.file_set).
+    description: The directories that the host serves, as entries for C(module_utils/host_files.py).
     type: list
     elements: dict
     default: []
   files:
-    description: The export files, as in M(gpumesh.cluster.file_set).
+    description: The export files, as entries for C(module_utils/host_files.py).
     type: list
     elements: dict
     default: []

@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.internal
 options:
   machine:
     description: With O(record), the name of the machine. Defaults to the host of the task.

@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.supplied
+  - gpumesh.cluster.internal
 options:
   state:
     description: V(absent) removes the programs. Runs and their directories are kept.

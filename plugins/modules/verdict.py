@@ -27,6 +27,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.internal
 attributes:
   check_mode:
     details:

@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.mesh
+  - gpumesh.cluster.internal
 options:
   interface:
     description: The name of the interface. Required without O(record).

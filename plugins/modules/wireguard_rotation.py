@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.mesh
   - gpumesh.cluster.mesh.tunnel
+  - gpumesh.cluster.internal
 attributes:
   diff_mode:
     support: none

@@ -60,7 +60,7 @@ def proxy_config(address: str, port: int) -> str:
 
 
 def trust_files(certificates: Sequence[str]) -> List[Dict[str, Any]]:
-    """The file of the members, as for the module file_set: absent if nothing has to be trusted."""
+    """Return the entry of the file of the members for ``host_files``: absent if nothing has to be trusted."""
     if not certificates:
         return [{"path": TRUST, "state": "absent"}]
     return [

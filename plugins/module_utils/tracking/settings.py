@@ -262,7 +262,7 @@ def plugin(environment: str, python: str) -> Dict[str, str]:
 
 
 def files(server: Server, environment: str, python: str, port: int, systemd: bool) -> List[Dict[str, Any]]:
-    """The files without secrets, in the form of the module file_set."""
+    """Return the files without secrets, as entries for ``host_files``."""
     added = plugin(environment, python)
     entries = [
         {"path": LIBRARY, "state": "directory", "mode": "0755"},
