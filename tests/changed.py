@@ -230,9 +230,9 @@ def _is_unit(name: str) -> bool:
 
 def _is_shared(name: str) -> bool:
     """Whether tests import it by its last name alone."""
-    return name.startswith(("tests/support/", "tests/chaos/", "plugins/module_utils/train/gpumesh_")) and name.endswith(
-        ".py"
-    )
+    return name.startswith(
+        ("tests/support/", "tests/chaos/", "plugins/module_utils/_programs/train/gpumesh_")
+    ) and name.endswith(".py")
 
 
 def _parsed(text: str) -> tuple[set[str], list[str]]:

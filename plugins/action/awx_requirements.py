@@ -12,13 +12,13 @@ from typing import Any
 
 from ansible.plugins.loader import lookup_loader
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import awx
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import awx
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
 
 #: Git must not prompt for a password.
-_UNATTENDED = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-_PATIENCE = 60
+_GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
+_GIT_TIMEOUT = 60
 
 
 class ActionModule(ControllerAction):
@@ -26,76 +26,93 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        text = {"type": "str", "default": ""}
-        given = self.arguments(
+        text_option = {"type": "str", "default": ""}
+        task_args = self.arguments(
             collection={"type": "str", "required": True},
             organization={"type": "str", "required": True},
             names={"type": "dict", "default": {}},
             planned={"type": "dict", "default": {}},
-            environment=text,
-            environment_image=text,
-            project_url=text,
-            project_branch=text,
+            environment=text_option,
+            environment_image=text_option,
+            project_url=text_option,
+            project_branch=text_option,
             project_check={"type": "bool", "default": True},
         )
-        self._collection = given["collection"]
-        names, environment = given["names"], given["environment"]
-        organizations = self._ask("organizations", name=given["organization"])
-        organization = organizations[0]["id"] if organizations else None
-        found = {kind: self._ask(kind) if wanted else [] for kind, wanted in names.items()}
-        environments = self._ask("execution_environments", name=environment) if environment else []
-        missing = [
-            *self._organization(given["organization"], organization),
-            *awx.wrong_names(names, found, organization),
-            *awx.wrong_environment(environment, bool(given["environment_image"]), environments, organization),
-            *self._project(given["project_url"], given["project_branch"], given["project_check"]),
+        self._collection_name = task_args["collection"]
+        names_by_kind, environment_name = task_args["names"], task_args["environment"]
+        organizations = self._query_api("organizations", name=task_args["organization"])
+        organization_id = organizations[0]["id"] if organizations else None
+        objects_by_kind = {
+            kind: self._query_api(kind) if wanted_names else [] for kind, wanted_names in names_by_kind.items()
+        }
+        environments = self._query_api("execution_environments", name=environment_name) if environment_name else []
+        missing_requirements = [
+            *self._check_organization(task_args["organization"], organization_id),
+            *awx.find_wrong_names(names_by_kind, objects_by_kind, organization_id),
+            *awx.check_environment(
+                environment_name, bool(task_args["environment_image"]), environments, organization_id
+            ),
+            *self._check_project(task_args["project_url"], task_args["project_branch"], task_args["project_check"]),
         ]
-        if missing:
-            return {"failed": True, "missing": missing, "msg": f"Nothing has been created. {' '.join(missing)}"}
+        if missing_requirements:
+            return {
+                "failed": True,
+                "missing": missing_requirements,
+                "msg": f"Nothing has been created. {' '.join(missing_requirements)}",
+            }
         return {
             "changed": False,
             "missing": [],
-            "to_make": self._to_make(given["planned"], organizations[0]["id"]),
-            "ids": awx.identifiers(names, found, organization),
+            "to_make": self._find_new_names(task_args["planned"], organizations[0]["id"]),
+            "ids": awx.object_ids(names_by_kind, objects_by_kind, organization_id),
         }
 
-    def _ask(self, endpoint: str, **query: str) -> list[dict[str, Any]]:
-        name = f"{self._collection}.controller_api"
-        lookup = lookup_loader.get(name, loader=self._loader, templar=self._templar)
+    def _query_api(self, endpoint: str, **query: str) -> list[dict[str, Any]]:
+        lookup_name = f"{self._collection_name}.controller_api"
+        lookup = lookup_loader.get(lookup_name, loader=self._loader, templar=self._templar)
         if lookup is None:
-            raise InputError(f"There is no lookup plugin {name}.", f"Install the collection {self._collection}.")
-        found: list[dict[str, Any]] = lookup.run(
+            raise InputError(
+                f"There is no lookup plugin {lookup_name}.", f"Install the collection {self._collection_name}."
+            )
+        api_objects: list[dict[str, Any]] = lookup.run(
             [endpoint], self.variables, query_params=query, return_all=True, return_objects=True, max_objects=100000
         )
-        return found
+        return api_objects
 
-    def _to_make(self, planned: Mapping[str, Sequence[str]], organization: int) -> list[str]:
-        made = []
-        for kind, names in planned.items():
-            there = {awx.name_of(one) for one in self._ask(kind, **awx.owned_by(kind, organization))}
-            made += [name for name in names if name not in there]
-        return made
+    def _find_new_names(self, planned_names: Mapping[str, Sequence[str]], organization_id: int) -> list[str]:
+        new_names = []
+        for kind, names in planned_names.items():
+            existing_names = {
+                awx.object_name(existing_object)
+                for existing_object in self._query_api(kind, **awx.organization_query(kind, organization_id))
+            }
+            new_names += [name for name in names if name not in existing_names]
+        return new_names
 
-    def _organization(self, name: str, number: int | None) -> list[str]:
-        credentials = self._ask(f"organizations/{number}/galaxy_credentials") if number is not None else []
-        return awx.missing_organization(name, number is not None, bool(credentials))
+    def _check_organization(self, name: str, organization_id: int | None) -> list[str]:
+        credentials = (
+            self._query_api(f"organizations/{organization_id}/galaxy_credentials")
+            if organization_id is not None
+            else []
+        )
+        return awx.check_organization(name, organization_id is not None, bool(credentials))
 
-    def _project(self, url: str, branch: str, check: bool) -> list[str]:
+    def _check_project(self, url: str, branch: str, check: bool) -> list[str]:
         if not url:
             return ["The project has no URL: set gpumesh_awx_project_url."]
         if not check:
             return []
         argv = ["git", "ls-remote", "--exit-code", "--", url, branch or "HEAD"]
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 argv,
-                env={**os.environ, **_UNATTENDED},
+                env={**os.environ, **_GIT_ENVIRONMENT},
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
-                timeout=_PATIENCE,
+                timeout=_GIT_TIMEOUT,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as failure:
-            return [awx.missing_branch(url, branch, str(failure))]
-        return [awx.missing_branch(url, branch, done.stderr)] if done.returncode else []
+            return [awx.describe_missing_branch(url, branch, str(failure))]
+        return [awx.describe_missing_branch(url, branch, completed.stderr)] if completed.returncode else []

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import enrolled
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
+    refuse_unexpected_record,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import (
+    enrolled_members,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 _MODULE = "gpumesh.cluster.cluster"
 
@@ -21,37 +25,37 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
-        registration = given.pop("registration", None)
-        given = {**self.older_version(), **given}
-        if registration is None:
-            return self.module(_MODULE, {**self._copied(given), **given})
-        decision = self.variables[str(registration)]
+        module_args = dict(self._task.args)
+        registration_name = module_args.pop("registration", None)
+        module_args = {**self.older_version(), **module_args}
+        if registration_name is None:
+            return self.run_module(_MODULE, {**self._replica_options(module_args), **module_args})
+        decision = self.variables[str(registration_name)]
         if not decision["writes"]:
             return {"changed": False, "record": decision["record"]}
-        addresses = {
-            machine: own["mesh_enrolled_addresses"] or []
-            for machine, own in self.of_hosts("mesh_enrolled_addresses").items()
+        enrolled_addresses = {
+            machine: host_variables["mesh_enrolled_addresses"] or []
+            for machine, host_variables in self.variables_by_host("mesh_enrolled_addresses").items()
         }
         record = model.parse(decision["record"]) if decision["record"] else None
-        result = self.module(
+        result = self.run_module(
             _MODULE,
             {
-                **given,
+                **module_args,
                 "subnet": decision["subnet"],
                 "manager": decision["manager"],
                 "mesh": decision["mesh"],
-                "members": enrolled(decision, record, addresses),
+                "members": enrolled_members(decision, record, enrolled_addresses),
                 "joining": decision["joining"],
                 **({} if decision["volumes"] is None else {"storage": {"volumes": decision["volumes"]}}),
             },
         )
-        refuse_other(model.parse(result["record"]), str(given["name"]), decision["manager"])
+        refuse_unexpected_record(model.parse(result["record"]), str(module_args["name"]), decision["manager"])
         return result
 
-    def _copied(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What a copy of the record takes from the options of the role cluster."""
-        if given.get("state") != "replica":
+    def _replica_options(self, module_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a replica of the record takes from the options of the role cluster."""
+        if module_args.get("state") != "replica":
             return {}
-        actor = self.variable("cluster_actor")
-        return {"force": bool(self.variable("cluster_trusted_copy")), **({"actor": actor} if actor else {})}
+        actor = self.resolve_variable("cluster_actor")
+        return {"force": bool(self.resolve_variable("cluster_trusted_copy")), **({"actor": actor} if actor else {})}

@@ -8,15 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find, left_alone, reach, to_ask
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    GpumeshError,
+    InputError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
+    InventoryView,
+    Overrides,
+    classify_members,
+    describe_unreachable_members,
+    find_record,
+    plan_queries,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
+    collect_sent_records,
+    read_responses,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
 
-_TEXT = {"type": "str", "default": ""}
-_NONE: Mapping[str, Any] = {
+_TEXT_OPTION = {"type": "str", "default": ""}
+_EMPTY_RESULT: Mapping[str, Any] = {
     "refusal": "",
     "record": None,
     "source": None,
@@ -38,95 +51,130 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             name={"type": "str", "required": True},
             registered={"type": "str", "required": True},
             candidate={"type": "str", "required": True},
             earlier={"type": "str", "required": True},
             asked={"type": "str"},
-            manager=_TEXT,
-            trusted_copy=_TEXT,
+            manager=_TEXT_OPTION,
+            trusted_copy=_TEXT_OPTION,
             trusted_generation={"type": "int", "default": 0},
-            successor=_TEXT,
+            successor=_TEXT_OPTION,
             others={"type": "str", "choices": ["none", "joining", "all"], "default": "none"},
             rounds={"type": "int", "default": 2},
             required={"type": "bool", "default": False},
             refuse={"type": "bool", "default": True},
             older_version={"type": "bool", "default": True},
         )
-        earlier: Mapping[str, Any] = self.variables.get(given["earlier"]) or {}
-        begun = earlier if given["asked"] else {}
-        if begun and not begun["ask"]:
-            return {**begun, "changed": False}
-        held = self.registered(given["registered"], self.variables["ansible_play_hosts_all"])
-        asked = self.variables[given["asked"]]["results"] if given["asked"] else []
-        outside = {
-            **{result["item"]["machine"]: result for result in asked if result["item"]["machine"] not in held},
-            **begun.get("outside", {}),
+        earlier_result: Mapping[str, Any] = self.variables.get(task_args["earlier"]) or {}
+        previous_round = earlier_result if task_args["asked"] else {}
+        if previous_round and not previous_round["ask"]:
+            return {**previous_round, "changed": False}
+        play_results = self.registered_results(task_args["registered"], self.variables["ansible_play_hosts_all"])
+        queried_results = self.variables[task_args["asked"]]["results"] if task_args["asked"] else []
+        outside_results = {
+            **{
+                result["item"]["machine"]: result
+                for result in queried_results
+                if result["item"]["machine"] not in play_results
+            },
+            **previous_round.get("outside", {}),
         }
-        records = sent([*held.values(), *asked], earlier.get("records", {}))
-        requests = [*begun.get("requests", []), *(result["item"] for result in asked)]
-        rounds = begun.get("rounds", given["rounds"])
-        ask = []
-        if rounds:
-            inventory = self.variables["groups"]["all"]
-            wanted = to_ask(held, outside, records, requests, given["name"], given["candidate"], given["others"])
-            ask = [request for request in wanted if request["machine"] in inventory]
-        state = {"changed": False, "outside": outside, "requests": requests, "records": records}
-        if ask:
-            return {**state, "ask": ask, "rounds": rounds - 1}
-        return {**state, "ask": [], "rounds": rounds, **self._found(given, held, outside, records)}
+        sent_records = collect_sent_records(
+            [*play_results.values(), *queried_results], earlier_result.get("records", {})
+        )
+        requests = [*previous_round.get("requests", []), *(result["item"] for result in queried_results)]
+        remaining_rounds = previous_round.get("rounds", task_args["rounds"])
+        next_requests = []
+        if remaining_rounds:
+            inventory_hosts = self.variables["groups"]["all"]
+            useful_requests = plan_queries(
+                play_results,
+                outside_results,
+                sent_records,
+                requests,
+                task_args["name"],
+                task_args["candidate"],
+                task_args["others"],
+            )
+            next_requests = [request for request in useful_requests if request["machine"] in inventory_hosts]
+        round_result = {"changed": False, "outside": outside_results, "requests": requests, "records": sent_records}
+        if next_requests:
+            return {**round_result, "ask": next_requests, "rounds": remaining_rounds - 1}
+        return {
+            **round_result,
+            "ask": [],
+            "rounds": remaining_rounds,
+            **self._choose_copy(task_args, play_results, outside_results, sent_records),
+        }
 
-    def _found(
+    def _choose_copy(
         self,
-        given: Mapping[str, Any],
-        held: Mapping[str, Mapping[str, Any]],
-        outside: Mapping[str, Mapping[str, Any]],
-        records: Mapping[str, Any],
+        task_args: Mapping[str, Any],
+        play_results: Mapping[str, Mapping[str, Any]],
+        outside_results: Mapping[str, Mapping[str, Any]],
+        sent_records: Mapping[str, Any],
     ) -> dict[str, Any]:
-        answers = read_answers({**held, **outside}, records)
-        result = {**_NONE, "answering": [machine for machine in held if answers[machine].silence is None]}
-        try:
-            found = find(answers, given["name"], self._known(given), self._word(given))
-        except GpumeshError as refused:
-            if given["refuse"]:
-                raise
-            return {**result, "refusal": printable(str(refused))}
-        if found is None:
-            if given["required"]:
-                raise _missing(given["name"], list(answers))
-            return result
-        if not given["older_version"]:
-            derive.refuse_older_version(found.record)
-        remarks = [printable(remark) for remark in [*found.remarks, *left_alone(found, answers, list(outside))]]
-        if remarks and given["refuse"]:
-            self.print_text("\n".join(remarks))
-        manager = answers.get(found.record["manager"])
-        silence = printable(manager.silence or "") if manager else ""
-        told = {
-            "manager_silence": silence,
-            "unanswered": [
-                name for one in found.record["members"] if (name := one["machine"]) in answers and answers[name].silence
-            ],
-            "record": found.record,
-            "source": found.source,
-            "replaced": list(found.replaced),
-            "remarks": remarks,
-            "upgrades": found.source == found.record["manager"] and not derive.notes_version(found.record),
+        responses = read_responses({**play_results, **outside_results}, sent_records)
+        base_result = {
+            **_EMPTY_RESULT,
+            "answering": [machine for machine in play_results if responses[machine].unreachable_reason is None],
         }
-        return {**result, **told, **reach(found, result["answering"], held)}
+        try:
+            chosen_copy = find_record(
+                responses, task_args["name"], self._inventory_view(task_args), self._overrides(task_args)
+            )
+        except GpumeshError as refusal:
+            if task_args["refuse"]:
+                raise
+            return {**base_result, "refusal": printable(str(refusal))}
+        if chosen_copy is None:
+            if task_args["required"]:
+                raise _missing_cluster_error(task_args["name"], list(responses))
+            return base_result
+        if not task_args["older_version"]:
+            derive.refuse_older_version(chosen_copy.record)
+        remarks = [
+            printable(remark)
+            for remark in [
+                *chosen_copy.remarks,
+                *describe_unreachable_members(chosen_copy, responses, list(outside_results)),
+            ]
+        ]
+        if remarks and task_args["refuse"]:
+            self.print_text("\n".join(remarks))
+        manager_response = responses.get(chosen_copy.record["manager"])
+        unreachable_reason = printable(manager_response.unreachable_reason or "") if manager_response else ""
+        copy_result = {
+            "manager_silence": unreachable_reason,
+            "unanswered": [
+                member_name
+                for member in chosen_copy.record["members"]
+                if (member_name := member["machine"]) in responses and responses[member_name].unreachable_reason
+            ],
+            "record": chosen_copy.record,
+            "source": chosen_copy.source_machine,
+            "replaced": list(chosen_copy.replaced_machines),
+            "remarks": remarks,
+            "upgrades": chosen_copy.source_machine == chosen_copy.record["manager"]
+            and not derive.is_applied_by_this_version(chosen_copy.record),
+        }
+        return {**base_result, **copy_result, **classify_members(chosen_copy, base_result["answering"], play_results)}
 
-    def _known(self, given: Mapping[str, Any]) -> Known:
-        return Known(self.variables["groups"]["all"], self.variables["hostvars"], given["manager"] or None)
+    def _inventory_view(self, task_args: Mapping[str, Any]) -> InventoryView:
+        return InventoryView(self.variables["groups"]["all"], self.variables["hostvars"], task_args["manager"] or None)
 
     @staticmethod
-    def _word(given: Mapping[str, Any]) -> Word:
-        return Word(given["trusted_copy"] or None, given["trusted_generation"] or None, given["successor"] or None)
+    def _overrides(task_args: Mapping[str, Any]) -> Overrides:
+        return Overrides(
+            task_args["trusted_copy"] or None, task_args["trusted_generation"] or None, task_args["successor"] or None
+        )
 
 
-def _missing(name: str, asked: Sequence[str]) -> InputError:
+def _missing_cluster_error(cluster_name: str, queried_machines: Sequence[str]) -> InputError:
     return InputError(
-        f"There is no cluster '{name}': none of {', '.join(asked)} has its record.",
+        f"There is no cluster '{cluster_name}': none of {', '.join(queried_machines)} has its record.",
         "Set cluster_name to an existing cluster (playbook show), or create it (playbook create or site).",
-        cluster=name,
+        cluster=cluster_name,
     )

@@ -8,27 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.nodes import LEAVING, is_out
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import succession
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import (
-    holders_in_words,
-    in_words,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.nodes import (
+    LEAVING_REASON,
+    is_out_of_service,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import handover
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.usage import (
+    format_job,
+    format_unreachable,
+    format_volume_users,
     running_jobs,
-    silences_in_words,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+    ModuleFailedError,
 )
 
-_NODE = "/etc/slurm/node/slurmd.env"
+_SLURMD_ENVIRONMENT = "/etc/slurm/node/slurmd.env"
 #: A job may have started since the query.
-_LEAST_WAIT = 10
+_MIN_WAIT = 10
 #: Slurm repeats the request to end a job after two minutes, for example to a node that was restarted meanwhile.
 _COMPLETION_WAIT = 300
 #: Jobs that do not end, as on a dead machine, must not block this indefinitely.
-_LONGEST_END = 90
+_MAX_END_WAIT = 90
 
 
 class ActionModule(HostAction):
@@ -36,8 +43,8 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             machines={"type": "list", "elements": "str"},
             forgotten={"type": "list", "elements": "str", "default": []},
             handing_over={"type": "bool", "default": False},
@@ -47,133 +54,160 @@ class ActionModule(HostAction):
             force={"type": "bool", "default": False},
         )
         record = self.record()
-        of_another = self._is_of_another(record)
-        scheduler = not of_another and self.exists(_NODE)
-        if scheduler and given["handing_over"]:
-            self._refuse_half_a_succession(record)
-        without = of_another or given["inspect"] or not self._has_controller()
-        slurm = {} if without else self._ask(given["force"])
-        nodes = [node["name"] for node in slurm.get("nodes", [])]
-        if given["machines"] is not None:
-            nodes = [node for node in nodes if node in given["machines"]]
-        jobs = running_jobs(slurm.get("jobs", []), nodes)
+        foreign_slurm = self._belongs_to_other_cluster(record)
+        has_scheduler = not foreign_slurm and self.path_exists(_SLURMD_ENVIRONMENT)
+        if has_scheduler and task_args["handing_over"]:
+            self._refuse_incomplete_handover(record)
+        skip_query = foreign_slurm or task_args["inspect"] or not self._has_controller()
+        slurm_report = {} if skip_query else self._query_slurm(task_args["force"])
+        node_names = [node["name"] for node in slurm_report.get("nodes", [])]
+        if task_args["machines"] is not None:
+            node_names = [node for node in node_names if node in task_args["machines"]]
+        jobs = running_jobs(slurm_report.get("jobs", []), node_names)
         changed = False
-        if given["machines"] is None:
-            self._refuse_use(record, jobs, given)
-            changed = bool(given["force"] and nodes) and self._end(nodes, jobs)
-        elif nodes:
-            self._refuse_jobs(record, jobs, given)
-            forced, wait = given["force"], given["timeout"]
-            changed = self._end(nodes, jobs) if forced else self._drain(slurm["nodes"], nodes, wait)
-        # The others' entry point leave does this from the machine itself, which a dead one cannot.
-        silent = [node for node in nodes if node in given["forgotten"]]
-        if silent and given["machines"] is not None:
-            changed = self._node(silent, "absent") or changed
+        if task_args["machines"] is None:
+            self._refuse_use(record, jobs, task_args)
+            changed = bool(task_args["force"] and node_names) and self._end_jobs(node_names, jobs)
+        elif node_names:
+            self._refuse_jobs(record, jobs, task_args)
+            is_forced, drain_timeout = task_args["force"], task_args["timeout"]
+            changed = (
+                self._end_jobs(node_names, jobs)
+                if is_forced
+                else self._drain(slurm_report["nodes"], node_names, drain_timeout)
+            )
+        # A reachable machine deletes its own node in the entry point leave of the role slurm, which a dead one cannot.
+        forgotten_nodes = [node for node in node_names if node in task_args["forgotten"]]
+        if forgotten_nodes and task_args["machines"] is not None:
+            changed = self._set_node_state(forgotten_nodes, "absent") or changed
         return {
             "changed": changed,
-            "scheduler": scheduler,
-            "of_another": of_another,
-            "nodes": nodes,
+            "scheduler": has_scheduler,
+            "of_another": foreign_slurm,
+            "nodes": node_names,
             "jobs": [str(job["id"]) for job in jobs],
         }
 
-    def _drain(self, known: Sequence[Node], nodes: Sequence[str], timeout: int) -> bool:
+    def _drain(self, known_nodes: Sequence[SlurmNode], node_names: Sequence[str], timeout: int) -> bool:
         """Drain the nodes, and return them to service if their jobs do not end in time. Raises ModuleFailedError."""
         try:
-            return self._drain_and_wait(nodes, timeout)
+            return self._drain_and_wait(node_names, timeout)
         except ModuleFailedError as failure:
-            # Those that were out of service before stay so, whoever has drained them.
-            ours = [node["name"] for node in known if node["name"] in nodes and not is_out(node)]
-            if ours and not self.check_mode:
-                self._node(ours, "idle")
-            said = str(failure.result.get("msg", "")).replace("increase the wait", "increase cluster_drain_timeout")
-            back = f" {', '.join(ours)} accepts jobs again." if ours else ""
-            raise ModuleFailedError({**failure.result, "msg": f"{said} Nothing has been removed.{back}"}) from failure
+            # Nodes that were out of service before remain so, whoever drained them.
+            resumable_nodes = [
+                node["name"] for node in known_nodes if node["name"] in node_names and not is_out_of_service(node)
+            ]
+            if resumable_nodes and not self.check_mode:
+                self._set_node_state(resumable_nodes, "idle")
+            failure_message = str(failure.result.get("msg", "")).replace(
+                "increase the wait", "increase cluster_drain_timeout"
+            )
+            resume_sentence = f" {', '.join(resumable_nodes)} accepts jobs again." if resumable_nodes else ""
+            raise ModuleFailedError(
+                {**failure.result, "msg": f"{failure_message} Nothing has been removed.{resume_sentence}"}
+            ) from failure
 
-    def _drain_and_wait(self, nodes: Sequence[str], timeout: int) -> bool:
+    def _drain_and_wait(self, node_names: Sequence[str], timeout: int) -> bool:
         try:
-            return self._node(nodes, "drained", wait=max(timeout, _LEAST_WAIT))
+            return self._set_node_state(node_names, "drained", wait_seconds=max(timeout, _MIN_WAIT))
         except ModuleFailedError as failure:
             if timeout >= _COMPLETION_WAIT or not failure.result.get("error", {}).get("completing"):
                 raise
         self.print_text(
-            f"{', '.join(nodes)}: the jobs have ended, and Slurm waits for their processes. It asks again after two minutes."
+            f"{', '.join(node_names)}: the jobs have ended, and Slurm waits for their processes. It asks again after two minutes."
         )
-        self._node(nodes, "drained", wait=_COMPLETION_WAIT)
+        self._set_node_state(node_names, "drained", wait_seconds=_COMPLETION_WAIT)
         return True
 
-    def _is_of_another(self, record: model.Record) -> bool:
+    def _belongs_to_other_cluster(self, record: model.Record) -> bool:
         """Whether the Slurm of this host belongs to another cluster, whose nodes and jobs this one must not touch."""
-        asked = {"cluster": record["name"], "cluster_id": record["id"]}
-        return "slurm" in self.module("gpumesh.cluster.host_owner", asked)["others"]
+        claim_query = {"cluster": record["name"], "cluster_id": record["id"]}
+        return "slurm" in self.run_module("gpumesh.cluster.host_owner", claim_query)["others"]
 
     def _has_controller(self) -> bool:
-        """By what it is run. These files come after its configuration and go before it ends: an interrupted run may
-        leave a cluster that has a configuration, and nobody to ask about jobs."""
-        places = Places()._replace(**self.supervisor())
-        return self.exists(places.drop_in("slurmctld")) or self.exists(places.program("slurmctld"))
+        """Whether this host runs slurmctld, by the files of its service.
 
-    def _refuse_half_a_succession(self, record: model.Record) -> None:
-        """Refuse a hand-over that the manager itself has not completed yet. Raises HostStateError."""
-        own = succession.read_own(record, self.module("gpumesh.cluster.slurm_state", {"state": "inspected"}))
-        decided = succession.decide_first(record, own, known=())
-        if decided.refusal:
-            raise HostStateError(decided.refusal)
+        These files are written after the configuration and removed before it: after an interrupted run, there may be a
+        configuration, but no controller to query about jobs.
+        """
+        service_paths = ServicePaths()._replace(**self.supervisor_options())
+        return self.path_exists(service_paths.drop_in_path("slurmctld")) or self.path_exists(
+            service_paths.program_path("slurmctld")
+        )
 
-    def _ask(self, force: bool) -> Mapping[str, Any]:
+    def _refuse_incomplete_handover(self, record: model.Record) -> None:
+        """Refuse a handover that the manager itself has not completed yet. Raises HostStateError."""
+        own_queue = handover.require_status(
+            record, self.run_module("gpumesh.cluster.slurm_state", {"state": "inspected"})
+        )
+        decision = handover.decide_before_query(record, own_queue, reachable_machines=())
+        if decision.refusal:
+            raise HostStateError(decision.refusal)
+
+    def _query_slurm(self, force: bool) -> Mapping[str, Any]:
         try:
-            return self.module("gpumesh.cluster.slurm_info", {"gather": ["nodes", "jobs"]})
+            return self.run_module("gpumesh.cluster.slurm_info", {"gather": ["nodes", "jobs"]})
         except ModuleFailedError:
             if not force:
                 raise
             return {}
 
-    def _refuse_jobs(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
-        running = _running(jobs)
-        if running and not given["timeout"] and not given["force"]:
+    def _refuse_jobs(
+        self, record: model.Record, jobs: Sequence[Mapping[str, Any]], task_args: Mapping[str, Any]
+    ) -> None:
+        unfinished_jobs = _select_unfinished(jobs)
+        if unfinished_jobs and not task_args["timeout"] and not task_args["force"]:
             raise HostStateError(
-                f"{', '.join(given['machines'])} cannot leave cluster '{record['name']}' while jobs run there: "
-                f"{', '.join(in_words(job) for job in running)}.",
+                f"{', '.join(task_args['machines'])} cannot leave cluster '{record['name']}' while jobs run there: "
+                f"{', '.join(format_job(job) for job in unfinished_jobs)}.",
                 "Wait until they have ended (cluster_drain_timeout=SECONDS waits at most that long), or cancel them "
                 "with cluster_force=true.",
             )
 
-    def _refuse_use(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
-        held = self.registered(given["holders"], self.variables["ansible_play_hosts_all"]) if given["holders"] else {}
-        users = [*(f"job {in_words(job)}" for job in jobs), *holders_in_words(held)]
-        silent = silences_in_words(held)
-        if (users or silent) and not given["force"]:
+    def _refuse_use(
+        self, record: model.Record, jobs: Sequence[Mapping[str, Any]], task_args: Mapping[str, Any]
+    ) -> None:
+        usage_results = (
+            self.registered_results(task_args["holders"], self.variables["ansible_play_hosts_all"])
+            if task_args["holders"]
+            else {}
+        )
+        current_users = [*(f"job {format_job(job)}" for job in jobs), *format_volume_users(usage_results)]
+        unreachable_reasons = format_unreachable(usage_results)
+        if (current_users or unreachable_reasons) and not task_args["force"]:
             raise HostStateError(
-                f"Cluster '{record['name']}' {'is' if users else 'may be'} in use: {'; '.join([*users, *silent])}.",
+                f"Cluster '{record['name']}' {'is' if current_users else 'may be'} in use: {'; '.join([*current_users, *unreachable_reasons])}.",
                 "Wait until they have ended, or end them (scancel, kill); cluster_force=true ends them, too."
-                if users
+                if current_users
                 else "Run this again when they answer; cluster_force=true deletes the cluster in any case.",
             )
 
-    def _end(self, nodes: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> bool:
-        """Cancelled first, so that they end in order; a node that is set down leaves its processes running."""
-        changed = self._node(nodes, "drained")
+    def _end_jobs(self, node_names: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> bool:
+        """Cancel the jobs before the nodes are set down, since a node that is down leaves its processes running."""
+        changed = self._set_node_state(node_names, "drained")
         if not jobs:
             return changed
-        running = _running(jobs)
-        if running and not self.check_mode:
-            self.module("ansible.builtin.command", {"argv": ["scancel", *(str(job["id"]) for job in running)]})
+        unfinished_jobs = _select_unfinished(jobs)
+        if unfinished_jobs and not self.check_mode:
+            self.run_module(
+                "ansible.builtin.command", {"argv": ["scancel", *(str(job["id"]) for job in unfinished_jobs)]}
+            )
         try:
-            self._node(nodes, "drained", wait=_LONGEST_END)
+            self._set_node_state(node_names, "drained", wait_seconds=_MAX_END_WAIT)
         except ModuleFailedError as failure:
             if "error" in failure.result:
-                self._node(nodes, "down")
+                self._set_node_state(node_names, "down")
         return True
 
-    def _node(self, nodes: Sequence[str], state: str, wait: int = 0) -> bool:
-        arguments: dict[str, Any] = {"name": list(nodes), "state": state}
+    def _set_node_state(self, node_names: Sequence[str], state: str, wait_seconds: int = 0) -> bool:
+        module_args: dict[str, Any] = {"name": list(node_names), "state": state}
         if state != "absent":
-            arguments["reason"] = LEAVING
-        if wait:
-            arguments["wait"] = wait
-        return bool(self.module("gpumesh.cluster.slurm_node", arguments).get("changed"))
+            module_args["reason"] = LEAVING_REASON
+        if wait_seconds:
+            module_args["wait"] = wait_seconds
+        return bool(self.run_module("gpumesh.cluster.slurm_node", module_args).get("changed"))
 
 
-def _running(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that do not end by themselves. Slurm waits for the processes of a completing job, and then kills them."""
+def _select_unfinished(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the jobs that do not end by themselves. Slurm kills the processes of completing jobs after a while."""
     return [job for job in jobs if job["state"] != "completing"]

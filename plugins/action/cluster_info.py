@@ -12,33 +12,33 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import (
-    BEGINNING,
-    DEFAULT_FOLDER,
-    generation_in,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DEFAULT_DIRECTORY,
+    HEAD_LENGTH,
+    parse_generation,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ready import load_filters
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.examined import ExaminedModule
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_preload import load_filters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.examined import ExaminedModule
 
 load_filters()
 
 
 class ActionModule(ExaminedModule):
-    """Runs the module, unless only a generation is to be compared that the beginning of the file confirms.
+    """Runs the module, unless the beginning of the file confirms the generation that is to be compared.
 
-    Each play of the layers begins with that. A module costs a host 0.3 s of processor time, and head 0.01 s.
+    Each play of the layers begins with this. A module costs a host 0.3 s of processor time, and head 0.01 s.
     """
 
-    def outcome(self, tmp: str | None, task_vars: dict[str, Any] | None) -> dict[str, Any]:
+    def run_module(self, tmp: str | None, task_vars: dict[str, Any] | None) -> dict[str, Any]:
         """See the documentation of the module, which also reports what is wrong."""
-        return {"changed": False} if self._is_current() else super().outcome(tmp, task_vars)
+        return {"changed": False} if self._is_current() else super().run_module(tmp, task_vars)
 
     def _is_current(self) -> bool:
         """Whether the host's record is no newer than the given generation."""
-        given = self._task.args
-        if not {"cluster", "generation"} <= given.keys():
+        task_args = self._task.args
+        if not {"cluster", "generation"} <= task_args.keys():
             return False
-        path = f"{given.get('path', DEFAULT_FOLDER)}/{given['cluster']}.json"
-        read = self._low_level_execute_command(f"head -c {BEGINNING} {shlex.quote(path)}")
-        held = None if read["rc"] else generation_in(read["stdout"])
-        return held is not None and held <= int(given["generation"])
+        record_path = f"{task_args.get('path', DEFAULT_DIRECTORY)}/{task_args['cluster']}.json"
+        head_result = self._low_level_execute_command(f"head -c {HEAD_LENGTH} {shlex.quote(record_path)}")
+        record_generation = None if head_result["rc"] else parse_generation(head_result["stdout"])
+        return record_generation is not None and record_generation <= int(task_args["generation"])

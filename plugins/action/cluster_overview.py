@@ -11,11 +11,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, stats
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import earlier
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import (
+    parse_previous_verdict,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import (
+    build_overview,
+    render_overview,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import read_responses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    ControllerAction,
+    build_stats,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 
 
 class ActionModule(ControllerAction):
@@ -23,7 +31,7 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             registered={"type": "str", "required": True},
             found={"type": "str", "required": True},
             tunnel={"type": "str", "required": True},
@@ -32,34 +40,54 @@ class ActionModule(ControllerAction):
             volumes={"type": "str", "required": True},
             output={"type": "str", "choices": ["table", "json"], "default": "table"},
         )
-        found = self.variables[given["found"]]
-        backend = found["record"]["mesh"]["backend"] if found["record"] else "none"
-        mesh = given["tailnet"] if backend == "tailscale" else given["tunnel"]
-        hosts = self.of_hosts(mesh, *(given[name] for name in ("registered", "host", "volumes")))
-        results = {**{machine: own[given["registered"]] or {} for machine, own in hosts.items()}, **found["outside"]}
-        states = {
-            machine: {
-                "mesh": own[mesh] or {},
-                "host": own[given["host"]] or {},
-                "volumes": (own[given["volumes"]] or {}).get("volumes", {}),
-            }
-            for machine, own in hosts.items()
+        copies_result = self.variables[task_args["found"]]
+        mesh_backend = copies_result["record"]["mesh"]["backend"] if copies_result["record"] else "none"
+        mesh_variable = task_args["tailnet"] if mesh_backend == "tailscale" else task_args["tunnel"]
+        variables_by_host = self.variables_by_host(
+            mesh_variable, *(task_args[variable_name] for variable_name in ("registered", "host", "volumes"))
+        )
+        results_by_machine = {
+            **{
+                machine: host_variables[task_args["registered"]] or {}
+                for machine, host_variables in variables_by_host.items()
+            },
+            **copies_result["outside"],
         }
-        at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        verdict = earlier(self._verdict(found["record"]["name"])) if found["record"] else None
-        clusters = overview(results, at, states, verdict, found["records"])
-        if given["output"] == "json":
-            # One line, so that a program can find it among those of the callback: the one that starts with a bracket.
+        states_by_machine = {
+            machine: {
+                "mesh": host_variables[mesh_variable] or {},
+                "host": host_variables[task_args["host"]] or {},
+                "volumes": (host_variables[task_args["volumes"]] or {}).get("volumes", {}),
+            }
+            for machine, host_variables in variables_by_host.items()
+        }
+        checked_at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        last_verdict = (
+            parse_previous_verdict(self._read_last_verdict(copies_result["record"]["name"]))
+            if copies_result["record"]
+            else None
+        )
+        clusters = build_overview(
+            results_by_machine, checked_at, states_by_machine, last_verdict, copies_result["records"]
+        )
+        if task_args["output"] == "json":
+            # The JSON is one line that starts with a bracket, so that a program can find it in the output.
             text = json.dumps(clusters, ensure_ascii=False)
         else:
-            answers = read_answers(results)
-            silent = {machine: answer.silence for machine, answer in answers.items() if answer.silence is not None}
-            text = page(clusters, silent, room(0), str(self.variable("cluster_name") or ""))
+            responses = read_responses(results_by_machine)
+            unreachable_reasons = {
+                machine: response.unreachable_reason
+                for machine, response in responses.items()
+                if response.unreachable_reason is not None
+            }
+            text = render_overview(
+                clusters, unreachable_reasons, available_width(0), str(self.resolve_variable("cluster_name") or "")
+            )
         self.print_text(text)
-        return {"changed": False, "text": text, "clusters": clusters, **stats({"gpumesh_clusters": clusters})}
+        return {"changed": False, "text": text, "clusters": clusters, **build_stats({"gpumesh_clusters": clusters})}
 
-    def _verdict(self, name: str) -> str:
-        """The report of the role check, on the machine that runs Ansible."""
-        folder = self.variable("check_report_dir") or f"{os.environ.get('PWD', '')}/gpumesh-report"
-        path = Path(str(folder), name, "verdict.json")
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    def _read_last_verdict(self, cluster_name: str) -> str:
+        """Return the verdict of the role check, from the machine that runs Ansible; empty if there is none."""
+        report_directory = self.resolve_variable("check_report_dir") or f"{os.environ.get('PWD', '')}/gpumesh-report"
+        verdict_path = Path(str(report_directory), cluster_name, "verdict.json")
+        return verdict_path.read_text(encoding="utf-8") if verdict_path.is_file() else ""

@@ -10,22 +10,29 @@ from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import preflight
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
-    OPTIONS,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import preflight
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
+    parse_machine_names,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import (
+    InventoryHost,
+    RegistrationRequest,
+    decide_registration,
+    refuse_mesh,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import read_responses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
+    MESH_OPTIONS,
+    machines_without_interface,
     refuse_to_demote,
     refuse_userspace_only,
-    userspace_only,
-    without_interface,
+    userspace_only_machines,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide, refuse_mesh
 
-_TEXT = {"type": "str", "default": ""}
+_TEXT_OPTION = {"type": "str", "default": ""}
 
 
 class ActionModule(ControllerAction):
@@ -33,109 +40,129 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             name={"type": "str", "required": True},
             registered={"type": "str", "required": True},
             found={"type": "str", "required": True},
             candidate={"type": "str", "required": True},
-            subnet=_TEXT,
-            manager=_TEXT,
+            subnet=_TEXT_OPTION,
+            manager=_TEXT_OPTION,
             machines={"type": "raw", "default": []},
             join_only={"type": "bool", "default": False},
         )
-        wish = self._wish(given)
-        found = self.variables[given["found"]]
-        record = model.parse(found["record"]) if found["record"] else None
-        names = ("ansible_host", "cluster_site", "cluster_endpoint", "job_environment_rdma", *OPTIONS)
-        hosts = self.of_hosts(given["registered"], *names)
-        held = {machine: dict(own[given["registered"]] or {}) for machine, own in hosts.items()}
-        known = {
-            machine: Host(
-                own["ansible_host"] or machine,
-                own["cluster_site"] or None,
-                own["cluster_endpoint"] or None,
-                own["job_environment_rdma"] in (None, "") or boolean(own["job_environment_rdma"], strict=False),
-            )
-            for machine, own in hosts.items()
+        request = self._registration_request(task_args)
+        copies_result = self.variables[task_args["found"]]
+        record = model.parse(copies_result["record"]) if copies_result["record"] else None
+        variable_names = ("ansible_host", "cluster_site", "cluster_endpoint", "job_environment_rdma", *MESH_OPTIONS)
+        variables_by_host = self.variables_by_host(task_args["registered"], *variable_names)
+        results_by_machine = {
+            machine: dict(host_variables[task_args["registered"]] or {})
+            for machine, host_variables in variables_by_host.items()
         }
-        decision, coming = decide(wish, record, known, held, read_answers(held, found["records"]))
-        options = preflight.read_options(self.options)
-        volumes = self.variable("storage_volumes")
-        confined: list[str] = []
+        play_hosts = {
+            machine: InventoryHost(
+                host_variables["ansible_host"] or machine,
+                host_variables["cluster_site"] or None,
+                host_variables["cluster_endpoint"] or None,
+                host_variables["job_environment_rdma"] in (None, "")
+                or boolean(host_variables["job_environment_rdma"], strict=False),
+            )
+            for machine, host_variables in variables_by_host.items()
+        }
+        decision, next_draft = decide_registration(
+            request,
+            record,
+            play_hosts,
+            results_by_machine,
+            read_responses(results_by_machine, copies_result["records"]),
+        )
+        role_options = preflight.read_role_options(self.read_role_options)
+        desired_volumes = self.resolve_variable("storage_volumes")
+        pod_machines: list[str] = []
         if decision["enrol_settings"]["backend"] == "tailscale":
-            served = volumes or (record["storage"]["volumes"] if record else [])
-            servers = [volume["server"] for volume in served if "server" in volume]
-            taking_part = {member["machine"] for member in decision["members"]}
-            confined = [machine for machine in without_interface(held, hosts) if machine in taking_part]
-            refuse_userspace_only(confined, [decision["manager"], *servers])
+            served_volumes = desired_volumes or (record["storage"]["volumes"] if record else [])
+            volume_servers = [volume["server"] for volume in served_volumes if "server" in volume]
+            participants = {member["machine"] for member in decision["members"]}
+            pod_machines = [
+                machine
+                for machine in machines_without_interface(results_by_machine, variables_by_host)
+                if machine in participants
+            ]
+            refuse_userspace_only(pod_machines, [decision["manager"], *volume_servers])
             if record:
-                refuse_to_demote(record, userspace_only(held, hosts))
-        refuse_mesh(coming.record, self.options("mesh", "relays")["relays"] or [])
-        layered = preflight.refuse(coming.record, volumes, options, self._tracked())
+                refuse_to_demote(record, userspace_only_machines(results_by_machine, variables_by_host))
+        refuse_mesh(next_draft.record, self.read_role_options("mesh", "relays")["relays"] or [])
+        layered_record = preflight.refuse_impossible(
+            next_draft.record, desired_volumes, role_options, self._tracking_options()
+        )
         if decision["left_out"]:
             self.print_text(
-                f"{', '.join(decision['left_out'])}: removed from cluster '{given['name']}', and therefore skipped. "
+                f"{', '.join(decision['left_out'])}: removed from cluster '{task_args['name']}', and therefore skipped. "
                 f"The playbook join adds it again, with cluster_machines={','.join(decision['left_out'])}."
             )
-        probed = [member for member in decision["members"] if "address" in member] if decision["joining"] else []
+        probed_members = (
+            [member for member in decision["members"] if "address" in member] if decision["joining"] else []
+        )
         return {
             "changed": False,
             **decision,
             "record": record,
-            "writes": self._writes(found, decision["manager"], [change.kind for change in coming.changes]),
-            "volumes": None if record else volumes,
+            "writes": self._needs_write(
+                copies_result, decision["manager"], [change.kind for change in next_draft.changes]
+            ),
+            "volumes": None if record else desired_volumes,
             "preflight": {
-                # Whatever is to change. A second run asks no host for what the first has found there.
-                "machines": [one["machine"] for one in decision["members"]]
-                if coming.changes or layered != coming.record
+                # The hosts are checked only before a change, so that a second run does not query them again.
+                "machines": [checked_member["machine"] for checked_member in decision["members"]]
+                if next_draft.changes or layered_record != next_draft.record
                 else [],
-                "pods": confined,
-                "volumes": layered["storage"]["volumes"],
+                "pods": pod_machines,
+                "volumes": layered_record["storage"]["volumes"],
             },
-            "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed],
+            "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed_members],
         }
 
-    def _tracked(self) -> dict[str, Any]:
-        """What ``site`` would ask of the tracking server."""
+    def _tracking_options(self) -> dict[str, Any]:
+        """Return the options of tracking that the playbook site would use."""
         return {
             "start": False,
-            **self.options("tracking", "state", "server", "port", "volume", "tls", "certificate_file"),
+            **self.read_role_options("tracking", "state", "server", "port", "volume", "tls", "certificate_file"),
         }
 
     @staticmethod
-    def _writes(found: Mapping[str, Any], manager: str, changes: Sequence[str]) -> bool:
-        """Whether the manager gets a record. Raises InputError if it does not answer, but would have to.
+    def _needs_write(copies_result: Mapping[str, Any], manager: str, change_kinds: Sequence[str]) -> bool:
+        """Whether the record is written on the manager. Raises InputError if this is necessary, but it does not answer.
 
-        ``changes``: the kinds of the changes. Without the manager, the version of the collection is noted another time.
+        A change of kind ``version`` alone can wait until the manager answers.
         """
-        silence = found.get("manager_silence")
-        if silence and set(changes) - {"version"}:
+        unreachable_reason = copies_result.get("manager_silence")
+        if unreachable_reason and set(change_kinds) - {"version"}:
             raise InputError(
-                f"Nothing has been changed. The manager {manager} does not answer ({silence}), and only it changes the "
+                f"Nothing has been changed. The manager {manager} does not answer ({unreachable_reason}), and only it changes the "
                 "record.",
                 f"Run this again when {manager} is back; if it is permanently lost, choose another manager: playbook "
                 f"remove with cluster_machine={manager}, cluster_new_manager and cluster_manager_lost=true.",
                 manager=manager,
             )
-        # That another copy is used instead of the manager's does not mean that the manager has it.
-        return not silence and (bool(changes) or found["source"] != manager)
+        # The manager may lack the record if another copy is used.
+        return not unreachable_reason and (bool(change_kinds) or copies_result["source"] != manager)
 
-    def _wish(self, given: Mapping[str, Any]) -> Wish:
-        machines = machine_names(given["machines"])
-        if given["join_only"] and not machines:
+    def _registration_request(self, task_args: Mapping[str, Any]) -> RegistrationRequest:
+        named_machines = parse_machine_names(task_args["machines"])
+        if task_args["join_only"] and not named_machines:
             raise InputError(
-                f"No machine to join cluster '{given['name']}' was given.",
+                f"No machine to join cluster '{task_args['name']}' was given.",
                 "Set cluster_machines=NAME,NAME with names from the inventory's group.",
             )
-        mesh = self.options("mesh", "backend", "subnet", "port", "interface", "mtu")
-        patterns = self.options("discover", "prefer", "exclude", "include")
-        return Wish(
-            given["name"],
-            given["subnet"] or None,
-            given["manager"] or None,
-            given["candidate"],
-            machines or None,
-            {key: value for key, value in mesh.items() if value},
-            given["join_only"],
-            {key: value or [] for key, value in patterns.items()},
+        mesh_options = self.read_role_options("mesh", "backend", "subnet", "port", "interface", "mtu")
+        interface_patterns = self.read_role_options("discover", "prefer", "exclude", "include")
+        return RegistrationRequest(
+            task_args["name"],
+            task_args["subnet"] or None,
+            task_args["manager"] or None,
+            task_args["candidate"],
+            named_machines or None,
+            {key: value for key, value in mesh_options.items() if value},
+            task_args["join_only"],
+            {key: value or [] for key, value in interface_patterns.items()},
         )

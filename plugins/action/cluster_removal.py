@@ -8,20 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
-    OPTIONS,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
+    parse_machine_names,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import refuse_mesh
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.removal import (
+    decide_removal,
+    draft_removal,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
+    HostResponse,
+    read_responses,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
+    MESH_OPTIONS,
+    machines_without_interface,
     refuse_to_demote,
     refuse_userspace_only,
-    userspace_only,
-    without_interface,
+    userspace_only_machines,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import refuse_mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import coming, decide_removal
 
 
 class ActionModule(ControllerAction):
@@ -29,7 +37,7 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             name={"type": "str", "required": True},
             registered={"type": "str", "required": True},
             found={"type": "str", "required": True},
@@ -38,55 +46,63 @@ class ActionModule(ControllerAction):
             manager_lost={"type": "bool", "default": False},
             untrusted={"type": "bool", "default": False},
         )
-        leaving = machine_names(given["machines"])
-        new_manager = given["new_manager"] or None
-        found = self.variables[given["found"]]
-        record = model.parse(found["record"])
-        hosts = self.of_hosts(given["registered"], *OPTIONS)
-        held = {machine: own[given["registered"]] or {} for machine, own in hosts.items()}
-        answers = read_answers({**held, **found["outside"]}, found["records"])
-        # Their copies have been replaced since they answered.
-        answers.update({machine: Answer([record], [], None) for machine in found["replaced"]})
+        leaving_machines = parse_machine_names(task_args["machines"])
+        new_manager = task_args["new_manager"] or None
+        copies_result = self.variables[task_args["found"]]
+        record = model.parse(copies_result["record"])
+        variables_by_host = self.variables_by_host(task_args["registered"], *MESH_OPTIONS)
+        results_by_machine = {
+            machine: host_variables[task_args["registered"]] or {}
+            for machine, host_variables in variables_by_host.items()
+        }
+        responses = read_responses({**results_by_machine, **copies_result["outside"]}, copies_result["records"])
+        # The copies of these machines have been replaced since they answered.
+        responses.update({machine: HostResponse([record], [], None) for machine in copies_result["replaced"]})
         decision = decide_removal(
             record,
-            given["name"],
-            leaving,
+            task_args["name"],
+            leaving_machines,
             self.variables["groups"]["all"],
-            answers,
+            responses,
             new_manager,
-            given["manager_lost"],
-            [machine for machine in found["answering"] if machine in hosts],
+            task_args["manager_lost"],
+            [machine for machine in copies_result["answering"] if machine in variables_by_host],
         )
-        machines = [member["machine"] for member in record["members"]]
-        silent = [machine for machine in machines if machine not in found["answering"]]
-        if given["untrusted"]:
-            self._refuse_to_rekey([machine for machine in silent if machine not in leaving])
+        member_machines = [member["machine"] for member in record["members"]]
+        silent_members = [machine for machine in member_machines if machine not in copies_result["answering"]]
+        if task_args["untrusted"]:
+            self._refuse_to_rekey([machine for machine in silent_members if machine not in leaving_machines])
         if record["mesh"]["backend"] == "tailscale" and new_manager:
-            refuse_userspace_only(without_interface(held, hosts), [new_manager])
+            refuse_userspace_only(machines_without_interface(results_by_machine, variables_by_host), [new_manager])
         if record["mesh"]["backend"] == "tailscale":
-            refuse_to_demote(record, userspace_only(held, hosts), leaving)
-        refuse_mesh(coming(record, leaving, new_manager), self.options("mesh", "relays")["relays"] or [])
+            refuse_to_demote(record, userspace_only_machines(results_by_machine, variables_by_host), leaving_machines)
+        refuse_mesh(
+            draft_removal(record, leaving_machines, new_manager),
+            self.read_role_options("mesh", "relays")["relays"] or [],
+        )
         return {
             "changed": False,
             **decision,
             "record": record,
-            "leaving": leaving,
-            "members_leaving": [machine for machine in machines if machine in leaving],
-            "silent": [machine for machine in silent if machine in leaving and machine in hosts],
+            "leaving": leaving_machines,
+            "members_leaving": [machine for machine in member_machines if machine in leaving_machines],
+            "silent": [
+                machine for machine in silent_members if machine in leaving_machines and machine in variables_by_host
+            ],
         }
 
-    def _refuse_to_rekey(self, missing: Sequence[str]) -> None:
-        if missing:
+    def _refuse_to_rekey(self, missing_machines: Sequence[str]) -> None:
+        if missing_machines:
             raise InputError(
-                f"{', '.join(sorted(missing))}: not in this run, or unreachable. New keys on the others would cut them "
+                f"{', '.join(sorted(missing_machines))}: not in this run, or unreachable. New keys on the others would cut them "
                 "off, so nothing has been changed.",
                 "Run this without --limit when all remaining members are up; or omit cluster_untrusted for now, and "
                 "run this with it later.",
-                machines=list(missing),
+                machines=list(missing_machines),
             )
-        file = self.variable("munge_key_file")
-        if file:
+        key_file = self.resolve_variable("munge_key_file")
+        if key_file:
             raise InputError(
-                f"The munge key is in the file {file}, which only you can change, so nothing has been changed.",
+                f"The munge key is in the file {key_file}, which only you can change, so nothing has been changed.",
                 "Run this without cluster_untrusted, write a new key to the file, and run the playbook slurm.",
             )

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.collective import left_out, placement
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.collective import (
+    describe_unused,
+    place_ranks,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 _MODULE = "gpumesh.cluster.collective_test"
 
@@ -18,12 +21,12 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
-        if "record" not in given:
-            return self.module(_MODULE, given)
+        module_args = dict(self._task.args)
+        if "record" not in module_args:
+            return self.run_module(_MODULE, module_args)
         record = self.record()
-        del given["record"]
-        binaries = bool(given.get("path"))
-        derived = placement(record, self.userspace_only, binaries)
-        result = self.module(_MODULE, {**given, **derived})
-        return {**result, "left_out": left_out(record, self.userspace_only, derived, binaries)}
+        del module_args["record"]
+        uses_binaries = bool(module_args.get("path"))
+        placement_options = place_ranks(record, self.userspace_only, uses_binaries)
+        result = self.run_module(_MODULE, {**module_args, **placement_options})
+        return {**result, "left_out": describe_unused(record, self.userspace_only, placement_options, uses_binaries)}

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 
 class ActionModule(HostAction):
-    """Runs the module, and again after installing what it needs."""
+    """Runs the module, and runs it again after installing missing packages."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        arguments = {**self.supervisor(), **self._task.args}
-        return self.equipped_module(
-            "gpumesh.cluster.daemon", arguments, lambda result: ["supervisor"] if result["missing"] else []
+        module_args = {**self.supervisor_options(), **self._task.args}
+        return self.ensure_packages(
+            "gpumesh.cluster.daemon", module_args, lambda result: ["supervisor"] if result["missing"] else []
         )

@@ -8,15 +8,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.addresses import normalise_subnet
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, stats
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.discovery import page, report
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import normalise_subnet
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.discovery import (
+    build_report,
+    render_page,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
+    build_options,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    ControllerAction,
+    build_stats,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 
-_PATTERNS = {"type": "list", "elements": "str", "default": []}
+_PATTERN_OPTION = {"type": "list", "elements": "str", "default": []}
 
 
 class ActionModule(ControllerAction):
@@ -24,41 +32,52 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             registered={"type": "str", "required": True},
             output={"type": "str", "choices": ["table", "json"], "default": "table"},
             facts_file={"type": "path", "default": ""},
             subnet={"type": "str", "default": ""},
-            prefer=_PATTERNS,
-            exclude=_PATTERNS,
-            include=_PATTERNS,
+            prefer=_PATTERN_OPTION,
+            exclude=_PATTERN_OPTION,
+            include=_PATTERN_OPTION,
             table_style={"type": "str", "choices": ["unicode", "ascii"], "default": "unicode"},
             table_width={"type": "int", "default": 0},
         )
-        patterns = {name: given[name] for name in ("prefer", "exclude", "include")}
-        if given["subnet"]:
-            # Under the name by which people have set it.
-            normalise_subnet(given["subnet"], "discover_subnet")
-        options = options_from(given["subnet"], **patterns)
-        found = report(self.registered(given["registered"], self.variables["ansible_play_hosts_all"]), options)
-        # One line, so that a program can find it among those of the callback: it is the one that starts with a brace.
-        text = (
-            page(found, options, style=given["table_style"], width=room(given["table_width"]))
-            if given["output"] == "table"
-            else json.dumps(found, ensure_ascii=False)
+        interface_patterns = {name: task_args[name] for name in ("prefer", "exclude", "include")}
+        if task_args["subnet"]:
+            # An error names the variable that people have set.
+            normalise_subnet(task_args["subnet"], "discover_subnet")
+        subnet_options = build_options(task_args["subnet"], **interface_patterns)
+        discovery_report = build_report(
+            self.registered_results(task_args["registered"], self.variables["ansible_play_hosts_all"]), subnet_options
         )
-        shown = printable(text)
-        self.print_text(shown)
-        chosen = {
-            "discover_subnets": [candidate["subnet"] for candidate in found["candidates"]],
-            "discover_silent_hosts": [*found["unreachable"], *found["failed"]],
+        # The JSON is one line that starts with a brace, so that a program can find it in the output.
+        text = (
+            render_page(
+                discovery_report,
+                subnet_options,
+                style=task_args["table_style"],
+                width=available_width(task_args["table_width"]),
+            )
+            if task_args["output"] == "table"
+            else json.dumps(discovery_report, ensure_ascii=False)
+        )
+        printed_text = printable(text)
+        self.print_text(printed_text)
+        job_stats = {
+            "discover_subnets": [candidate["subnet"] for candidate in discovery_report["candidates"]],
+            "discover_silent_hosts": [*discovery_report["unreachable"], *discovery_report["failed"]],
         }
-        return {"changed": self._write(given["facts_file"], found), "text": shown, **stats(chosen)}
+        return {
+            "changed": self._write_facts(task_args["facts_file"], discovery_report),
+            "text": printed_text,
+            **build_stats(job_stats),
+        }
 
-    def _write(self, path: str, found: dict[str, Any]) -> bool:
-        """Whether the file of facts has changed, or would."""
-        if not path:
+    def _write_facts(self, facts_path: str, discovery_report: dict[str, Any]) -> bool:
+        """Write the file of facts. Returns whether it has changed, or would change in check mode."""
+        if not facts_path:
             return False
-        content = json.dumps(found, ensure_ascii=False, indent=4, sort_keys=True) + "\n"
-        entry = {"path": self.controller_path(path), "content": content, "mode": "0644"}
-        return bool(host_files.see_to([entry], self.check_mode))
+        content = json.dumps(discovery_report, ensure_ascii=False, indent=4, sort_keys=True) + "\n"
+        file_entry = {"path": self.controller_path(facts_path), "content": content, "mode": "0644"}
+        return bool(managed_files.ensure_files([file_entry], self.check_mode))

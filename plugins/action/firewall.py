@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.firewall import desired
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import (
+    desired_parameters,
+)
 
 
 class ActionModule(HostAction):
@@ -16,16 +18,16 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options = dict(self._task.args)
-        if "record" not in options:
-            return self.module("gpumesh.cluster.firewall", options)
+        module_args = dict(self._task.args)
+        if "record" not in module_args:
+            return self.run_module("gpumesh.cluster.firewall", module_args)
         record = self.record()
-        del options["record"]
-        wanted = options.get("state") != "absent"
-        if wanted and self.machine not in [member["machine"] for member in record["members"]]:
+        del module_args["record"]
+        is_wanted = module_args.get("state") != "absent"
+        if is_wanted and self.machine not in [member["machine"] for member in record["members"]]:
             return {"changed": False}
-        return self.equipped_module(
+        return self.ensure_packages(
             "gpumesh.cluster.firewall",
-            desired(record, options),
-            lambda result: ["nftables"] if wanted and not result["tools"] else [],
+            desired_parameters(record, module_args),
+            lambda result: ["nftables"] if is_wanted and not result["tools"] else [],
         )

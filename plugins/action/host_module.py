@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.host_module import NORMAL, HostModule
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import (
+    NORMAL_ACTION,
+    HostModule,
+)
 
 
 class ActionModule(HostModule):
@@ -15,11 +18,11 @@ class ActionModule(HostModule):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             name={"type": "str", "required": True}, arguments={"type": "dict", "default": {}, "no_log": False}
         )
-        task = self._task.copy()
-        # As they are: validation makes strings of other values.
-        task.action, task.args = given["name"], dict(self._task.args.get("arguments") or {})
-        has_action = self._shared_loader_obj.action_loader.has_plugin(task.action)
-        return self.answer(task, task.action if has_action else NORMAL)
+        other_task = self._task.copy()
+        # The arguments are passed without validation, which would convert other values to strings.
+        other_task.action, other_task.args = task_args["name"], dict(self._task.args.get("arguments") or {})
+        has_action = self._shared_loader_obj.action_loader.has_plugin(other_task.action)
+        return self.run_action(other_task, other_task.action if has_action else NORMAL_ACTION)

@@ -9,8 +9,8 @@ there.
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ready import load_filters
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.examined import ExaminedModule
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_preload import load_filters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.examined import ExaminedModule
 
 load_filters()
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 _MODULE = "gpumesh.cluster.job_account"
 
 
 class ActionModule(HostAction):
-    """Looks whether the inventory allows such accounts, and otherwise at the account on the host."""
+    """Checks the account on the host, unless the inventory allows accounts that can become root."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             user={"type": "str", "default": ""},
             option={"type": "str", "required": True},
         )
-        if boolean(self.inventory_variable(given["option"], False), strict=False):
-            return {"changed": False, "user": given["user"]}
-        return self.module(_MODULE, given)
+        if boolean(self.resolve_inventory_variable(task_args["option"], False), strict=False):
+            return {"changed": False, "user": task_args["user"]}
+        return self.run_module(_MODULE, task_args)

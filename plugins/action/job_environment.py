@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.job_environment import desired
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    STATE_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import (
+    desired_parameters,
+)
 
 
 class ActionModule(HostAction):
@@ -16,9 +22,9 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
-            state=STATE,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
+            state=STATE_OPTION,
             port_range={"type": "list", "elements": "int", "default": [15000, 24999]},
             dialects={"type": "list", "elements": "str", "default": []},
             variables={"type": "dict", "default": {}},
@@ -26,6 +32,6 @@ class ActionModule(HostAction):
             logins={"type": "bool", "default": True},
         )
         record = self.record()
-        if given["state"] == "absent":
-            return self.module("gpumesh.cluster.job_environment", {"cluster": record["name"], "state": "absent"})
-        return self.module("gpumesh.cluster.job_environment", desired(record, self.machine, given))
+        if task_args["state"] == "absent":
+            return self.run_module("gpumesh.cluster.job_environment", {"cluster": record["name"], "state": "absent"})
+        return self.run_module("gpumesh.cluster.job_environment", desired_parameters(record, self.machine, task_args))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.host_module import HostModule
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import HostModule
 
 
 class ActionModule(HostModule):

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.drift import layer_queries
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import (
     job_environment,
     names,
     session,
@@ -18,9 +23,10 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import (
     tracking,
     train,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import OPTIONS, userspace_only
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.drift import questions
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
+    MESH_OPTIONS,
+    userspace_only_machines,
+)
 
 
 class ActionModule(HostAction):
@@ -28,44 +34,56 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        self.arguments(record=RECORD)
+        self.arguments(record=RECORD_OPTION)
         record = self.record()
-        parameters: dict[str, Any] = {}
-        refused: dict[str, str] = {}
-        for layer, desired in self._layers(record).items():
+        parameters_by_layer: dict[str, Any] = {}
+        refusals_by_layer: dict[str, str] = {}
+        for layer, derive_parameters in self._layers(record).items():
             try:
-                parameters[layer] = desired()
+                parameters_by_layer[layer] = derive_parameters()
             except InputError as error:
-                refused[layer] = error.message.rstrip(".")
-        asked = questions(
+                refusals_by_layer[layer] = error.message.rstrip(".")
+        drift_queries = layer_queries(
             record,
             self.machine,
-            accounting=self.options("slurm", "accounting")["accounting"],
+            accounting=self.read_role_options("slurm", "accounting")["accounting"],
         )
-        result = self.module("gpumesh.cluster.layer_info", {**asked, "modules": parameters})
-        confined = self._is_userspace_only(record)
-        return {**result, "userspace_only": confined, "drift": {**refused, **result["drift"]}}
+        result = self.run_module("gpumesh.cluster.layer_info", {**drift_queries, "modules": parameters_by_layer})
+        is_confined = self._is_userspace_only(record)
+        return {**result, "userspace_only": is_confined, "drift": {**refusals_by_layer, **result["drift"]}}
 
     def _tracking(self, record: model.Record) -> dict[str, Any]:
-        return tracking.desired(record, self.machine, **self.options("tracking", "uid", "unconfined"))
+        return tracking.desired_parameters(
+            record, self.machine, **self.read_role_options("tracking", "uid", "unconfined")
+        )
 
     def _is_userspace_only(self, record: model.Record) -> bool:
-        """By what the role cluster has read of the host."""
-        held = {self.machine: self.variables.get("__cluster_held") or {}}
-        options = {self.machine: {name: self.variable(name) for name in OPTIONS}}
-        return record["mesh"]["backend"] == "tailscale" and bool(userspace_only(held, options))
+        """Whether the host is a userspace-only member, according to what the role cluster has read of it."""
+        interface_results = {self.machine: self.variables.get("__cluster_held") or {}}
+        options_by_machine = {self.machine: {name: self.resolve_variable(name) for name in MESH_OPTIONS}}
+        return record["mesh"]["backend"] == "tailscale" and bool(
+            userspace_only_machines(interface_results, options_by_machine)
+        )
 
     def _layers(self, record: model.Record) -> dict[str, Callable[[], dict[str, Any]]]:
-        """Derives the parameters of the modules of the layers, for this host."""
-        jobs = job_environment.OPTIONS
+        """Return the functions that derive the parameters of each layer's module for this host."""
+        job_options = job_environment.ROLE_OPTIONS
         return {
-            "names": lambda: names.desired(record, self.machine),
-            "ssh": lambda: ssh_trust.desired(record, self.machine, **self.options("ssh_trust", "users", "port")),
-            "job environment": lambda: job_environment.desired(
-                record, self.machine, self.options("job_environment", *jobs)
+            "names": lambda: names.desired_parameters(record, self.machine),
+            "ssh": lambda: ssh_trust.desired_parameters(
+                record, self.machine, **self.read_role_options("ssh_trust", "users", "port")
             ),
-            "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
+            "job environment": lambda: job_environment.desired_parameters(
+                record, self.machine, self.read_role_options("job_environment", *job_options)
+            ),
+            "storage": lambda: storage.desired_parameters(
+                record, self.machine, **self.read_role_options("storage", "backend", "server")
+            ),
             **({"tracking": lambda: self._tracking(record)} if record["tracking"] else {}),
-            "train": lambda: train.desired(record, self.machine, **self.options("train", "run_dir", "stage_dir")),
-            "session": lambda: session.desired(record, self.machine, self.options("session", *session.OPTIONS)),
+            "train": lambda: train.desired_parameters(
+                record, self.machine, **self.read_role_options("train", "run_dir", "stage_dir")
+            ),
+            "session": lambda: session.desired_parameters(
+                record, self.machine, self.read_role_options("session", *session.ROLE_OPTIONS)
+            ),
         }

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS, TUNNEL_OPTIONS
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh_host import set_up_tunnel, update_tailnet
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
+    RECORD_OPTIONS,
+    TUNNEL_OPTIONS,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
+    set_up_tunnel,
+    update_tailnet,
+)
 
-_OPTIONS = {**RECORD_OPTIONS, "preshared": TUNNEL_OPTIONS["preshared"]}
+_ACTION_OPTIONS = {**RECORD_OPTIONS, "preshared": TUNNEL_OPTIONS["preshared"]}
 
 
 class ActionModule(HostAction):
@@ -19,11 +25,11 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options, given = self.own_options(_OPTIONS)
-        record = self.named(given["record"])
+        action_options, module_args = self.split_own_options(_ACTION_OPTIONS)
+        record = self.resolve_record(module_args["record"])
         backend = record["mesh"]["backend"]
         if backend == "wireguard":
-            return set_up_tunnel(self, record, options, {})
+            return set_up_tunnel(self, record, action_options, {})
         if backend == "tailscale":
             return update_tailnet(self, record, {"login": False})
         return {"changed": False, "ready": True}

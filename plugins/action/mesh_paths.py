@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
 
 class ActionModule(ControllerAction):
@@ -19,7 +19,10 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options, given = self.own_options({"registered": {"type": "str", "required": True}})
-        rows = mesh.path_rows(self.named(given["record"]), self.registered(options["registered"], self.present))
-        self.print_text(printable(render(rows, ["from", "to", "path", "by"], width=room(0))))
+        action_options, module_args = self.split_own_options({"registered": {"type": "str", "required": True}})
+        rows = mesh.build_path_rows(
+            self.resolve_record(module_args["record"]),
+            self.registered_results(action_options["registered"], self.active_hosts),
+        )
+        self.print_text(printable(render_table(rows, ["from", "to", "path", "by"], width=available_width(0))))
         return {"changed": False, "paths": rows}

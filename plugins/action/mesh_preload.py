@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
 _MODULE = "gpumesh.cluster.mesh_preload"
-_SOURCE = Path(__file__).resolve().parents[2] / "roles" / "mesh" / "files" / "gpumesh-pod.c"
+_LIBRARY_SOURCE = Path(__file__).resolve().parents[2] / "roles" / "mesh" / "files" / "gpumesh-pod.c"
 
 
 class ActionModule(HostAction):
@@ -21,20 +21,22 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
-        record = self.named(given.pop("record", None))
-        if record is not None and given.get("state") != "absent":
-            if self.check_mode and not mesh.has_end(record, self.machine):
-                # The address would be registered before.
+        module_args = dict(self._task.args)
+        record = self.resolve_record(module_args.pop("record", None))
+        if record is not None and module_args.get("state") != "absent":
+            if self.check_mode and not mesh.has_mesh_address(record, self.machine):
+                # A real run would have registered the address before.
                 return {"changed": True, "library": "", "missing": []}
-            options = mesh.preload(record, self.machine, self.options("mesh", "proxy_port")["proxy_port"])
-            given = {"source": _SOURCE.read_text(encoding="utf-8"), **options, **given}
-        result = self.equipped_module(_MODULE, given, self._lacking)
-        self.refuse_missing(result["missing"])
+            preload_options = mesh.preload_options(
+                record, self.machine, self.read_role_options("mesh", "proxy_port")["proxy_port"]
+            )
+            module_args = {"source": _LIBRARY_SOURCE.read_text(encoding="utf-8"), **preload_options, **module_args}
+        result = self.ensure_packages(_MODULE, module_args, self._missing_packages)
+        self.refuse_missing_programs(result["missing"])
         return result
 
-    def _lacking(self, result: Mapping[str, Any]) -> list[str]:
-        """The packages with the compiler, if it is missing."""
+    def _missing_packages(self, result: Mapping[str, Any]) -> list[str]:
+        """Return the packages with the compiler if it is missing."""
         if not result["missing"]:
             return []
         return ["gcc", "libc6-dev"] if self.package_manager == "apt" else ["gcc", "glibc-devel"]

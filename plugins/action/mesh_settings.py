@@ -7,23 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import unverified
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
+    RECORD_OPTIONS,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.downloads import (
+    describe_unverified,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
-_SETTINGS = {
+_SETTING_OPTIONS = {
     "backend": {"type": "str", "choices": ["", "none", "wireguard", "tailscale"], "default": ""},
     "subnet": {"type": "str", "default": ""},
     "port": {"type": "int", "default": 0},
     "interface": {"type": "str", "default": ""},
     "mtu": {"type": "int", "default": 0},
 }
-_QUESTIONS = {"rotate_keys": {"type": "bool", "default": False}, "list_relayed": {"type": "bool", "default": False}}
+_QUERY_OPTIONS = {"rotate_keys": {"type": "bool", "default": False}, "list_relayed": {"type": "bool", "default": False}}
 
 
 class ActionModule(ControllerAction):
@@ -31,20 +35,20 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options, given = self.own_options({**RECORD_OPTIONS, **_SETTINGS, **_QUESTIONS})
-        record = self.named(given["record"])
-        settings = {name: options[name] for name in _SETTINGS}
-        refusals = unverified("mesh", self.machine, self.variable)
+        action_options, module_args = self.split_own_options({**RECORD_OPTIONS, **_SETTING_OPTIONS, **_QUERY_OPTIONS})
+        record = self.resolve_record(module_args["record"])
+        given_settings = {name: action_options[name] for name in _SETTING_OPTIONS}
+        refusals = describe_unverified("mesh", self.machine, self.resolve_variable)
         if refusals:
             raise InputError(" ".join(refusals))
-        if options["rotate_keys"]:
-            mesh.refuse_rotation(record, settings["backend"] or record["mesh"]["backend"], self.present)
-        wanted = mesh.wanted_settings(record, settings)
-        mesh.refuse_unconnected({**record, "mesh": {**record["mesh"], **wanted}}, options["relays"])
-        result = {"changed": False, "wanted": wanted}
-        if not options["list_relayed"]:
+        if action_options["rotate_keys"]:
+            mesh.refuse_rotation(record, given_settings["backend"] or record["mesh"]["backend"], self.active_hosts)
+        desired_settings = mesh.changed_settings(record, given_settings)
+        mesh.refuse_unconnected({**record, "mesh": {**record["mesh"], **desired_settings}}, action_options["relays"])
+        result = {"changed": False, "wanted": desired_settings}
+        if not action_options["list_relayed"]:
             return result
-        pairs = mesh.relayed(record, options["relays"])
-        if pairs:
-            self.print_text(printable(render(pairs, ["a", "b", "relay"], width=room(0))))
-        return {**result, "relayed": pairs}
+        relayed_pairs = mesh.relayed_member_pairs(record, action_options["relays"])
+        if relayed_pairs:
+            self.print_text(printable(render_table(relayed_pairs, ["a", "b", "relay"], width=available_width(0))))
+        return {**result, "relayed": relayed_pairs}

@@ -9,10 +9,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    HostStateError,
+    InputError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import munge
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    STATE_OPTION,
+    HostAction,
+)
 
 _MODULE = "gpumesh.cluster.munge"
 
@@ -22,37 +29,41 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             key_file={"type": "path", "no_log": False},
             rotate_key={"type": "bool", "default": False, "no_log": False},
             max_clock_skew={"type": "int", "default": 60},
             manager={"type": "dict", "no_log": True},
-            state=STATE,
+            state=STATE_OPTION,
         )
-        if given["state"] == "absent":
-            return self.module(_MODULE, {"state": "absent", **_owner(self.record()), **self.supervisor()})
+        if task_args["state"] == "absent":
+            return self.run_module(
+                _MODULE, {"state": "absent", **_owner_args(self.record()), **self.supervisor_options()}
+            )
         record = self.record()
-        if given["manager"] is None:
-            return self._manager(record, given["key_file"], given["rotate_key"])
-        return self._member(record, given["key_file"], given["max_clock_skew"], given["manager"])
+        if task_args["manager"] is None:
+            return self._configure_manager(record, task_args["key_file"], task_args["rotate_key"])
+        return self._distribute_key(record, task_args["key_file"], task_args["max_clock_skew"], task_args["manager"])
 
-    def _manager(self, record: model.Record, path: str | None, rotate: bool) -> dict[str, Any]:
-        """The manager's key, and a credential with the manager's clock for the others to compare."""
+    def _configure_manager(self, record: model.Record, key_path: str | None, rotate: bool) -> dict[str, Any]:
+        """Run munge on the manager. Returns its key, and a credential with its clock for the others to compare."""
         if rotate:
             self._refuse_absent(record)
-        key: dict[str, Any] = {"generate": not rotate, "rotate": rotate}
-        if path:
-            key = {"content": self._read(path), "replace": not self._absent(record)}
-        # If it is not in the play, it is only queried.
-        start = record["manager"] in self.variables["ansible_play_batch"]
-        result = self._run({**_owner(record), **key, "sign": True, "start": start}, start)
-        if result["missing"] and not (start or self.check_mode):
+        key_args: dict[str, Any] = {"generate": not rotate, "rotate": rotate}
+        if key_path:
+            key_args = {"content": self._read_key_file(key_path), "replace": not self._find_absent_members(record)}
+        # A manager outside the play is only queried.
+        in_play = record["manager"] in self.variables["ansible_play_batch"]
+        result = self._run_munge({**_owner_args(record), **key_args, "sign": True, "start": in_play}, in_play)
+        if result["missing"] and not (in_play or self.check_mode):
             raise HostStateError("munge is not installed.", f"Run this with {record['manager']}.")
         return result
 
-    def _member(self, record: model.Record, path: str | None, most: int, manager: Mapping[str, Any]) -> dict[str, Any]:
-        """The key of the manager on a member."""
+    def _distribute_key(
+        self, record: model.Record, key_path: str | None, max_skew: int, manager: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Write the key of the manager on a member, and run munge there."""
         if "fingerprint" not in manager:
             reason = manager.get("msg") or "the munge key cannot be read"
             raise HostStateError(f"{record['manager']}: {reason}")
@@ -63,57 +74,57 @@ class ActionModule(HostAction):
                 "Check munged there.",
             )
         # Ansible masks a given secret wherever it is returned, so the manager does not return a given key.
-        content = self._read(path) if path else manager["content"]
-        parameters = {
-            **_owner(record),
-            "content": content,
+        encoded_key = self._read_key_file(key_path) if key_path else manager["content"]
+        module_args = {
+            **_owner_args(record),
+            "content": encoded_key,
             "verify": manager.get("credential"),
             "manager_name": record["manager"],
             "manager_ahead": manager["ahead"],
-            "max_clock_skew": most,
+            "max_clock_skew": max_skew,
         }
-        return self._run(parameters, True)
+        return self._run_munge(module_args, True)
 
-    def _run(self, parameters: Mapping[str, Any], equip: bool) -> dict[str, Any]:
+    def _run_munge(self, module_args: Mapping[str, Any], install_missing: bool) -> dict[str, Any]:
         """Run the module, with the time of each call, and again after installing missing packages."""
 
-        def asked() -> dict[str, Any]:
-            return {**parameters, **self.supervisor(), "asked_at": time.time()}
+        def timed_args() -> dict[str, Any]:
+            return {**module_args, **self.supervisor_options(), "asked_at": time.time()}
 
-        result = self.module(_MODULE, asked())
-        if not result["missing"] or not equip or self.check_mode:
+        result = self.run_module(_MODULE, timed_args())
+        if not result["missing"] or not install_missing or self.check_mode:
             return result
-        self.install(result["missing"])
-        result = self.module(_MODULE, asked())
-        self.refuse_missing(result["missing"])
+        self.install_packages(result["missing"])
+        result = self.run_module(_MODULE, timed_args())
+        self.refuse_missing_programs(result["missing"])
         return result
 
-    def _read(self, path: str) -> str:
-        """The key in base64. Raises InputError."""
+    def _read_key_file(self, key_path: str) -> str:
+        """Return the key in a file as base64. Raises InputError."""
         try:
-            with open(self.controller_path(path), "rb") as stream:
-                content = munge.encode(stream.read())
+            with open(self.controller_path(key_path), "rb") as stream:
+                encoded_key = munge.encode_key(stream.read())
         except OSError as failure:
             raise InputError(
-                f"munge_key_file: {path} cannot be read: {failure.strerror}.", "Correct the path."
+                f"munge_key_file: {key_path} cannot be read: {failure.strerror}.", "Correct the path."
             ) from failure
-        munge.decode(content)
-        return content
+        munge.decode_key(encoded_key)
+        return encoded_key
 
-    def _absent(self, record: model.Record) -> list[str]:
-        """The members with munge that are not in the play, or unreachable."""
+    def _find_absent_members(self, record: model.Record) -> list[str]:
+        """Return the members with munge that are not in the play, or unreachable."""
         members = {member["machine"] for member in record["members"]} - set(self.userspace_only)
         return sorted(members - set(self.variables["ansible_play_batch"]))
 
     def _refuse_absent(self, record: model.Record) -> None:
         """Refuse to rotate the key unless all members are in the play. Raises InputError."""
-        absent = self._absent(record)
-        if absent:
+        absent_members = self._find_absent_members(record)
+        if absent_members:
             raise InputError(
-                f"Not in this play, or unreachable: {', '.join(absent)}. A new key on the others would cut them off.",
+                f"Not in this play, or unreachable: {', '.join(absent_members)}. A new key on the others would cut them off.",
                 "Run this without --limit when all members are up.",
             )
 
 
-def _owner(record: model.Record) -> dict[str, str]:
+def _owner_args(record: model.Record) -> dict[str, str]:
     return {"cluster": record["name"], "cluster_id": record["id"]}

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import desired
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    STATE_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import desired_parameters
 
 
 class ActionModule(HostAction):
@@ -16,7 +20,9 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(record=RECORD, state=STATE)
-        programs = {name: path for name, path in self.supervisor().items() if name == "supervisor_programs"}
-        wanted = desired(self.record(), self.machine, given["state"])
-        return self.module("gpumesh.cluster.names", {**wanted, **programs})
+        task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
+        supervisor_paths = {
+            name: path for name, path in self.supervisor_options().items() if name == "supervisor_programs"
+        }
+        desired_names = desired_parameters(self.record(), self.machine, task_args["state"])
+        return self.run_module("gpumesh.cluster.names", {**desired_names, **supervisor_paths})

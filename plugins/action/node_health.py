@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.node_health import desired
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.node_health import (
+    desired_parameters,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 
 class ActionModule(HostAction):
@@ -16,18 +18,18 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
-        if "record" in given:
+        module_args = dict(self._task.args)
+        if "record" in module_args:
             record = self.record()
-            del given["record"]
-            silent = set(self.variables["ansible_play_hosts_all"]) - set(self.variables["ansible_play_hosts"])
-            relays = self.variable("mesh_relays", [])
-            given = {**desired(record, self.machine, silent, relays), **given}
-            if not given.get("ssh_user"):
-                given.update(self._logins())
-        return self.module("gpumesh.cluster.node_health", given)
+            del module_args["record"]
+            lost_hosts = set(self.variables["ansible_play_hosts_all"]) - set(self.variables["ansible_play_hosts"])
+            mesh_relays = self.resolve_variable("mesh_relays", [])
+            module_args = {**desired_parameters(record, self.machine, lost_hosts, mesh_relays), **module_args}
+            if not module_args.get("ssh_user"):
+                module_args.update(self._login_options())
+        return self.run_module("gpumesh.cluster.node_health", module_args)
 
-    def _logins(self) -> dict[str, Any]:
-        """The first of the users who log in to other members; without any, no login is tested."""
-        users = self.options("ssh_trust", "users")["users"]
-        return {"ssh_user": users[0]} if users else {"ssh_user": "root", "ssh_peers": {}}
+    def _login_options(self) -> dict[str, Any]:
+        """Return the options that test the login of the first of ssh_trust_users; without users, none is tested."""
+        ssh_users = self.read_role_options("ssh_trust", "users")["users"]
+        return {"ssh_user": ssh_users[0]} if ssh_users else {"ssh_user": "root", "ssh_peers": {}}

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 
 class ActionModule(HostAction):
-    """Installs packages as all layers do."""
+    """Installs packages in the same way as all layers."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             name={"type": "list", "elements": "str", "default": []}, refresh={"type": "bool", "default": False}
         )
-        changed = self.check_mode or self.install(given["name"], given["refresh"])
-        return {"changed": changed, "packages": given["name"]}
+        changed = self.check_mode or self.install_packages(task_args["name"], task_args["refresh"])
+        return {"changed": changed, "packages": task_args["name"]}

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated_members
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
-    OPTIONS,
-    WHY_USERSPACE_ONLY,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
+    refuse_unexpected_record,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
+    outdated_members,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    ControllerAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
+    MESH_OPTIONS,
+    USERSPACE_ONLY_REASON,
+    machines_without_interface,
     refuse_to_demote,
-    userspace_only,
-    without_interface,
+    userspace_only_machines,
 )
 
 
@@ -26,63 +33,76 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             name={"type": "str"},
             manager={"type": "str"},
             registered={"type": "str", "required": True},
             announce={"type": "bool", "default": False},
         )
         record = self.record()
-        refuse_other(record, given["name"] or record["name"], given["manager"] or record["manager"])
-        hosts = self.of_hosts(given["registered"], *OPTIONS)
-        held = {machine: own[given["registered"]] or {} for machine, own in hosts.items()}
-        machines = [member["machine"] for member in record["members"]]
-        playing = self.variables["ansible_play_hosts"]
-        confined, pods = [], []
+        refuse_unexpected_record(record, task_args["name"] or record["name"], task_args["manager"] or record["manager"])
+        variables_by_host = self.variables_by_host(task_args["registered"], *MESH_OPTIONS)
+        results_by_machine = {
+            machine: host_variables[task_args["registered"]] or {}
+            for machine, host_variables in variables_by_host.items()
+        }
+        member_machines = [member["machine"] for member in record["members"]]
+        play_hosts = self.variables["ansible_play_hosts"]
+        userspace_machines, pod_machines = [], []
         if record["mesh"]["backend"] == "tailscale":
-            confined = [machine for machine in userspace_only(held, hosts) if machine in machines]
-            lacking = [machine for machine in without_interface(held, hosts) if machine in machines]
-            pods = [machine for machine in lacking if machine not in confined]
-        if given["announce"]:
-            refuse_to_demote(record, confined)
-            self._announce(record, [machine for machine in playing if machine not in machines], confined)
-            self._announce_pods(pods)
-        members = [machine for machine in playing if machine in machines]
+            userspace_machines = [
+                machine
+                for machine in userspace_only_machines(results_by_machine, variables_by_host)
+                if machine in member_machines
+            ]
+            without_tunnel = [
+                machine
+                for machine in machines_without_interface(results_by_machine, variables_by_host)
+                if machine in member_machines
+            ]
+            pod_machines = [machine for machine in without_tunnel if machine not in userspace_machines]
+        if task_args["announce"]:
+            refuse_to_demote(record, userspace_machines)
+            self._announce(
+                record, [machine for machine in play_hosts if machine not in member_machines], userspace_machines
+            )
+            self._announce_pods(pod_machines)
+        playing_members = [machine for machine in play_hosts if machine in member_machines]
         return {
             "changed": False,
             "record": record,
-            "members": members,
-            "nodes": [machine for machine in members if machine not in confined],
-            "unfinished": [machine for machine in members if held[machine].get("unfinished")],
-            "outdated": outdated_members(held, record),
-            "userspace_only": confined,
-            "pods": pods,
+            "members": playing_members,
+            "nodes": [machine for machine in playing_members if machine not in userspace_machines],
+            "unfinished": [machine for machine in playing_members if results_by_machine[machine].get("unfinished")],
+            "outdated": outdated_members(results_by_machine, record),
+            "userspace_only": userspace_machines,
+            "pods": pod_machines,
         }
 
-    def _announce_pods(self, pods: list[str]) -> None:
-        for config in sorted({self._supervisor_config(machine) for machine in pods}):
-            alike = [machine for machine in pods if self._supervisor_config(machine) == config]
+    def _announce_pods(self, pod_machines: list[str]) -> None:
+        for config_path in sorted({self._supervisor_config(machine) for machine in pod_machines}):
+            pods_alike = [machine for machine in pod_machines if self._supervisor_config(machine) == config_path]
             self.print_text(
-                f"{', '.join(alike)}: pods, whose programs reach the tailnet through a library. After a restart with the "
+                f"{', '.join(pods_alike)}: pods, whose programs reach the tailnet through a library. After a restart with the "
                 "same disk, each comes back by itself if its start command is: "
-                f'sh -c \'supervisord -c {config}; exec "$0" "$@"\' YOUR COMMAND'
+                f'sh -c \'supervisord -c {config_path}; exec "$0" "$@"\' YOUR COMMAND'
             )
 
     def _supervisor_config(self, machine: str) -> str:
-        given = self.variables["hostvars"][machine].get("daemon_supervisor_config")
-        return str(given or Places().supervisor_config)
+        configured_path = self.variables["hostvars"][machine].get("daemon_supervisor_config")
+        return str(configured_path or ServicePaths().supervisor_config)
 
-    def _announce(self, record: model.Record, strangers: list[str], confined: list[str]) -> None:
+    def _announce(self, record: model.Record, strangers: list[str], userspace_machines: list[str]) -> None:
         if strangers:
             self.print_text(
                 f"{', '.join(sorted(strangers))}: not among the members of cluster '{record['name']}' (members: "
                 f"{', '.join(member['machine'] for member in record['members'])}), so not changed. The playbook join "
                 "adds a machine."
             )
-        if confined:
+        if userspace_machines:
             self.print_text(
-                f"{', '.join(sorted(confined))}: in the mesh of cluster '{record['name']}', but excluded from storage "
-                f"and Slurm. {WHY_USERSPACE_ONLY} Or set mesh_userspace_nodes=true: it becomes a Slurm node without "
+                f"{', '.join(sorted(userspace_machines))}: in the mesh of cluster '{record['name']}', but excluded from storage "
+                f"and Slurm. {USERSPACE_ONLY_REASON} Or set mesh_userspace_nodes=true: it becomes a Slurm node without "
                 "volumes."
             )

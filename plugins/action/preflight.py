@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import preflight
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import preflight
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 
 class ActionModule(HostAction):
@@ -16,18 +16,18 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             cluster={"type": "str", "required": True}, registration={"type": "str", "required": True}
         )
-        decision = self.variables[given["registration"]]
-        wanted = decision["preflight"]
-        options = preflight.read_options(self.options)
-        needed = preflight.needs(
-            given["cluster"],
+        decision = self.variables[task_args["registration"]]
+        preflight_plan = decision["preflight"]
+        role_options = preflight.read_role_options(self.read_role_options)
+        host_needs = preflight.host_requirements(
+            task_args["cluster"],
             self.machine,
             decision["manager"],
-            wanted["volumes"],
-            options,
-            self.machine in wanted["pods"],
+            preflight_plan["volumes"],
+            role_options,
+            self.machine in preflight_plan["pods"],
         )
-        return self.module("gpumesh.cluster.preflight", needed)
+        return self.run_module("gpumesh.cluster.preflight", host_needs)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
 
 
 class ActionModule(ControllerAction):

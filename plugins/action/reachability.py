@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability import ReachabilityAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
+    ReachabilityAction,
+)
 
 _MODULE = "gpumesh.cluster.reachability"
 
@@ -17,11 +19,11 @@ class ActionModule(ReachabilityAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
-        if "members" not in given:
-            return self.module(_MODULE, given)
-        layer = str(given.pop("layer", "mesh"))
-        own = self.own(self.targets(given.pop("members"), layer))
-        if own is None:
+        module_args = dict(self._task.args)
+        if "members" not in module_args:
+            return self.run_module(_MODULE, module_args)
+        layer = str(module_args.pop("layer", "mesh"))
+        own_target = self.own_target(self.require_targets(module_args.pop("members"), layer))
+        if own_target is None:
             return {"changed": False, "skipped": True, "msg": f"{self.machine} is not among the members."}
-        return self.module(_MODULE, {"check_name": layer == "mesh", **given, **own.parameters()})
+        return self.run_module(_MODULE, {"check_name": layer == "mesh", **module_args, **own_target.identity_options()})

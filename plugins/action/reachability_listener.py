@@ -11,8 +11,13 @@ from typing import Any
 
 from ansible import constants
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import lifetime
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability import ReachabilityAction, runs_beside
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
+    ReachabilityAction,
+    find_concurrent_runs,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
+    listener_lifetime,
+)
 
 _MODULE = "gpumesh.cluster.reachability_listener"
 
@@ -22,22 +27,24 @@ class ActionModule(ReachabilityAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
-        if given.get("run") and given.get("state", "started") == "started":
+        module_args = dict(self._task.args)
+        if module_args.get("run") and module_args.get("state", "started") == "started":
             # The parent process of a worker is the playbook.
-            given.setdefault("spared", runs_beside(given["run"], Path(constants.DEFAULT_LOCAL_TMP), os.getppid()))
-        if "members" not in given:
-            return self.module(_MODULE, given)
-        members = self.targets(given.pop("members"), str(given.pop("layer", "mesh")))
-        own = self.own(members)
-        if own is None:
+            module_args.setdefault(
+                "spared", find_concurrent_runs(module_args["run"], Path(constants.DEFAULT_LOCAL_TMP), os.getppid())
+            )
+        if "members" not in module_args:
+            return self.run_module(_MODULE, module_args)
+        members = self.require_targets(module_args.pop("members"), str(module_args.pop("layer", "mesh")))
+        own_target = self.own_target(members)
+        if own_target is None:
             return {"changed": False, "skipped": True, "msg": f"{self.machine} is not among the members."}
-        seconds = int(given.get("throughput_seconds", 0))
-        others = [machine for machine in self.asked(members) if machine != self.machine]
-        derived = {
-            **own.parameters(),
-            "lifetime": lifetime(int(given.get("lifetime", 300)), len(members), seconds),
+        throughput_seconds = int(module_args.get("throughput_seconds", 0))
+        other_machines = [machine for machine in self.participants(members) if machine != self.machine]
+        listener_options = {
+            **own_target.identity_options(),
+            "lifetime": listener_lifetime(int(module_args.get("lifetime", 300)), len(members), throughput_seconds),
             # A listener ends once it is no longer needed. The throughput measurement needs it after the probes, too.
-            "visitors": [] if seconds else others,
+            "visitors": [] if throughput_seconds else other_machines,
         }
-        return self.module(_MODULE, {**given, **derived})
+        return self.run_module(_MODULE, {**module_args, **listener_options})

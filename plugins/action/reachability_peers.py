@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import peers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability import LAYER, ReachabilityAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
+    LAYER_OPTION,
+    ReachabilityAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
+    build_peers,
+)
 
 
 class ActionModule(ReachabilityAction):
@@ -18,9 +23,9 @@ class ActionModule(ReachabilityAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            members={"type": "raw", "required": True}, layer=LAYER, registered={"type": "str", "required": True}
+        task_args = self.arguments(
+            members={"type": "raw", "required": True}, layer=LAYER_OPTION, registered={"type": "str", "required": True}
         )
-        members = self.targets(given["members"], given["layer"])
-        listening = self.registered(given["registered"], self.asked(members))
-        return {"changed": False, "peers": peers(listening, members)}
+        members = self.require_targets(task_args["members"], task_args["layer"])
+        listener_results = self.registered_results(task_args["registered"], self.participants(members))
+        return {"changed": False, "peers": build_peers(listener_results, members)}

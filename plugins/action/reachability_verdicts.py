@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import reach_matrix
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import judge
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability import LAYER, ReachabilityAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks import reachability_matrix
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
+    LAYER_OPTION,
+    ReachabilityAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
+    judge_reachability,
+)
 
-_NAME = {"type": "str", "required": True}
+_NAME_OPTION = {"type": "str", "required": True}
 
 
 class ActionModule(ReachabilityAction):
@@ -21,27 +26,31 @@ class ActionModule(ReachabilityAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             members={"type": "raw", "required": True},
-            layer=LAYER,
+            layer=LAYER_OPTION,
             run={"type": "str", "default": ""},
             registered={
                 "type": "dict",
                 "required": True,
-                "options": {"listen": _NAME, "probe": _NAME, "throughput": {"type": "str"}},
+                "options": {"listen": _NAME_OPTION, "probe": _NAME_OPTION, "throughput": {"type": "str"}},
             },
             max_clock_offset={"type": "float", "default": 5},
             show={"type": "bool", "default": False},
         )
-        members = self.targets(given["members"], given["layer"])
-        asked = self.asked(members)
-        results = {phase: self.registered(name, asked) for phase, name in given["registered"].items() if name}
-        verdicts = {
-            **judge(results, members, max_clock_offset=given["max_clock_offset"]),
-            "layer": given["layer"],
-            "run": given["run"],
+        members = self.require_targets(task_args["members"], task_args["layer"])
+        machines_in_run = self.participants(members)
+        results_by_phase = {
+            phase: self.registered_results(name, machines_in_run)
+            for phase, name in task_args["registered"].items()
+            if name
         }
-        text = reach_matrix.draw(verdicts["pairs"])
-        if given["show"]:
-            self.print_text(text)
-        return {"changed": False, "verdicts": verdicts, "text": text}
+        verdicts = {
+            **judge_reachability(results_by_phase, members, max_clock_offset=task_args["max_clock_offset"]),
+            "layer": task_args["layer"],
+            "run": task_args["run"],
+        }
+        matrix_text = reachability_matrix.draw_matrix(verdicts["pairs"])
+        if task_args["show"]:
+            self.print_text(matrix_text)
+        return {"changed": False, "verdicts": verdicts, "text": matrix_text}

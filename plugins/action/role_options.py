@@ -11,15 +11,17 @@ from typing import Any
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm_settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     ControllerAction,
     conversion_refusal,
-    specification,
+    role_options,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import unverified
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.variable_names import find_unknown
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.downloads import (
+    describe_unverified,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.variable_names import find_unknown
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm_settings
 
 
 class ActionModule(ControllerAction):
@@ -27,63 +29,74 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(roles={"type": "list", "elements": "str", "required": True})
-        options = {name: option for role in given["roles"] for name, option in specification(role).items()}
-        values = {name: value for name, value in self._values(options).items() if value is not None}
-        unknown = self._misspelled_names()
-        if unknown:
-            return {"failed": True, "invalid": unknown, "msg": _refusal(unknown)}
-        result = ArgumentSpecValidator(options).validate(values, validate_role_argument_spec=True)
-        if result.error_messages:
+        task_args = self.arguments(roles={"type": "list", "elements": "str", "required": True})
+        option_specs = {name: option for role in task_args["roles"] for name, option in role_options(role).items()}
+        set_options = {name: value for name, value in self._read_options(option_specs).items() if value is not None}
+        spelling_questions = self._find_misspelled_names()
+        if spelling_questions:
+            return {"failed": True, "invalid": spelling_questions, "msg": _format_refusal(spelling_questions)}
+        validation = ArgumentSpecValidator(option_specs).validate(set_options, validate_role_argument_spec=True)
+        if validation.error_messages:
             # An empty value stands for an unanswered question of a survey, so nobody would choose it.
-            invalid = [said.replace("must be one of: , ", "must be one of: ") for said in result.error_messages]
-            said = f"Nothing has been changed. Invalid options: {'; '.join(invalid)}"
-            return {"failed": True, "invalid": invalid, "msg": said}
-        refusals = [said for role in given["roles"] for said in unverified(role, self.machine, values.get)]
+            invalid_options = [
+                message.replace("must be one of: , ", "must be one of: ") for message in validation.error_messages
+            ]
+            message = f"Nothing has been changed. Invalid options: {'; '.join(invalid_options)}"
+            return {"failed": True, "invalid": invalid_options, "msg": message}
+        refusals = [
+            message
+            for role in task_args["roles"]
+            for message in describe_unverified(role, self.machine, set_options.get)
+        ]
         refusals += [
             str(refusal)
-            for name, value in values.items()
-            if (refusal := conversion_refusal(name, options[name], value))
+            for name, value in set_options.items()
+            if (refusal := conversion_refusal(name, option_specs[name], value))
         ]
-        if "slurm" in given["roles"]:
-            refusals += self._refused_settings(result.validated_parameters)
+        if "slurm" in task_args["roles"]:
+            refusals += self._refused_settings(validation.validated_parameters)
         if refusals:
             return {"failed": True, "invalid": refusals, "msg": " ".join(refusals)}
         return {"changed": False}
 
-    def _misspelled_names(self) -> list[str]:
-        """Questions on variables of the inventory, or of the command line, that nothing reads but an option is close to.
+    def _find_misspelled_names(self) -> list[str]:
+        """Return questions about variables whose names resemble an option, but which nothing reads.
 
-        Hosts have most of their variables in common, so each but the first judges only those that the first has not.
+        The variables are those of the inventory and of the command line. Hosts have most of them in common, so each
+        host but the first judges only those that the first does not have.
         """
-        if self.variable("cluster_unknown_variables", "refuse") == "ignore":
+        if self.resolve_variable("cluster_unknown_variables", "refuse") == "ignore":
             return []
-        first = self.present[0]
-        judged = self.given_names(self.machine)
-        unknown = find_unknown(judged if self.machine == first else judged - self.given_names(first))
-        if unknown.ignored:
-            self._display.warning(f"No options of gpumesh.cluster, and ignored: {', '.join(unknown.ignored)}.")
-        return unknown.questions
+        first_host = self.active_hosts[0]
+        judged_names = self.defined_variable_names(self.machine)
+        unknown_names = find_unknown(
+            judged_names if self.machine == first_host else judged_names - self.defined_variable_names(first_host)
+        )
+        if unknown_names.ignored:
+            self._display.warning(f"No options of gpumesh.cluster, and ignored: {', '.join(unknown_names.ignored)}.")
+        return unknown_names.questions
 
-    def _refused_settings(self, values: Mapping[str, Any]) -> list[str]:
+    def _refused_settings(self, validated_options: Mapping[str, Any]) -> list[str]:
         try:
-            slurm_settings.check({name: values[f"slurm_{name}"] for name in slurm_settings.OPTIONS})
+            slurm_settings.check_settings(
+                {name: validated_options[f"slurm_{name}"] for name in slurm_settings.CHECKED_OPTIONS}
+            )
         except InputError as error:
             return [f"{self.machine}: {error} Nothing has been changed."]
         return []
 
-    def _values(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
-        for name, option in options.items():
+    def _read_options(self, option_specs: Mapping[str, Any]) -> dict[str, Any]:
+        option_settings = {}
+        for name, option in option_specs.items():
             try:
-                found[name] = self.option(name, option)
+                option_settings[name] = self.read_option(name, option)
             except AnsibleUndefinedVariable:
                 continue
-        return found
+        return option_settings
 
 
-def _refusal(questions: Sequence[str]) -> str:
+def _format_refusal(spelling_questions: Sequence[str]) -> str:
     return (
-        f"Nothing has been changed. Unknown variables: {' '.join(questions)} Correct the names, or set "
+        f"Nothing has been changed. Unknown variables: {' '.join(spelling_questions)} Correct the names, or set "
         "cluster_unknown_variables=ignore if something else reads them."
     )

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    STATE_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session
 
 _MODULE = "gpumesh.cluster.session"
-_RUNTIME = "session_runtime"
-_NO_RUNTIME = (
-    f"{_RUNTIME} has no effect: podman runs the containers of all sessions, since the other runtimes made root run texts "
-    f"of users. Remove {_RUNTIME} from the inventory. The users of sessions need subordinate IDs (/etc/subuid)."
+_RUNTIME_OPTION = "session_runtime"
+_RUNTIME_WARNING = (
+    f"{_RUNTIME_OPTION} has no effect: podman runs the containers of all sessions, since the other runtimes made root run texts "
+    f"of users. Remove {_RUNTIME_OPTION} from the inventory. The users of sessions need subordinate IDs (/etc/subuid)."
 )
 
 
@@ -23,19 +27,25 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(record=RECORD, state=STATE)
-        if given["state"] == "absent":
-            return self.module(_MODULE, {"state": "absent"})
-        result = self._present()
+        task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
+        if task_args["state"] == "absent":
+            return self.run_module(_MODULE, {"state": "absent"})
+        result = self._install_sessions()
         return (
-            {**result, "warnings": [*result.get("warnings", []), _NO_RUNTIME]} if _RUNTIME in self.variables else result
+            {**result, "warnings": [*result.get("warnings", []), _RUNTIME_WARNING]}
+            if _RUNTIME_OPTION in self.variables
+            else result
         )
 
-    def _present(self) -> dict[str, Any]:
-        parameters = session.desired(self.record(), self.machine, self.options("session", *session.OPTIONS))
-        if parameters["state"] == "absent":
+    def _install_sessions(self) -> dict[str, Any]:
+        module_args = session.desired_parameters(
+            self.record(), self.machine, self.read_role_options("session", *session.ROLE_OPTIONS)
+        )
+        if module_args["state"] == "absent":
             # The module slurm, which runs anyway, reports whether anything is here, and its action removes it.
             return {"changed": False, "missing": []}
-        result = self.equipped_module(_MODULE, parameters, lambda found: session.packages(found["missing"]))
-        self.refuse_missing(result["missing"])
-        return self.supply(_MODULE, parameters, result, session.contents)
+        result = self.ensure_packages(
+            _MODULE, module_args, lambda first_result: session.missing_packages(first_result["missing"])
+        )
+        self.refuse_missing_programs(result["missing"])
+        return self.push_sources(_MODULE, module_args, result, session.program_sources)

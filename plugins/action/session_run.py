@@ -9,16 +9,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import sessions
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    HostStateError,
+    InputError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import sessions
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session
 
 _MODULE = "gpumesh.cluster.session_run"
 #: Seconds between two queries.
-_SPACING = 2.0
-_OWN = {
-    "record": RECORD,
+_POLL_INTERVAL = 2.0
+_ACTION_OPTIONS = {
+    "record": RECORD_OPTION,
     "wait": {"type": "bool", "default": True},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "roles": {"type": "raw", "default": []},
@@ -30,32 +36,36 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        self.refuse_converted("session", "run")
-        own, given = self.own_options(_OWN)
+        self.refuse_converted_options("session", "run")
+        action_options, module_args = self.split_own_options(_ACTION_OPTIONS)
         record = self.record()
-        options = self.options("session", *session.OPTIONS)
-        if not options["enabled"]:
+        session_options = self.read_role_options("session", *session.ROLE_OPTIONS)
+        if not session_options["enabled"]:
             raise InputError(
                 "There are no sessions on this cluster.",
                 "Set session_enabled: true for all members, and run the playbook site.",
             )
-        given.update(state=own["state"], settings=session.settings(record, record["manager"], options))
-        roles = session.roles(own["roles"])
-        # One string, which the module keeps out of every log.
-        given.update({"roles": json.dumps(roles, default=str)} if roles else {})
-        result = self.module(_MODULE, given)
-        changed, log = result["changed"], result["log"]
-        follows = own["wait"] and own["state"] == "present" and not self.check_mode
-        if follows:
-            look = {"name": given["name"], "state": "followed", "job": result["job"]}
-            result = self.follow(result, _begins, lambda: {**self.module(_MODULE, look), "log": log}, _SPACING)
-        if follows and result["session_state"] == "failed":
+        module_args.update(
+            state=action_options["state"], settings=session.session_settings(record, record["manager"], session_options)
+        )
+        roles = session.parse_roles(action_options["roles"])
+        # The roles are passed as one string, which the module keeps out of every log.
+        module_args.update({"roles": json.dumps(roles, default=str)} if roles else {})
+        result = self.run_module(_MODULE, module_args)
+        changed, log_path = result["changed"], result["log"]
+        is_followed = action_options["wait"] and action_options["state"] == "present" and not self.check_mode
+        if is_followed:
+            follow_args = {"name": module_args["name"], "state": "followed", "job": result["job"]}
+            result = self.follow_progress(
+                result, _is_starting, lambda: {**self.run_module(_MODULE, follow_args), "log": log_path}, _POLL_INTERVAL
+            )
+        if is_followed and result["session_state"] == "failed":
             raise HostStateError(
-                f"The session '{given['name']}' has failed: {result['reason']}",
-                sessions.where_to_look(log, result["host"]),
+                f"The session '{module_args['name']}' has failed: {result['reason']}",
+                sessions.log_remedy(log_path, result["host"]),
             )
         return {**result, "changed": changed}
 
 
-def _begins(result: Mapping[str, Any]) -> bool:
+def _is_starting(result: Mapping[str, Any]) -> bool:
     return result["session_state"] in ("waiting", "fetching", "starting")

@@ -12,13 +12,22 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm, slurm_settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import run_slurm
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    PLUGIN_PATH,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm, slurm_settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import (
+    SlurmAccounting,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import (
+    run_slurm_module,
+)
 
 _MODULE = "gpumesh.cluster.slurm"
 _STATES = ["present", "configured", "served", "absent"]
@@ -29,101 +38,114 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             state={"type": "str", "choices": _STATES, "default": "present"},
             restart={"type": "bool", "default": False},
             registered={"type": "list", "elements": "str", "default": []},
             forgotten={"type": "bool", "default": False},
         )
-        state = given["state"]
+        state = task_args["state"]
         if state == "absent":
-            return self.module(_MODULE, {"state": state})
+            return self.run_module(_MODULE, {"state": state})
         record = self.record()
-        options = self.options("slurm", *slurm.OPTIONS)
+        slurm_options = self.read_role_options("slurm", *slurm.HOST_OPTIONS)
         if self.machine == record["manager"]:
-            slurm_settings.check(self.options("slurm", *slurm_settings.OPTIONS))
-        sessions = self.options("session", "enabled")["enabled"]
-        options["plugins"] = [PLUGIN] if sessions else []
-        slurm.refuse_too_many(record, self.userspace_only, options)
+            slurm_settings.check_settings(self.read_role_options("slurm", *slurm_settings.CHECKED_OPTIONS))
+        sessions_enabled = self.read_role_options("session", "enabled")["enabled"]
+        slurm_options["plugins"] = [PLUGIN_PATH] if sessions_enabled else []
+        slurm.refuse_too_many_nodes(record, self.userspace_only, slurm_options)
         if state == "present":
-            # The program of the checks is kept until the controller no longer tells the nodes to run it.
-            keep = record["manager"] not in self.variables["ansible_play_batch"]
-            of_manager = partial(self._of_manager, record["manager"], given["registered"])
-            version, certificates = str(of_manager("slurm_version") or ""), of_manager("rest_certificates")
-            parameters = slurm.node(record, self.machine, options, given["forgotten"], keep, version, certificates)
+            # The health program is kept until the controller no longer tells the nodes to run it.
+            keep_checks = record["manager"] not in self.variables["ansible_play_batch"]
+            manager_result = partial(self._read_manager_result, record["manager"], task_args["registered"])
+            slurm_version, rest_certificates = (
+                str(manager_result("slurm_version") or ""),
+                manager_result("rest_certificates"),
+            )
+            module_args = slurm.node_parameters(
+                record,
+                self.machine,
+                slurm_options,
+                task_args["forgotten"],
+                keep_checks,
+                slurm_version,
+                rest_certificates,
+            )
         elif state == "configured":
-            parameters = slurm.configured(record, self.machine, options)
+            module_args = slurm.configuration_parameters(record, self.machine, slurm_options)
         else:
-            parameters = slurm.served(record, options, given["restart"])
-        if parameters.get("serve"):
-            parameters.update(slurm.gres_types(record, self._gres(record)))
+            module_args = slurm.controller_parameters(record, slurm_options, task_args["restart"])
+        if module_args.get("serve"):
+            module_args.update(slurm.gres_types(record, self._collect_gres(record)))
         if state == "served":
-            return self._serve(record["name"], parameters, options["accounting"])
-        result = run_slurm(self, {"state": state, **parameters})
-        if state == "present" and not sessions and result.get("sessions"):
-            removed = self.module("gpumesh.cluster.session", {"state": "absent"})
-            result["changed"] = result["changed"] or removed["changed"]
+            return self._serve(record["name"], module_args, slurm_options["accounting"])
+        result = run_slurm_module(self, {"state": state, **module_args})
+        if state == "present" and not sessions_enabled and result.get("sessions"):
+            session_removal = self.run_module("gpumesh.cluster.session", {"state": "absent"})
+            result["changed"] = result["changed"] or session_removal["changed"]
         return result
 
-    def _of_manager(self, manager: str, names: Sequence[str], key: str) -> Any:
-        """A value of the manager, from the first registered result that has it; None if it is not known.
+    def _read_manager_result(self, manager: str, variable_names: Sequence[str], result_key: str) -> Any:
+        """Return a value of the manager from the first registered result that has it; None if it is not known.
 
         A task that runs once registers its result on the hosts of the play, without the manager if that is not among them.
         """
-        hosts = self.variables.get("hostvars", {})
-        known = [hosts[manager]] if manager in hosts else []
-        results = [(host.get(name) or {}) for name in names for host in (*known, self.variables)]
-        return next((result[key] for result in results if result.get(key) is not None), None)
+        variables_by_host = self.variables.get("hostvars", {})
+        manager_variables = [variables_by_host[manager]] if manager in variables_by_host else []
+        results = [(host.get(name) or {}) for name in variable_names for host in (*manager_variables, self.variables)]
+        return next((result[result_key] for result in results if result.get(result_key) is not None), None)
 
-    def _gres(self, record: model.Record) -> dict[str, Any]:
-        """The variable slurm_gres of the members, whether they are in the play or not.
+    def _collect_gres(self, record: model.Record) -> dict[str, Any]:
+        """Return the variable slurm_gres of the members, whether they are in the play or not.
 
-        Without those that are not in this inventory, or have a template that needs facts of that host.
+        Members that are not in this inventory, or whose value has a template that needs their facts, are left out.
         """
-        variables = self.variables["hostvars"]
-        found = {}
+        variables_by_host = self.variables["hostvars"]
+        gres_by_machine = {}
         for machine in (member["machine"] for member in record["members"]):
-            if machine in variables:
+            if machine in variables_by_host:
                 with suppress(AnsibleError):
-                    found[machine] = variables[machine].get("slurm_gres")
-        return found
+                    gres_by_machine[machine] = variables_by_host[machine].get("slurm_gres")
+        return gres_by_machine
 
-    def _serve(self, cluster: str, parameters: Mapping[str, Any], accounting: bool) -> dict[str, Any]:
+    def _serve(self, cluster_name: str, module_args: Mapping[str, Any], accounting: bool) -> dict[str, Any]:
         """Run the services: slurmdbd after its database, and the accounts once the controller has registered there."""
-        stored = Accounting(self) if accounting else None
-        if stored:
-            stored.create()
-        result = run_slurm(self, {"state": "served", **parameters})
-        result["changed"] = result["changed"] or (stored is not None and stored.changed)
+        accounting_service = SlurmAccounting(self) if accounting else None
+        if accounting_service:
+            accounting_service.create()
+        result = run_slurm_module(self, {"state": "served", **module_args})
+        result["changed"] = result["changed"] or (accounting_service is not None and accounting_service.changed)
         if result.get("withdrawn"):
             self._withdraw(result["withdrawn"])
             result["changed"] = True
-        given = self.options("slurm", "qos", "accounts")
-        if accounting and any(given.values()) and not result["missing"]:
-            done = self.module("gpumesh.cluster.slurm_accounts", {"cluster": cluster, **given})
-            result["changed"] = result["changed"] or done["changed"]
-            if shown := [one["diff"] for one in (result, done) if "diff" in one]:
-                result["diff"] = shown
+        account_options = self.read_role_options("slurm", "qos", "accounts")
+        if accounting and any(account_options.values()) and not result["missing"]:
+            accounts_result = self.run_module(
+                "gpumesh.cluster.slurm_accounts", {"cluster": cluster_name, **account_options}
+            )
+            result["changed"] = result["changed"] or accounts_result["changed"]
+            if diffs := [task_result["diff"] for task_result in (result, accounts_result) if "diff" in task_result]:
+                result["diff"] = diffs
         return result
 
-    def _withdraw(self, files: Sequence[str]) -> None:
+    def _withdraw(self, withdrawn_files: Sequence[str]) -> None:
         """Stop the services that are no longer wanted, and remove their files.
 
         The file that identifies a service is removed last, so that an interrupted run continues here.
         """
-        if rest.FOLDER in files:
-            self._stop(rest.PROXY, rest.FOLDER)
-        if slurm.TOKEN_KEY in files:
-            self._stop(rest.DAEMON, slurm.TOKEN_KEY, lambda: self._remove(rest.SOCKET_FOLDER))
-        if slurm.DBD_FILE in files:
+        if rest.PROXY_DIRECTORY in withdrawn_files:
+            self._stop_service(rest.PROXY_SERVICE, rest.PROXY_DIRECTORY)
+        if slurm.TOKEN_KEY in withdrawn_files:
+            self._stop_service(rest.REST_DAEMON, slurm.TOKEN_KEY, lambda: self._remove_path(rest.SOCKET_DIRECTORY))
+        if slurm.DBD_CONFIG_PATH in withdrawn_files:
             # The database keeps the history of the jobs, in case accounting is enabled again.
-            self._stop("slurmdbd", slurm.DBD_FILE, lambda: Accounting(self).stop())
+            self._stop_service("slurmdbd", slurm.DBD_CONFIG_PATH, lambda: SlurmAccounting(self).stop())
 
-    def _stop(self, daemon: str, file: str, then: Callable[[], None] = lambda: None) -> None:
+    def _stop_service(self, daemon: str, service_file: str, before_removal: Callable[[], None] = lambda: None) -> None:
         self.stop_daemon(daemon)
-        then()
-        self._remove(file)
+        before_removal()
+        self._remove_path(service_file)
 
-    def _remove(self, path: str) -> None:
-        self.module("ansible.builtin.file", {"path": path, "state": "absent"})
+    def _remove_path(self, path: str) -> None:
+        self.run_module("ansible.builtin.file", {"path": path, "state": "absent"})

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import (
+    SlurmAccounting,
+)
 
-_STEPS = {
-    "present": Accounting.create,
-    "saved": Accounting.save,
-    "stopped": Accounting.stop,
-    "absent": Accounting.delete,
+_STATE_METHODS = {
+    "present": SlurmAccounting.create,
+    "saved": SlurmAccounting.save,
+    "stopped": SlurmAccounting.stop,
+    "absent": SlurmAccounting.delete,
 }
 
 
@@ -23,7 +25,7 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(state={"type": "str", "choices": list(_STEPS), "default": "present"})
-        accounting = Accounting(self)
-        _STEPS[given["state"]](accounting)
+        task_args = self.arguments(state={"type": "str", "choices": list(_STATE_METHODS), "default": "present"})
+        accounting = SlurmAccounting(self)
+        _STATE_METHODS[task_args["state"]](accounting)
         return {"changed": accounting.changed, "socket": accounting.socket}

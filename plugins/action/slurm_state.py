@@ -10,16 +10,23 @@ from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm, succession
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import handover
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+    ModuleFailedError,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import (
+    SlurmAccounting,
+)
 
 _MODULE = "gpumesh.cluster.slurm_state"
-_QUEUE = {"type": "dict"}
+_QUEUE_OPTION = {"type": "dict"}
 
 
 class ActionModule(HostAction):
@@ -29,89 +36,106 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         if "record" not in self._task.args:
             return (
-                self._retire() if self._task.args.get("state") == "retired" else self.module(_MODULE, self._task.args)
+                self._retire_queue()
+                if self._task.args.get("state") == "retired"
+                else self.run_module(_MODULE, self._task.args)
             )
-        given = self.arguments(
-            record=RECORD,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             state={"type": "str", "choices": ["inspected"], "required": True},
-            manager_queue=_QUEUE,
-            member_queue=_QUEUE,
+            manager_queue=_QUEUE_OPTION,
+            member_queue=_QUEUE_OPTION,
             handing={"type": "str", "default": ""},
             lost={"type": "bool", "default": False},
         )
         record = self.record()
-        if given["handing"] == record["manager"]:
-            # An interrupted run that is repeated: the manager cannot take over from itself.
-            given["handing"] = ""
-        if given["member_queue"] is not None:
-            return self._leftover(record, given["member_queue"])
-        if given["manager_queue"] is not None:
-            return self._former(record, given)
-        return self._manager(record, given)
+        if task_args["handing"] == record["manager"]:
+            # The manager cannot take over from itself, for example when an interrupted run is repeated.
+            task_args["handing"] = ""
+        if task_args["member_queue"] is not None:
+            return self._inspect_leftover(record, task_args["member_queue"])
+        if task_args["manager_queue"] is not None:
+            return self._inspect_former_manager(record, task_args)
+        return self._decide_on_manager(record, task_args)
 
-    def _retire(self) -> dict[str, Any]:
+    def _retire_queue(self) -> dict[str, Any]:
         """End a queue, with its daemons and its accounting. Running it again completes an interrupted run."""
-        given = self.arguments(
+        task_args = self.arguments(
             state={"type": "str", "choices": ["retired"], "required": True}, keep={"type": "bool", "default": True}
         )
         changed = False
-        for name in (rest.PROXY, rest.DAEMON, "slurmctld", "slurmdbd"):
-            changed = self.stop_daemon(name) or changed
+        for daemon_name in (rest.PROXY_SERVICE, rest.REST_DAEMON, "slurmctld", "slurmdbd"):
+            changed = self.stop_daemon(daemon_name) or changed
         # If an interrupted run deleted the database, its account and MariaDB may remain.
-        database, configured = self.exists(slurm.DATABASE_FOLDER), self.exists(slurm.DBD_FILE)
-        if database or configured:
-            accounting = Accounting(self)
-            if database and given["keep"]:
+        has_database, has_configuration = (
+            self.path_exists(slurm.DATABASE_DIRECTORY),
+            self.path_exists(slurm.DBD_CONFIG_PATH),
+        )
+        if has_database or has_configuration:
+            accounting = SlurmAccounting(self)
+            if has_database and task_args["keep"]:
                 accounting.save()
             accounting.delete()
             changed = changed or accounting.changed
-        file = {"path": slurm.DBD_FILE, "state": "absent"}
-        changed = self.module("ansible.builtin.file", file)["changed"] or changed
-        # Last, since an interrupted run relies on it.
-        retired = self.module(_MODULE, {"state": "retired", "keep": given["keep"]})
-        if retired["kept"]:
+        file_args = {"path": slurm.DBD_CONFIG_PATH, "state": "absent"}
+        changed = self.run_module("ansible.builtin.file", file_args)["changed"] or changed
+        # The queue is retired last, since a repetition of an interrupted run relies on it.
+        retirement = self.run_module(_MODULE, {"state": "retired", "keep": task_args["keep"]})
+        if retirement["kept"]:
             self.print_text(
                 f"{self.machine} had the queue and the accounting of an earlier tenure, from which those of the cluster "
-                f"are not derived. They are kept in {printable(str(retired['kept']))}, the accounting as "
+                f"are not derived. They are kept in {printable(str(retirement['kept']))}, the accounting as "
                 "accounting.sql. Delete them when they are no longer needed."
             )
-        return {**retired, "changed": changed or retired["changed"]}
+        return {**retirement, "changed": changed or retirement["changed"]}
 
-    def _inspect(self) -> dict[str, Any]:
-        return self.module(_MODULE, {"state": "inspected"})
+    def _inspect_queue(self) -> dict[str, Any]:
+        return self.run_module(_MODULE, {"state": "inspected"})
 
-    def _manager(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The action on the manager, unless another machine has to be queried first."""
-        found = self._inspect()
-        own = succession.read_own(record, found)
-        known = self.variables["groups"]["all"]
-        return _decided(found, succession.decide_first(record, own, known, given["handing"], given["lost"]))
+    def _decide_on_manager(self, record: model.Record, task_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Decide what happens on the manager, unless another machine has to be queried first."""
+        queue_result = self._inspect_queue()
+        own_queue = handover.require_status(record, queue_result)
+        inventory_hosts = self.variables["groups"]["all"]
+        return _handover_result(
+            queue_result,
+            handover.decide_before_query(record, own_queue, inventory_hosts, task_args["handing"], task_args["lost"]),
+        )
 
-    def _former(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The action of the manager, after querying the former manager."""
-        found: dict[str, Any] = {"changed": False}
-        look, silence = None, "it does not answer"
+    def _inspect_former_manager(self, record: model.Record, task_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Decide what the manager does, after querying the former manager."""
+        queue_result: dict[str, Any] = {"changed": False}
+        former_queue, unreachable_reason = None, "it does not answer"
         try:
-            found = self._inspect()
-            look = succession.read_look(found)
+            queue_result = self._inspect_queue()
+            former_queue = handover.parse_status(queue_result)
         except ModuleFailedError as failure:
-            silence = str(failure) or silence
+            unreachable_reason = str(failure) or unreachable_reason
         except AnsibleConnectionFailure as failure:
-            silence = str(failure)
-        own = succession.read_own(record, given["manager_queue"])
-        said = "" if look else printable(silence)
-        return _decided(found, succession.decide(record, own, look, given["handing"], given["lost"], said))
+            unreachable_reason = str(failure)
+        own_queue = handover.require_status(record, task_args["manager_queue"])
+        printable_reason = "" if former_queue else printable(unreachable_reason)
+        return _handover_result(
+            queue_result,
+            handover.decide_handover(
+                record, own_queue, former_queue, task_args["handing"], task_args["lost"], printable_reason
+            ),
+        )
 
-    def _leftover(self, record: model.Record, member_queue: object) -> dict[str, Any]:
-        """What happens to the queue of a machine that is not the manager."""
-        found = self._inspect()
-        own = succession.read_look(member_queue)
-        becomes = succession.leftover(record, self.machine, own, succession.read_look(found)) if own else ""
-        return {**found, "leftover": becomes}
+    def _inspect_leftover(self, record: model.Record, member_queue: object) -> dict[str, Any]:
+        """Decide what happens to the queue of a machine that is not the manager."""
+        queue_result = self._inspect_queue()
+        own_queue = handover.parse_status(member_queue)
+        leftover_action = (
+            handover.decide_leftover(record, self.machine, own_queue, handover.parse_status(queue_result))
+            if own_queue
+            else ""
+        )
+        return {**queue_result, "leftover": leftover_action}
 
 
-def _decided(found: Mapping[str, Any], decided: succession.Succession) -> dict[str, Any]:
-    """The result of the task. Raises HostStateError if the controller must not start."""
-    if decided.refusal:
-        raise HostStateError(decided.refusal)
-    return {**found, "succession": decided._asdict()}
+def _handover_result(queue_result: Mapping[str, Any], decision: handover.HandoverDecision) -> dict[str, Any]:
+    """Return the result of the task. Raises HostStateError if the controller must not start."""
+    if decision.refusal:
+        raise HostStateError(decision.refusal)
+    return {**queue_result, "succession": decision._asdict()}

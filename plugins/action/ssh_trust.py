@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh_trust import STANDARD_PORT, desired, registration
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    STATE_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.ssh_trust import (
+    DEFAULT_SSH_PORT,
+    desired_parameters,
+    key_registration,
+)
 
 
 class ActionModule(HostAction):
@@ -16,15 +24,16 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
-            state=STATE,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
+            state=STATE_OPTION,
             users={"type": "list", "elements": "str", "default": []},
-            port={"type": "int", "default": STANDARD_PORT},
+            port={"type": "int", "default": DEFAULT_SSH_PORT},
         )
         record = self.record()
-        result = self.module(
-            "gpumesh.cluster.ssh_trust", desired(record, self.machine, given["users"], given["port"], given["state"])
+        result = self.run_module(
+            "gpumesh.cluster.ssh_trust",
+            desired_parameters(record, self.machine, task_args["users"], task_args["port"], task_args["state"]),
         )
-        entry = registration(record, self.machine, result)
-        return {**result, "registration": entry} if entry else result
+        registration_entry = key_registration(record, self.machine, result)
+        return {**result, "registration": registration_entry} if registration_entry else result

@@ -8,19 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired, refuse_withdrawal
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
+    derive,
+    model,
+    plan,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.storage import (
+    desired_parameters,
+    refuse_withdrawal,
+)
 
 _MODULE = "gpumesh.cluster.storage"
-#: The packages for what the module reports as missing.
-_DEBIAN = {
+#: The packages for each component that the module reports as missing.
+_DEBIAN_PACKAGES = {
     "kernel": ["nfs-kernel-server"],
     "ganesha": ["nfs-ganesha", "nfs-ganesha-vfs"],
     "client": ["nfs-common"],
     "quota": ["xfsprogs"],
 }
-_OTHERS = {**_DEBIAN, "kernel": ["nfs-utils"], "client": ["nfs-utils"]}
+_RPM_PACKAGES = {**_DEBIAN_PACKAGES, "kernel": ["nfs-utils"], "client": ["nfs-utils"]}
 
 
 class ActionModule(HostAction):
@@ -28,34 +38,37 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             volumes={"type": "list", "elements": "dict"},
             backend={"type": "str", "choices": ["nfs", "external", "none"], "default": "nfs"},
             server={"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},
             force={"type": "bool", "default": False},
         )
         record = self.record()
-        own = [one for one in record["storage"]["volumes"] if one.get("server") == self.machine]
-        if given["volumes"] is not None:
-            wanted = plan.set_storage(record, given["volumes"]).record
-            if not given["force"]:
-                refuse_withdrawal(record, wanted, [*self.present, *self.userspace_only])
-            record = wanted
-        # A pod has no volumes, like a member that has left.
-        record = {**record, "storage": {"volumes": derive.volumes_of(record, self.machine)}}
-        parameters = {**desired(record, self.machine, given["backend"], given["server"]), "force": given["force"]}
-        result = self.equipped_module(_MODULE, parameters, self._lacking)
+        own_volumes = [volume for volume in record["storage"]["volumes"] if volume.get("server") == self.machine]
+        if task_args["volumes"] is not None:
+            desired_record = plan.set_storage(record, task_args["volumes"]).record
+            if not task_args["force"]:
+                refuse_withdrawal(record, desired_record, [*self.active_hosts, *self.userspace_only])
+            record = desired_record
+        # A pod has no volumes, and neither has a member that has left.
+        record = {**record, "storage": {"volumes": derive.mounted_volumes(record, self.machine)}}
+        module_args = {
+            **desired_parameters(record, self.machine, task_args["backend"], task_args["server"]),
+            "force": task_args["force"],
+        }
+        result = self.ensure_packages(_MODULE, module_args, self._missing_packages)
         # The record keeps volumes that backend none withdraws, so only the host knows whether it still exports them.
-        if given["backend"] == "none" and self.check_mode and result["changed"] and not given["force"]:
-            exported: model.Record = {**record, "storage": {"volumes": own}}
-            withdrawn: model.Record = {**record, "storage": {"volumes": []}}
-            refuse_withdrawal(exported, withdrawn, [*self.present, *self.userspace_only])
+        if task_args["backend"] == "none" and self.check_mode and result["changed"] and not task_args["force"]:
+            exported_record: model.Record = {**record, "storage": {"volumes": own_volumes}}
+            withdrawn_record: model.Record = {**record, "storage": {"volumes": []}}
+            refuse_withdrawal(exported_record, withdrawn_record, [*self.active_hosts, *self.userspace_only])
         return result
 
-    def _lacking(self, result: Mapping[str, Any]) -> list[str]:
-        """The packages for what the module reported as missing."""
+    def _missing_packages(self, result: Mapping[str, Any]) -> list[str]:
+        """Return the packages for the components that the module reported as missing."""
         if not result["missing"]:
             return []
-        packages = _DEBIAN if self.package_manager == "apt" else _OTHERS
-        return sorted({name for part in result["missing"] for name in packages[part]})
+        packages_by_component = _DEBIAN_PACKAGES if self.package_manager == "apt" else _RPM_PACKAGES
+        return sorted({name for component in result["missing"] for name in packages_by_component[component]})

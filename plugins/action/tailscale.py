@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh_host import logged_in, places, update_tailnet
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
+    ensure_logged_in,
+    supervisor_program_options,
+    update_tailnet,
+)
 
 
 class ActionModule(HostAction):
-    """Runs the module, and again with the key if the host has to log in."""
+    """Runs the module, and runs it again with the auth key if the host has to log in."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = dict(self._task.args)
-        record = self.named(given.pop("record", None))
+        module_args = dict(self._task.args)
+        record = self.resolve_record(module_args.pop("record", None))
         if record is None:
-            return logged_in(self, {**places(self), **given})
-        return update_tailnet(self, record, given)
+            return ensure_logged_in(self, {**supervisor_program_options(self), **module_args})
+        return update_tailnet(self, record, module_args)

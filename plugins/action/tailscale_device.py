@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
 _MODULE = "gpumesh.cluster.tailscale_device"
 
@@ -18,28 +18,35 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options, given = self.own_options({"machine": {"type": "str"}})
-        record, left = self.named(given.pop("record", None)), given.pop("left", None) or []
+        action_options, module_args = self.split_own_options({"machine": {"type": "str"}})
+        record, former_members = (
+            self.resolve_record(module_args.pop("record", None)),
+            module_args.pop("left", None) or [],
+        )
         if record is None:
-            return self.module(_MODULE, given)
-        machine = options["machine"] or self.machine
+            return self.run_module(_MODULE, module_args)
+        machine = action_options["machine"] or self.machine
         # A host could report the device of another one, so this is used only if the record has no address.
-        own = given.pop("address", None) or ""
-        address = mesh.device_address([*record["members"], *left], machine) or own
+        reported_address = module_args.pop("address", None) or ""
+        address = mesh.find_device_address([*record["members"], *former_members], machine) or reported_address
         if not address:
             return {"skipped": True, "skip_reason": f"{machine} had no address in the tailnet."}
-        role = self.options("mesh", "api_key", "login_server", "api_ca_path")
-        arguments = {
+        mesh_options = self.read_role_options("mesh", "api_key", "login_server", "api_ca_path")
+        device_args = {
             "address": address,
-            "name": self._name(machine),
-            "api_key": role["api_key"],
-            "login_server": role["login_server"] or None,
-            "ca_path": role["api_ca_path"] or None,
-            **given,
+            "name": self._tailnet_name(machine),
+            "api_key": mesh_options["api_key"],
+            "login_server": mesh_options["login_server"] or None,
+            "ca_path": mesh_options["api_ca_path"] or None,
+            **module_args,
         }
-        return self.module(_MODULE, {name: value for name, value in arguments.items() if value is not None})
+        return self.run_module(_MODULE, {name: value for name, value in device_args.items() if value is not None})
 
-    def _name(self, machine: str) -> str:
-        others = self.variables["hostvars"]
-        own = self.variable("mesh_hostname") if machine == self.machine else others[machine].get("mesh_hostname")
-        return str(own or mesh.tailnet_name(machine))
+    def _tailnet_name(self, machine: str) -> str:
+        variables_by_host = self.variables["hostvars"]
+        configured_name = (
+            self.resolve_variable("mesh_hostname")
+            if machine == self.machine
+            else variables_by_host[machine].get("mesh_hostname")
+        )
+        return str(configured_name or mesh.tailnet_name(machine))

@@ -13,31 +13,39 @@ from typing import Any, NamedTuple
 from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.own_certificate import certificates_in
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import certificate
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
-    asked,
-    desired,
-    makes_own,
-    moved_from,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
+    extract_certificates,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import certificate
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking import (
+    changed_settings,
+    desired_parameters,
+    find_moved_server,
+    makes_own_certificate,
     parse_users,
-    was_on,
+    was_enabled,
     with_certificates,
 )
 
 _MODULE = "gpumesh.cluster.tracking"
 _STATES = ["asked", "movable", "certified", "trusted", "agreed", "installed", "present", "saved", "retired", "absent"]
-_FILES = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
+_FILE_OPTIONS = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
 
 
-class _File(NamedTuple):
-    """A file on the controller. ``shown``: the option with the path that was given. ``path``: decrypted."""
+class _ControllerFile(NamedTuple):
+    """A file on the controller.
 
-    shown: str
-    path: str
+    ``display_name``: the option with the given path. ``decrypted_path``: that of a copy if the file is in a vault.
+    """
+
+    display_name: str
+    decrypted_path: str
     text: str
 
 
@@ -46,113 +54,152 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        text = {"type": "str", "default": ""}
-        given = self.arguments(
-            record=RECORD,
+        text_option = {"type": "str", "default": ""}
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             state={"type": "str", "choices": _STATES, "default": "present"},
             tracked={"type": "str", "choices": ["present", "absent"], "default": "present"},
             start={"type": "bool", "default": False},
-            server=text,
+            server=text_option,
             port={"type": "int", "default": 0},
-            volume=text,
+            volume=text_option,
             tls={"type": "raw"},
             own={"type": "bool", "default": False},
             wanted={"type": "raw"},
-            former=text,
+            former=text_option,
             registered={"type": "str"},
             force={"type": "bool", "default": False},
-            uid={"type": "int", "default": settings.UID},
+            uid={"type": "int", "default": settings.DEFAULT_UID},
             unconfined={"type": "bool", "default": False},
-            **{name: {**text, "no_log": False} for name in _FILES.values()},
+            **{name: {**text_option, "no_log": False} for name in _FILE_OPTIONS.values()},
         )
         record = self.record()
-        if given["state"] == "asked":
-            chosen = {**given, "state": given["tracked"], "tls": _optional(given["tls"])}
-            wanted = asked(record, chosen)
+        if task_args["state"] == "asked":
+            chosen_options = {**task_args, "state": task_args["tracked"], "tls": _parse_optional_bool(task_args["tls"])}
+            desired_settings = changed_settings(record, chosen_options)
             tracking = record["tracking"]
-            former = tracking["server"] if tracking else ""
-            own = makes_own(record, chosen)
-            return {"changed": False, "settings": wanted, "own": own, "former": former, "was_on": was_on(record)}
-        if given["state"] in ("agreed", "trusted", "movable"):
-            self._refuse_failed(given["registered"])
-        if given["state"] == "agreed":
+            former_server = tracking["server"] if tracking else ""
+            makes_certificate = makes_own_certificate(record, chosen_options)
+            return {
+                "changed": False,
+                "settings": desired_settings,
+                "own": makes_certificate,
+                "former": former_server,
+                "was_on": was_enabled(record),
+            }
+        if task_args["state"] in ("agreed", "trusted", "movable"):
+            self._refuse_failed(task_args["registered"])
+        if task_args["state"] == "agreed":
             return {"changed": False}
-        if given["state"] == "trusted":
-            found = self.registered(given["registered"], self.present).values()
-            made = next((one["certificates"] for one in found if one.get("certificates")), None)
-            return {"changed": False, "settings": with_certificates(record, given["wanted"] or None, made)}
-        if given["state"] == "movable":
-            # They are in the play, but run nothing of this layer.
-            taking_part = [machine for machine in self.present if machine not in self.userspace_only]
-            previews = self.registered(given["registered"], taking_part)
-            return {"changed": False, "leaves": moved_from(record, given["former"], previews, given["force"])}
-        parameters = {
-            **desired(record, self.machine, given["uid"], given["unconfined"], given["own"]),
-            **self.supervisor(),
-            "state": given["state"],
+        if task_args["state"] == "trusted":
+            host_results = self.registered_results(task_args["registered"], self.active_hosts).values()
+            new_certificates = next(
+                (host_result["certificates"] for host_result in host_results if host_result.get("certificates")), None
+            )
+            return {
+                "changed": False,
+                "settings": with_certificates(record, task_args["wanted"] or None, new_certificates),
+            }
+        if task_args["state"] == "movable":
+            # Userspace-only members are in the play, but run nothing of this layer.
+            participants = [machine for machine in self.active_hosts if machine not in self.userspace_only]
+            preview_results = self.registered_results(task_args["registered"], participants)
+            return {
+                "changed": False,
+                "leaves": find_moved_server(record, task_args["former"], preview_results, task_args["force"]),
+            }
+        module_args = {
+            **desired_parameters(record, self.machine, task_args["uid"], task_args["unconfined"], task_args["own"]),
+            **self.supervisor_options(),
+            "state": task_args["state"],
         }
-        if given["state"] in ("certified", "installed"):
-            return self.equipped_module(_MODULE, parameters, self._lacking)
-        if given["state"] != "present":
-            return self.module(_MODULE, parameters)
+        if task_args["state"] in ("certified", "installed"):
+            return self.ensure_packages(_MODULE, module_args, self._missing_packages)
+        if task_args["state"] != "present":
+            return self.run_module(_MODULE, module_args)
         if record["tracking"] is None:
-            # It reports whether there is a server to remove.
-            return self.module(_MODULE, parameters)
-        return self.equipped_module(_MODULE, {**parameters, **self._files(given, parameters)}, self._lacking)
+            # The module reports whether there is a server to remove.
+            return self.run_module(_MODULE, module_args)
+        return self.ensure_packages(
+            _MODULE, {**module_args, **self._file_args(task_args, module_args)}, self._missing_packages
+        )
 
     def _refuse_failed(self, name: str) -> None:
-        """Refuse to go on, on every host, if a task has failed on one of them. Raises InputError."""
-        for machine, result in self.registered(name, self.present).items():
+        """Refuse to continue on every host if a task has failed on one of them. Raises InputError."""
+        for machine, result in self.registered_results(name, self.active_hosts).items():
             if result.get("failed"):
                 raise InputError(
                     f"{machine}: {result.get('msg', 'It failed.')}",
                     "The cluster record was not changed. Correct this, and run the playbook tracking again.",
                 )
 
-    def _files(self, given: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The files for this host. If no CA certificate is given, the members trust the certificate itself.
+    def _file_args(self, task_args: Mapping[str, Any], module_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the files for this host. If no CA certificate is given, the members trust the certificate itself.
 
-        They are tried here, so that a wrong one changes nothing, neither on the server nor on a member that trusts it.
+        The files are verified here, so that a wrong one changes nothing on the server and on the members.
         """
-        files = {name: self._read(option, given[option]) for name, option in _FILES.items() if given[option]}
-        if ("certificate" in files) != ("key" in files):
+        files_by_name = {
+            name: self._read_file(option, task_args[option])
+            for name, option in _FILE_OPTIONS.items()
+            if task_args[option]
+        }
+        if ("certificate" in files_by_name) != ("key" in files_by_name):
             raise InputError(
                 "tracking_certificate_file and tracking_key_file belong together.", "Set both, or none of them."
             )
-        if "trust" in files and parameters["own_certificate"]:
+        if "trust" in files_by_name and module_args["own_certificate"]:
             raise InputError(
                 "tracking_ca_file is set, but the server makes its own certificate, which no CA has signed.",
                 "Remove tracking_ca_file, or set tracking_certificate_file and tracking_key_file as well.",
             )
-        # Everybody can read what a member trusts, and a certificate's file may have its private key as well.
-        public = {name: _certificates(files[name]) for name in ("certificate", "trust") if name in files}
-        trust = public.get("trust", public.get("certificate"))
-        shared = {} if trust is None else {"trust": trust}
-        if "certificate" in files:
-            own, key, ca = files["certificate"], files["key"], files["trust"].shown if "trust" in files else ""
-            offered = certificate.Offered(own.path, key.path, trust or "", own.shown, key.shown, ca)
-            certificate.refuse_unusable(offered, parameters["machine"])
-        if not parameters["serves"]:
-            return shared
-        users = {}
-        if "users" in files:
-            users["users"] = json.dumps(parse_users(files["users"].text, given["users_file"]))
-        pair = {} if "key" not in files else {"certificate": public["certificate"], "key": files["key"].text}
-        return {**shared, **users, **pair}
+        # Every user can read the certificates that a member trusts, and a certificate file may have a private key.
+        public_certificates = {
+            name: _extract_certificates(files_by_name[name])
+            for name in ("certificate", "trust")
+            if name in files_by_name
+        }
+        trusted_certificates = public_certificates.get("trust", public_certificates.get("certificate"))
+        shared_args = {} if trusted_certificates is None else {"trust": trusted_certificates}
+        if "certificate" in files_by_name:
+            certificate_file, key_file, ca_name = (
+                files_by_name["certificate"],
+                files_by_name["key"],
+                files_by_name["trust"].display_name if "trust" in files_by_name else "",
+            )
+            offered_pair = certificate.OfferedCertificate(
+                certificate_file.decrypted_path,
+                key_file.decrypted_path,
+                trusted_certificates or "",
+                certificate_file.display_name,
+                key_file.display_name,
+                ca_name,
+            )
+            certificate.refuse_unusable_certificate(offered_pair, module_args["machine"])
+        if not module_args["serves"]:
+            return shared_args
+        user_args = {}
+        if "users" in files_by_name:
+            user_args["users"] = json.dumps(parse_users(files_by_name["users"].text, task_args["users_file"]))
+        pair_args = (
+            {}
+            if "key" not in files_by_name
+            else {"certificate": public_certificates["certificate"], "key": files_by_name["key"].text}
+        )
+        return {**shared_args, **user_args, **pair_args}
 
-    def _read(self, option: str, path: str) -> _File:
-        """A file on the controller, which may be encrypted with Ansible Vault. Raises InputError."""
-        shown = f"tracking_{option}: {path}"
+    def _read_file(self, option: str, path: str) -> _ControllerFile:
+        """Read a file on the controller, which may be encrypted with Ansible Vault. Raises InputError."""
+        display_name = f"tracking_{option}: {path}"
         try:
-            real = self._loader.get_real_file(self.controller_path(path))
-            return _File(shown, real, Path(real).read_text(encoding="utf-8"))
+            decrypted_path = self._loader.get_real_file(self.controller_path(path))
+            return _ControllerFile(display_name, decrypted_path, Path(decrypted_path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, AnsibleError) as failure:
-            # Below it, Ansible advises users of modules.
+            # Only the first line is about the file; Ansible's advice for users of modules follows.
             reason = str(failure).partition("\n")[0].rstrip(".")
-            raise InputError(f"{shown} cannot be read: {reason}.", "Correct the path.") from failure
+            raise InputError(f"{display_name} cannot be read: {reason}.", "Correct the path.") from failure
 
-    def _lacking(self, result: Mapping[str, Any]) -> list[str]:
-        """The packages that the module reported as missing."""
+    def _missing_packages(self, result: Mapping[str, Any]) -> list[str]:
+        """Return the packages that the module reported as missing. Raises InputError on other systems than Debian."""
         packages = list(result["missing"])
         if packages and self.package_manager != "apt":
             raise InputError(
@@ -161,14 +208,16 @@ class ActionModule(HostAction):
         return packages
 
 
-def _optional(value: Any) -> bool | None:
-    """A truth value; None for an option that is not set, which AWX passes as an empty text."""
+def _parse_optional_bool(value: Any) -> bool | None:
+    """Return a boolean; None for an option that is not set, which AWX passes as an empty text."""
     return None if value in (None, "") else boolean(value)
 
 
-def _certificates(file: _File) -> str:
-    """The certificates in a file. Raises InputError if there are none."""
-    found = certificates_in(file.text)
-    if not found:
-        raise InputError(f"{file.shown} contains no certificate.", "Provide certificates in PEM format.")
-    return found
+def _extract_certificates(certificate_file: _ControllerFile) -> str:
+    """Return the certificates in a file. Raises InputError if there are none."""
+    certificates = extract_certificates(certificate_file.text)
+    if not certificates:
+        raise InputError(
+            f"{certificate_file.display_name} contains no certificate.", "Provide certificates in PEM format."
+        )
+    return certificates

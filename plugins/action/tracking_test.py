@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import uri
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking import tracking_uri
 
 
 class ActionModule(HostAction):
@@ -18,20 +18,20 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
+        task_args = self.arguments(
             record={"type": "raw"},
             uri={"type": "str", "default": ""},
             trust={"type": "str", "default": ""},
             timeout={"type": "float", "default": 20},
             write={"type": "bool", "default": False},
         )
-        arguments = {name: given[name] for name in ("uri", "trust", "timeout", "write")}
-        if given["record"] is not None:
+        module_args = {name: task_args[name] for name in ("uri", "trust", "timeout", "write")}
+        if task_args["record"] is not None:
             record = self.record()
             tracking = record["tracking"]
             if tracking is None:
                 raise InputError(f"Cluster '{record['name']}' has no tracking server.", "Run the playbook tracking.")
-            trust = settings.trust_of(record["name"]) if tracking["tls"] else ""
-            serves = tracking["server"] == self.machine
-            arguments.update(uri=uri(record, tracking), trust=trust, write=serves)
-        return self.module("gpumesh.cluster.tracking_test", arguments)
+            trust_path = settings.trust_path(record["name"]) if tracking["tls"] else ""
+            is_server = tracking["server"] == self.machine
+            module_args.update(uri=tracking_uri(record, tracking), trust=trust_path, write=is_server)
+        return self.run_module("gpumesh.cluster.tracking_test", module_args)

@@ -7,23 +7,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import paths
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import contents, desired
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    STATE_OPTION,
+    HostAction,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import (
+    desired_parameters,
+    program_sources,
+)
 
 _MODULE = "gpumesh.cluster.train"
 
 
 class ActionModule(HostAction):
-    """Takes the mount points of the shared volumes from the record, and sends the programs."""
+    """Takes the mount points of the shared volumes from the record, and pushes the programs."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
-            state=STATE,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
+            state=STATE_OPTION,
             run_dir={"type": "str", "default": ""},
-            stage_dir={"type": "str", "default": paths.STAGE},
+            stage_dir={"type": "str", "default": paths.STAGE_DIR},
         )
-        settings = desired(self.record(), self.machine, given["run_dir"], given["state"], given["stage_dir"])
-        return self.supply(_MODULE, settings, self.module(_MODULE, settings), contents)
+        module_args = desired_parameters(
+            self.record(), self.machine, task_args["run_dir"], task_args["state"], task_args["stage_dir"]
+        )
+        return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), program_sources)

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, stats
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import artifacts, volumes
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+    build_stats,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import (
+    run_artifacts,
+    writable_volumes,
+)
 
 _MODULE = "gpumesh.cluster.train_run"
 #: Seconds between two queries.
-_SPACING = 5.0
-_OWN = {"record": RECORD, "wait": {"type": "bool", "default": True}}
+_POLL_INTERVAL = 5.0
+_ACTION_OPTIONS = {"record": RECORD_OPTION, "wait": {"type": "bool", "default": True}}
 
 
 class ActionModule(HostAction):
@@ -21,17 +28,22 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        self.refuse_converted("train", "run")
-        own, given = self.own_options(_OWN)
-        # The task of the role runs on the manager, whichever host is the first of the play: it may be a pod.
-        given["volumes"] = volumes(self.record(), str(self._task.delegate_to or self.machine))
-        result = self.module(_MODULE, given)
+        self.refuse_converted_options("train", "run")
+        action_options, module_args = self.split_own_options(_ACTION_OPTIONS)
+        # The role delegates the task to the manager, since the first host of the play may be a pod.
+        module_args["volumes"] = writable_volumes(self.record(), str(self._task.delegate_to or self.machine))
+        result = self.run_module(_MODULE, module_args)
         changed = result["changed"]
-        if own["wait"] and not self.check_mode:
-            look = {**given, "state": "followed"}
-            result = self.follow(result, lambda one: not one["ended"], lambda: self.module(_MODULE, look), _SPACING)
-        result = {**result, **stats(artifacts(given["name"], result))}
-        failed = result["run"]["state"] in ("failed", "cancelled")
-        if failed and not self.check_mode:
+        if action_options["wait"] and not self.check_mode:
+            follow_args = {**module_args, "state": "followed"}
+            result = self.follow_progress(
+                result,
+                lambda latest_result: not latest_result["ended"],
+                lambda: self.run_module(_MODULE, follow_args),
+                _POLL_INTERVAL,
+            )
+        result = {**result, **build_stats(run_artifacts(module_args["name"], result))}
+        has_failed = result["run"]["state"] in ("failed", "cancelled")
+        if has_failed and not self.check_mode:
             return {**result, "changed": changed, "failed": True, "msg": result["line"]}
         return {**result, "changed": changed}

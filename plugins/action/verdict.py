@@ -11,22 +11,34 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import pods
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import reach_matrix
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction, stats
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import html, junit, prometheus, terminal, volumes
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import judge
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import Limits
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Verdict
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import find_pods
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks import reachability_matrix
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import (
+    html,
+    junit,
+    prometheus,
+    terminal,
+    volumes,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import (
+    judge_cluster,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.rdma import RdmaLimits
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Verdict
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    ControllerAction,
+    build_stats,
+)
 
 #: The tags that choose parts of the check.
-_PARTS = ("reachability", "health", "storage", "tracking", "slurm", "collectives")
-#: Of one result each.
-_NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
+_PART_TAGS = ("reachability", "health", "storage", "tracking", "slurm", "collectives")
+#: Each of these is the name of one registered result.
+_RESULT_NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
 _NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
-_NUMBER = {"type": "float", "default": 0}
+_NUMBER_OPTION = {"type": "float", "default": 0}
 
 
 class ActionModule(ControllerAction):
@@ -34,121 +46,138 @@ class ActionModule(ControllerAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(
-            record=RECORD,
+        task_args = self.arguments(
+            record=RECORD_OPTION,
             registered={
                 "type": "dict",
                 "default": {},
                 "options": {
-                    **{name: {"type": "str"} for name in _NAMES},
+                    **{name: {"type": "str"} for name in _RESULT_NAMES},
                     "volumes": {"type": "dict", "options": {phase: {"type": "str"} for phase in volumes.PHASES}},
                 },
             },
             report_dir={"type": "path", "required": True},
             level={"type": "str", "choices": ["quick", "full", "burn"], "default": "quick"},
             max_clock_offset={"type": "float", "default": 5},
-            min_bandwidth_gbps=_NUMBER,
-            min_rdma_gbps=_NUMBER,
-            max_rdma_latency_us=_NUMBER,
-            min_volume_write_mbps=_NUMBER,
-            min_volume_read_mbps=_NUMBER,
-            min_volume_files=_NUMBER,
+            min_bandwidth_gbps=_NUMBER_OPTION,
+            min_rdma_gbps=_NUMBER_OPTION,
+            max_rdma_latency_us=_NUMBER_OPTION,
+            min_volume_write_mbps=_NUMBER_OPTION,
+            min_volume_read_mbps=_NUMBER_OPTION,
+            min_volume_files=_NUMBER_OPTION,
             max_used_percent={"type": "float", "default": 95},
         )
         if self.check_mode:
             self.print_text(_NOTHING_VERIFIED)
             return {"changed": False, "text": _NOTHING_VERIFIED}
         record = self.record()
-        evidence = self._evidence(record, given["registered"])
-        part = self._is_part(record, evidence)
-        folder = Path(self.controller_path(given["report_dir"]), record["name"], "part" if part else "")
-        previous = folder / "verdict.json"
-        verdict = judge(
+        evidence = self._collect_evidence(record, task_args["registered"])
+        is_partial = self._is_partial(record, evidence)
+        report_directory = Path(
+            self.controller_path(task_args["report_dir"]), record["name"], "part" if is_partial else ""
+        )
+        previous_path = report_directory / "verdict.json"
+        verdict = judge_cluster(
             record,
             evidence,
             generated_at=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            level=given["level"],
-            max_clock_offset=given["max_clock_offset"],
-            min_bandwidth_gbps=given["min_bandwidth_gbps"],
+            level=task_args["level"],
+            max_clock_offset=task_args["max_clock_offset"],
+            min_bandwidth_gbps=task_args["min_bandwidth_gbps"],
             volume_limits={
-                "write_mbps": given["min_volume_write_mbps"],
-                "read_mbps": given["min_volume_read_mbps"],
-                "files_per_second": given["min_volume_files"],
-                "max_used_percent": given["max_used_percent"],
+                "write_mbps": task_args["min_volume_write_mbps"],
+                "read_mbps": task_args["min_volume_read_mbps"],
+                "files_per_second": task_args["min_volume_files"],
+                "max_used_percent": task_args["max_used_percent"],
             },
-            rdma_limits=Limits(given["min_rdma_gbps"], given["max_rdma_latency_us"]),
+            rdma_limits=RdmaLimits(task_args["min_rdma_gbps"], task_args["max_rdma_latency_us"]),
             # A partial run has no history, since the previous one may have covered another part.
-            previous=previous.read_text(encoding="utf-8", errors="replace") if previous.is_file() and not part else "",
-            partial=part,
+            previous=previous_path.read_text(encoding="utf-8", errors="replace")
+            if previous_path.is_file() and not is_partial
+            else "",
+            partial=is_partial,
         )
-        write(folder, verdict)
-        text = f"{terminal.render(verdict)}\n\nReport: {folder}/report.html"
-        self._show(verdict, text)
-        return {"changed": False, "verdict": verdict, "text": text, **stats(artifacts(verdict))}
+        write_reports(report_directory, verdict)
+        report_text = f"{terminal.render(verdict)}\n\nReport: {report_directory}/report.html"
+        self._show(verdict, report_text)
+        return {"changed": False, "verdict": verdict, "text": report_text, **build_stats(artifacts(verdict))}
 
-    def _evidence(self, record: Record, names: Mapping[str, Any]) -> dict[str, Any]:
-        """The evidence in the form that ``judge`` takes."""
-        asked, answered = self.variables["ansible_play_hosts_all"], self.variables["ansible_play_hosts"]
-        machines = {member["machine"] for member in record["members"]}
-        collectives = self.variables.get(names["collectives"] or "") or {}
+    def _collect_evidence(self, record: Record, variable_names: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the evidence in the form that ``judge_cluster`` expects."""
+        play_hosts, answering_hosts = self.variables["ansible_play_hosts_all"], self.variables["ansible_play_hosts"]
+        member_machines = {member["machine"] for member in record["members"]}
+        collective_results = self.variables.get(variable_names["collectives"] or "") or {}
         return {
-            "asked": asked,
-            "answered": answered,
-            "userspace_only": [machine for machine in self.userspace_only if machine in machines],
-            "reachability": self.variables.get(names["reachability"] or "") or {},
-            "health": self.registered(names["health"], answered) if names["health"] in self.variables else None,
-            "volumes": self._volumes(record, names["volumes"] or {}),
-            "tracking": self.registered(names["tracking"], answered) if names["tracking"] in self.variables else None,
-            "slurm": self.variables.get(names["slurm"] or ""),
-            "job": self.variables.get(names["job"] or ""),
-            "collectives": collectives.get("results", [collectives] if collectives else []),
+            "asked": play_hosts,
+            "answered": answering_hosts,
+            "userspace_only": [machine for machine in self.userspace_only if machine in member_machines],
+            "reachability": self.variables.get(variable_names["reachability"] or "") or {},
+            "health": self.registered_results(variable_names["health"], answering_hosts)
+            if variable_names["health"] in self.variables
+            else None,
+            "volumes": self._collect_volume_results(record, variable_names["volumes"] or {}),
+            "tracking": self.registered_results(variable_names["tracking"], answering_hosts)
+            if variable_names["tracking"] in self.variables
+            else None,
+            "slurm": self.variables.get(variable_names["slurm"] or ""),
+            "job": self.variables.get(variable_names["job"] or ""),
+            "collectives": collective_results.get("results", [collective_results] if collective_results else []),
         }
 
-    def _volumes(self, record: Record, names: Mapping[str, str]) -> dict[str, Any] | None:
-        if names.get("write") not in self.variables:
+    def _collect_volume_results(self, record: Record, variable_names: Mapping[str, str]) -> dict[str, Any] | None:
+        if variable_names.get("write") not in self.variables:
             return None
-        answered = set(self.variables["ansible_play_hosts"])
-        members = [
-            member["machine"] for member in record["members"] if member["machine"] in answered - set(pods(record))
+        answering_hosts = set(self.variables["ansible_play_hosts"])
+        probing_members = [
+            member["machine"]
+            for member in record["members"]
+            if member["machine"] in answering_hosts - set(find_pods(record))
         ]
-        return {"members": members, **{phase: self.registered(names[phase], members) for phase in volumes.PHASES}}
+        return {
+            "members": probing_members,
+            **{phase: self.registered_results(variable_names[phase], probing_members) for phase in volumes.PHASES},
+        }
 
-    def _is_part(self, record: Record, evidence: Mapping[str, Any]) -> bool:
+    def _is_partial(self, record: Record, evidence: Mapping[str, Any]) -> bool:
         """Whether tags or a limit exclude something, so that the result does not cover the whole cluster."""
-        # Tags that are misspelt, or of a playbook around this one, leave out everything that is not always performed.
+        # Misspelt tags, and tags of an outer playbook, leave out everything that is not tagged always.
         if evidence["health"] is None:
             return True
-        tags = {*self.variables.get("ansible_run_tags", ()), *self.variables.get("ansible_skip_tags", ())}
-        present = {*self.variables["ansible_play_hosts_all"], *evidence["userspace_only"]}
-        return bool(tags & set(_PARTS)) or any(member["machine"] not in present for member in record["members"])
+        run_tags = {*self.variables.get("ansible_run_tags", ()), *self.variables.get("ansible_skip_tags", ())}
+        reached_hosts = {*self.variables["ansible_play_hosts_all"], *evidence["userspace_only"]}
+        return bool(run_tags & set(_PART_TAGS)) or any(
+            member["machine"] not in reached_hosts for member in record["members"]
+        )
 
-    def _show(self, verdict: Verdict, text: str) -> None:
+    def _show(self, verdict: Verdict, report_text: str) -> None:
         """Print the pairs, and the result if all checks pass; failures are in the message of the failing task."""
         # For a large cluster, the verdict only has the faulty pairs, and the text names them.
         if len(verdict["cluster"]["members"]) > 1 and "summary" not in verdict["reachability"]:
-            self.print_text(reach_matrix.draw(verdict["reachability"]["pairs"]))
+            self.print_text(reachability_matrix.draw_matrix(verdict["reachability"]["pairs"]))
         if verdict["status"] == "pass":
-            self.print_text(text)
+            self.print_text(report_text)
 
 
 def artifacts(verdict: Verdict) -> dict[str, Any]:
-    """The artifacts for the next job of a workflow."""
-    bad = [check for check in verdict["checks"] if check["status"] in ("fail", "error")]
+    """Return the artifacts for the next job of a workflow."""
+    failed_checks = [check for check in verdict["checks"] if check["status"] in ("fail", "error")]
     return {
         "gpumesh_cluster": verdict["cluster"]["name"],
         "gpumesh_status": verdict["status"],
         "gpumesh_counts": verdict["counts"],
-        "gpumesh_failing": [f"{check['id']}@{check['host'] or 'cluster'}" for check in bad],
+        "gpumesh_failing": [f"{check['id']}@{check['host'] or 'cluster'}" for check in failed_checks],
     }
 
 
-def write(folder: Path, verdict: Verdict) -> None:
+def write_reports(directory: Path, verdict: Verdict) -> None:
     """Write the reports, each in one step. Raises GpumeshError."""
-    contents = {
+    texts_by_name = {
         "verdict.json": json.dumps(verdict, indent=2) + "\n",
         "report.html": html.render(verdict),
         "junit.xml": junit.render(verdict),
         "gpumesh.prom": prometheus.render(verdict),
     }
-    files = [{"path": str(folder / name), "content": content} for name, content in contents.items()]
-    host_files.see_to([{"path": str(folder), "state": "directory"}, *files], check_mode=False)
+    file_entries = [
+        {"path": str(directory / file_name), "content": content} for file_name, content in texts_by_name.items()
+    ]
+    managed_files.ensure_files([{"path": str(directory), "state": "directory"}, *file_entries], check_mode=False)

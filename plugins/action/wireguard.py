@@ -10,18 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS, TUNNEL_OPTIONS
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh_host import WIREGUARD, places, set_up_tunnel
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
+    RECORD_OPTIONS,
+    TUNNEL_OPTIONS,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
+    WIREGUARD_MODULE,
+    set_up_tunnel,
+    supervisor_program_options,
+)
 
 
 class ActionModule(HostAction):
-    """Runs the module, and again after installing what it needs."""
+    """Runs the module, and runs it again after installing missing packages."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options, given = self.own_options({**RECORD_OPTIONS, **TUNNEL_OPTIONS})
-        record = self.named(given.pop("record", None))
+        action_options, module_args = self.split_own_options({**RECORD_OPTIONS, **TUNNEL_OPTIONS})
+        record = self.resolve_record(module_args.pop("record", None))
         if record is None:
-            return self.module(WIREGUARD, {**places(self), **given})
-        return set_up_tunnel(self, record, options, given)
+            return self.run_module(WIREGUARD_MODULE, {**supervisor_program_options(self), **module_args})
+        return set_up_tunnel(self, record, action_options, module_args)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
+    RECORD_OPTIONS,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
 
 class ActionModule(HostAction):
@@ -17,13 +19,13 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options, given = self.own_options(RECORD_OPTIONS)
-        record = self.named(given.pop("record", None))
+        action_options, module_args = self.split_own_options(RECORD_OPTIONS)
+        record = self.resolve_record(module_args.pop("record", None))
         if record is not None:
-            given = {
+            module_args = {
                 "interface": record["mesh"]["interface"],
                 "machine": self.machine,
-                "peers": mesh.pairs(record, self.machine, options["relays"], self.present),
-                **given,
+                "peers": mesh.key_sharing_peers(record, self.machine, action_options["relays"], self.active_hosts),
+                **module_args,
             }
-        return self.module("gpumesh.cluster.wireguard_preshared", given)
+        return self.run_module("gpumesh.cluster.wireguard_preshared", module_args)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS, ROTATION_OPTIONS
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
+    RECORD_OPTIONS,
+    ROTATION_OPTIONS,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
 
 class ActionModule(HostAction):
@@ -17,16 +20,20 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        options, given = self.own_options({**RECORD_OPTIONS, **ROTATION_OPTIONS})
-        record = self.named(given.pop("record", None))
-        step = options["step"]
+        action_options, module_args = self.split_own_options({**RECORD_OPTIONS, **ROTATION_OPTIONS})
+        record = self.resolve_record(module_args.pop("record", None))
+        rotation_step = action_options["step"]
         if record is None:
-            return self.module("gpumesh.cluster.wireguard_rotation", {**given, "step": step})
-        mesh.refuse_rotation(record, record["mesh"]["backend"], self.present)
-        if self.machine not in mesh.enrolled(record):
+            return self.run_module("gpumesh.cluster.wireguard_rotation", {**module_args, "step": rotation_step})
+        mesh.refuse_rotation(record, record["mesh"]["backend"], self.active_hosts)
+        if self.machine not in mesh.enrolled_machines(record):
             return {"skipped": True, "skip_reason": f"{self.machine} has no tunnel yet, and so no key to change."}
-        prepared = self.registered(options["prepared"], self.present) if options["prepared"] else {}
-        arguments = mesh.rotation(record, self.machine, options["relays"], step, prepared)
-        result = self.module("gpumesh.cluster.wireguard_rotation", {**arguments, **given})
-        entry = mesh.key_registration(record, self.machine, result.get("public_key"))
-        return {**result, "registration": entry} if entry else result
+        prepared_results = (
+            self.registered_results(action_options["prepared"], self.active_hosts) if action_options["prepared"] else {}
+        )
+        rotation_args = mesh.rotation_options(
+            record, self.machine, action_options["relays"], rotation_step, prepared_results
+        )
+        result = self.run_module("gpumesh.cluster.wireguard_rotation", {**rotation_args, **module_args})
+        registration_entry = mesh.key_registration(record, self.machine, result.get("public_key"))
+        return {**result, "registration": registration_entry} if registration_entry else result

@@ -64,26 +64,24 @@ from ansible import constants, context
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.color import stringc
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress import (
-    events,
-    lines,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
+    all_printable,
+    printable,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.screen import (
-    LiveLine,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import (
-    LOSSES,
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress import events, lines
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.screen import LiveLine
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import (
+    LOST_OUTCOMES,
     Phase,
-    Run,
-    Task,
+    PlaybookRun,
+    PlayTask,
 )
 
 _WIDTH_WITHOUT_TERMINAL = 100
 
 
 class CallbackModule(DefaultCallback):
-    """Counts always; prints by itself without -v, and lets the default callback print with it."""
+    """Counts all results; prints them itself without -v, and has the default callback print them with -v."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
@@ -91,15 +89,15 @@ class CallbackModule(DefaultCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._run = Run()
+        self._playbook_run = PlaybookRun()
         self._line: LiveLine | None = None
-        self._headed: Phase | None = None
-        # The last error: its task, its lines below the host, and the host.
-        self._told: tuple[str, list[str], str] = ("", [], "")
-        # The items of the current task's loop whose hosts did not answer.
-        self._silent_items: list[tuple[str, str]] = []
+        self._titled_phase: Phase | None = None
+        # The last error consists of the task, the lines below the host, and the host.
+        self._last_error: tuple[str, list[str], str] = ("", [], "")
+        # The hosts, with reasons, that items of the loop of the current task could not reach.
+        self._unreachable_hosts: list[tuple[str, str]] = []
 
-    # What it looks like
+    # Appearance
 
     @property
     def _verbose(self) -> bool:
@@ -107,10 +105,10 @@ class CallbackModule(DefaultCallback):
 
     @property
     def _width(self) -> int:
-        given = int(self.get_option("progress_width"))
-        if given:
-            return given
-        # The last column stays free: some terminals wrap when it is written.
+        configured_width = int(self.get_option("progress_width"))
+        if configured_width:
+            return configured_width
+        # The last column stays free, since some terminals wrap when it is written.
         return (
             shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns - 1
             if self._on_terminal
@@ -121,255 +119,267 @@ class CallbackModule(DefaultCallback):
     def _on_terminal(self) -> bool:
         return os.isatty(1)
 
-    def _wants_live(self) -> bool:
-        wish = self.get_option("progress_live")
-        if wish != "auto":
-            return bool(wish == "always")
+    def _is_live(self) -> bool:
+        live_setting = self.get_option("progress_live")
+        if live_setting != "auto":
+            return bool(live_setting == "always")
         return self._on_terminal and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
     def _live_text(self) -> str:
-        phase = self._run.phase
+        phase = self._playbook_run.phase
         if phase is None:
             return ""
-        text = lines.live(phase, self._run.task, self._run.now(), self._width - 2)
-        return f"{stringc('›', constants.COLOR_HIGHLIGHT)} {text}"
+        live_line = lines.format_live_line(phase, self._playbook_run.task, self._playbook_run.now(), self._width - 2)
+        return f"{stringc('›', constants.COLOR_HIGHLIGHT)} {live_line}"
 
-    def _say(self, text: str, color: str | None = None, error: bool = False) -> None:
+    def _print_line(self, text: str, color: str | None = None, error: bool = False) -> None:
         self._display.display(text, color=color, stderr=error and bool(self.get_option("display_failed_stderr")))
 
-    def _draw(self) -> None:
+    def _draw_live_line(self) -> None:
         if self._line is not None:
             self._line.draw()
 
-    def _head(self) -> None:
+    def _print_phase_name(self) -> None:
         """Print the name of the phase before the first line that belongs to it."""
-        phase = self._run.phase
-        if phase is not None and self._headed is not phase:
-            self._headed = phase
-            mode = " (check mode)" if phase.check_mode else ""
-            self._say(f"  {printable(phase.name or 'Play')}{mode}")
+        phase = self._playbook_run.phase
+        if phase is not None and self._titled_phase is not phase:
+            self._titled_phase = phase
+            mode_note = " (check mode)" if phase.check_mode else ""
+            self._print_line(f"  {printable(phase.name or 'Play')}{mode_note}")
 
-    def _say_below(self, text: str, color: str | None = None, error: bool = False) -> None:
-        self._head()
-        self._say(text, color, error)
+    def _print_below_phase(self, text: str, color: str | None = None, error: bool = False) -> None:
+        self._print_phase_name()
+        self._print_line(text, color, error)
 
     # Phases and tasks
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Begin; from here on the live line is there."""
+        """Start the live line."""
         super().v2_playbook_on_start(playbook)
-        if not self._verbose and self._wants_live():
+        if not self._verbose and self._is_live():
             self._line = LiveLine(self._live_text)
             self._line.start()
 
     def _close_phase(self) -> None:
         self._close_task()
-        phase = self._run.end_phase()
-        if phase is not None and (phase.tasks or phase.lost) and not self._verbose:
-            self._phase_line(phase)
+        phase = self._playbook_run.end_phase()
+        if phase is not None and (phase.tasks or phase.lost_hosts) and not self._verbose:
+            self._print_phase_line(phase)
 
-    def _phase_line(self, phase: Phase) -> None:
-        bad = phase.count(*LOSSES)
-        sign, color = ("✕", constants.COLOR_ERROR) if bad else ("✓", constants.COLOR_OK)
-        self._say(f"{stringc(sign, color)} {lines.done(phase, self._width - 2)}")
+    def _print_phase_line(self, phase: Phase) -> None:
+        lost_count = phase.count_outcomes(*LOST_OUTCOMES)
+        symbol, color = ("✕", constants.COLOR_ERROR) if lost_count else ("✓", constants.COLOR_OK)
+        self._print_line(f"{stringc(symbol, color)} {lines.format_phase(phase, self._width - 2)}")
 
     def _close_task(self) -> None:
-        task = self._run.end_task()
+        task = self._playbook_run.end_task()
         if task is not None and not self._verbose:
-            self._changed_line(task)
+            self._print_changed_line(task)
 
-    def _changed_line(self, task: Task) -> None:
-        phase = self._run.phase
-        text = lines.changed(task, phase is not None and phase.check_mode)
-        if text is not None:
-            self._say_below(f"    {text}", color=constants.COLOR_CHANGED)
+    def _print_changed_line(self, task: PlayTask) -> None:
+        phase = self._playbook_run.phase
+        changed_line = lines.format_changes(task, phase is not None and phase.check_mode)
+        if changed_line is not None:
+            self._print_below_phase(f"    {changed_line}", color=constants.COLOR_CHANGED)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """A phase begins. Without a live line its name is printed now, so that one sees where a long one is."""
+        """Begin a phase. Without a live line, print its name now, so that a long phase can be seen."""
         self._close_phase()
-        events.begin_play(self._run, play)
+        events.begin_play(self._playbook_run, play)
         self._play = play
         if self._verbose:
             super().v2_playbook_on_play_start(play)
         elif self._line is None:
-            self._head()
+            self._print_phase_name()
 
     def _task_start(self, task: Any, prefix: str | None = None) -> None:
         self._close_task()
-        self._silent_items = []
-        events.begin_task(self._run, task, handler=prefix == "RUNNING HANDLER")
+        self._unreachable_hosts = []
+        events.begin_task(self._playbook_run, task, is_handler=prefix == "RUNNING HANDLER")
         if self._verbose:
             super()._task_start(task, prefix)
-        self._draw()
+        self._draw_live_line()
 
     def _get_diff(self, difflist: Any) -> str:
-        """The texts are of hosts; the colours, which come after this, are ours."""
+        """Make the texts printable, which come from hosts. Our colours are added later."""
         return str(super()._get_diff(all_printable(difflist)))
 
     def _print_task_banner(self, task: Any) -> None:
-        """The default callback puts a banner before a diff; ours is one line."""
+        """Print one line before a diff, where the default callback prints a banner."""
         if self._verbose:
             super()._print_task_banner(task)
         else:
-            self._say_below(f"    {printable(str(task.get_name()))}")
+            self._print_below_phase(f"    {printable(str(task.get_name()))}")
             self._last_task_banner = task._uuid
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        """A host begins a task."""
-        self._run.begin_host(str(host.get_name()))
+        """Note that a host begins a task."""
+        self._playbook_run.begin_host(str(host.get_name()))
         if self._verbose:
             super().v2_runner_on_start(host, task)
 
     # Results
 
-    def _result(self, result: Any, outcome: str) -> None:
-        events.end_host(self._run, result, outcome)
+    def _record_result(self, result: Any, outcome: str) -> None:
+        events.end_host(self._playbook_run, result, outcome)
         if not self._verbose:
-            # Warnings only: the error itself is printed by us, with its remedy.
+            # The default callback prints the warnings, and we print the error with its remedy.
             self._handle_warnings(result._result)
-        self._draw()
+        self._draw_live_line()
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """A host has ended a task well."""
-        self._result(result, "changed" if result._result.get("changed") else "ok")
+        """Record a success."""
+        self._record_result(result, "changed" if result._result.get("changed") else "ok")
         if self._verbose:
             super().v2_runner_on_ok(result)
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        """A host has skipped a task."""
-        self._result(result, "skipped")
+        """Record a skipped task."""
+        self._record_result(result, "skipped")
         if self._verbose:
             super().v2_runner_on_skipped(result)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """A host has failed."""
-        outcome = events.failure(result, ignore_errors)
-        self._result(result, outcome)
+        """Record a failure, and print it."""
+        outcome = events.failure_outcome(result, ignore_errors)
+        self._record_result(result, outcome)
         if self._verbose:
             super().v2_runner_on_failed(result, ignore_errors)
         elif outcome == "failed":
-            self._failure(result)
+            self._print_failure(result)
         else:
-            self._say_below(
-                f"    {outcome}  {events.host(result)}: {self._headline(result)}", color=constants.COLOR_SKIP
+            self._print_below_phase(
+                f"    {outcome}  {events.host_name(result)}: {self._format_headline(result)}",
+                color=constants.COLOR_SKIP,
             )
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """A host does not answer."""
-        ignored = bool(getattr(result._task, "ignore_unreachable", False)) and not events.ends_run(result)
-        self._result(result, "ignored" if ignored else "unreachable")
+        """Record an unreachable host, and print the reason."""
+        is_ignored = bool(getattr(result._task, "ignore_unreachable", False)) and not events.ends_run(result)
+        self._record_result(result, "ignored" if is_ignored else "unreachable")
         if self._verbose:
             super().v2_runner_on_unreachable(result)
-        elif ignored:
-            for host, said in self._silent_items or [events.silence(result)]:
-                for line in lines.silence(host, said, self._width):
-                    self._say_below(line, color=constants.COLOR_UNREACHABLE)
+        elif is_ignored:
+            for host_name, reason in self._unreachable_hosts or [events.unreachable_reason(result)]:
+                for line in lines.format_unreachable(host_name, reason, self._width):
+                    self._print_below_phase(line, color=constants.COLOR_UNREACHABLE)
         else:
-            self._failure(result, constants.COLOR_UNREACHABLE)
+            self._print_failure(result, constants.COLOR_UNREACHABLE)
 
-    def _headline(self, result: Any) -> str:
-        text = str(result._result.get("msg") or result._task.get_name())
-        return lines.cut(printable(" ".join(text.split())), self._width - 24)
+    def _format_headline(self, result: Any) -> str:
+        message = str(result._result.get("msg") or result._task.get_name())
+        return lines.shorten(printable(" ".join(message.split())), self._width - 24)
 
-    def _failure(self, result: Any, color: str = constants.COLOR_ERROR) -> None:
-        first, *rest = lines.failure(
-            events.worked(result),
+    def _print_failure(self, result: Any, color: str = constants.COLOR_ERROR) -> None:
+        first_line, *detail_lines = lines.format_failure(
+            events.format_worker(result),
             str(result._task.get_name()),
             result._result,
-            events.written_at(result),
+            events.task_location(result),
             self._width,
         )
-        task, said, host = self._told
-        # Of hidden errors, nobody can know whether they are the same.
-        if (task, said) == (str(result._task._uuid), rest) and not result._result.get("censored"):
-            self._say(f"  ✕ {events.host(result)}: the same as on {host}", color=color, error=True)
+        last_task, last_details, last_host = self._last_error
+        # Nobody can know whether hidden errors are the same.
+        if (last_task, last_details) == (str(result._task._uuid), detail_lines) and not result._result.get("censored"):
+            self._print_line(f"  ✕ {events.host_name(result)}: the same as on {last_host}", color=color, error=True)
             return
-        self._told = (str(result._task._uuid), rest, events.host(result))
-        self._say_below(f"  ✕ {first}", color=color, error=True)
-        for line in rest:
-            self._say(line, color=color if "→" not in line[:6] else None, error=True)
+        self._last_error = (str(result._task._uuid), detail_lines, events.host_name(result))
+        self._print_below_phase(f"  ✕ {first_line}", color=color, error=True)
+        for detail_line in detail_lines:
+            self._print_line(detail_line, color=color if "→" not in detail_line[:6] else None, error=True)
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
-        """An item of a loop; it is counted with the others when the task ends."""
+        """Note that an item of a loop has changed something, which is counted when the task ends."""
         if result._result.get("changed"):
-            self._run.end_item(events.host(result), events.worked(result))
+            self._playbook_run.add_changed_worker(events.host_name(result), events.format_worker(result))
         if self._verbose:
             super().v2_runner_item_on_ok(result)
 
     def v2_runner_item_on_failed(self, result: Any) -> None:
-        """An item of a loop; it is shown when the task ends."""
+        """Note an unreachable host of an item of a loop, which is shown when the task ends."""
         if result._result.get("unreachable"):
-            self._silent_items.append(events.silence(result))
+            self._unreachable_hosts.append(events.unreachable_reason(result))
         if self._verbose:
             super().v2_runner_item_on_failed(result)
 
     def v2_runner_item_on_skipped(self, result: Any) -> None:
-        """An item of a loop."""
+        """Print a skipped item only with -v."""
         if self._verbose:
             super().v2_runner_item_on_skipped(result)
 
     def v2_playbook_on_include(self, included_file: Any) -> None:
-        """A file is included: no news."""
+        """Print an include only with -v."""
         if self._verbose:
             super().v2_playbook_on_include(included_file)
 
     def v2_runner_retry(self, result: Any) -> None:
-        """A task is tried again: no news on a quiet screen."""
+        """Print a retry only with -v."""
         if self._verbose:
             super().v2_runner_retry(result)
 
     def v2_runner_on_async_poll(self, result: Any) -> None:
-        """A task is waited for."""
+        """Print a poll only with -v."""
         if self._verbose:
             super().v2_runner_on_async_poll(result)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
-        """A play has no hosts."""
+        """Print that a play has no hosts."""
         if self._verbose:
             super().v2_playbook_on_no_hosts_matched()
         else:
-            self._say("  – no host matches; skipped", color=constants.COLOR_SKIP)
+            self._print_line("  – no host matches; skipped", color=constants.COLOR_SKIP)
 
     # The end
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """Close the last phase and sum up."""
+        """Close the last phase, and print the summary."""
         self._close_phase()
         if self._line is not None:
             self._line.stop()
             self._line = None
         if self._verbose:
             super().v2_playbook_on_stats(stats)
-        numbers = {host: stats.summarize(host) for host in sorted(stats.processed)}
-        if not numbers:
+        counts_by_host = {host: stats.summarize(host) for host in sorted(stats.processed)}
+        if not counts_by_host:
             if not self._verbose:
-                self._say(
+                self._print_line(
                     "Nothing was done: no play had a host, or the tags exclude all tasks.", color=constants.COLOR_WARN
                 )
             return
-        self._say("")
-        for line in lines.summary(self._run, numbers):
-            self._say(f"  {line}".rstrip())
-        self._say("")
+        self._print_line("")
+        for summary_line in lines.format_summary(self._playbook_run, counts_by_host):
+            self._print_line(f"  {summary_line}".rstrip())
+        self._print_line("")
         if not self._verbose:
-            self._verdict(numbers)
+            self._print_verdict(counts_by_host)
 
-    def _verdict(self, numbers: dict[str, dict[str, int]]) -> None:
-        # Ansible's numbers do not contain a host that ended the run although its task ignores that it is unreachable.
-        gone = self._run.gone
-        bad = [host for host, one in numbers.items() if one["failures"] or one["unreachable"] or host in gone]
-        took = lines.seconds(self._run.now())
-        dry = " Check mode: nothing was changed." if context.CLIARGS.get("check") else ""
-        if bad:
-            self._say(f"Failed on {lines.named(bad)} after {took}.{dry}", color=constants.COLOR_ERROR, error=True)
+    def _print_verdict(self, counts_by_host: dict[str, dict[str, int]]) -> None:
+        # Ansible does not count an unreachable host that has ended the run although its task ignores that.
+        lost_hosts = self._playbook_run.lost_hosts
+        failed_hosts = [
+            host
+            for host, host_counts in counts_by_host.items()
+            if host_counts["failures"] or host_counts["unreachable"] or host in lost_hosts
+        ]
+        elapsed_time = lines.format_duration(self._playbook_run.now())
+        check_mode_note = " Check mode: nothing was changed." if context.CLIARGS.get("check") else ""
+        if failed_hosts:
+            self._print_line(
+                f"Failed on {lines.format_hosts(failed_hosts)} after {elapsed_time}.{check_mode_note}",
+                color=constants.COLOR_ERROR,
+                error=True,
+            )
             return
-        changed = sum(one["changed"] for one in numbers.values())
-        what = f"{lines.plural(changed, 'change')}" if changed else "Nothing to change"
-        if dry and changed:
-            what = f"{lines.plural(changed, 'change')} would be made"
-        self._say(f"Done in {took}. {what}.{dry}", color=constants.COLOR_CHANGED if changed else constants.COLOR_OK)
+        change_count = sum(host_counts["changed"] for host_counts in counts_by_host.values())
+        change_summary = f"{lines.pluralize(change_count, 'change')}" if change_count else "Nothing to change"
+        if check_mode_note and change_count:
+            change_summary = f"{lines.pluralize(change_count, 'change')} would be made"
+        self._print_line(
+            f"Done in {elapsed_time}. {change_summary}.{check_mode_note}",
+            color=constants.COLOR_CHANGED if change_count else constants.COLOR_OK,
+        )
 
     def __del__(self) -> None:
-        """Ansible may end without telling us, as on a syntax error: the terminal must not stay ours."""
+        """Restore the terminal if Ansible ends without an event, as on a syntax error."""
         if getattr(self, "_line", None) is not None and self._line is not None:
             self._line.stop()

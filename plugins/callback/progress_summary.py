@@ -31,15 +31,12 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress import (
-    events,
-    lines,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import Run
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress import events, lines
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import PlaybookRun
 
 
 class CallbackModule(CallbackBase):
-    """Counts, and prints once at the end."""
+    """Counts all results, and prints the tables at the end."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -48,46 +45,46 @@ class CallbackModule(CallbackBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self._run = Run()
+        self._playbook_run = PlaybookRun()
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """A phase begins."""
-        events.begin_play(self._run, play)
+        """Begin a phase."""
+        events.begin_play(self._playbook_run, play)
 
     def v2_playbook_on_task_start(self, task: Any, **_conditional: Any) -> None:
-        """A task begins."""
-        events.begin_task(self._run, task)
+        """Begin a task."""
+        events.begin_task(self._playbook_run, task)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        """A handler begins."""
-        events.begin_task(self._run, task, handler=True)
+        """Begin a handler."""
+        events.begin_task(self._playbook_run, task, is_handler=True)
 
     def v2_runner_on_start(self, host: Any, *_task: Any) -> None:
-        """A host begins a task."""
-        self._run.begin_host(str(host.get_name()))
+        """Note that a host begins a task."""
+        self._playbook_run.begin_host(str(host.get_name()))
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """A host has ended a task well."""
-        events.end_host(self._run, result, "changed" if result._result.get("changed") else "ok")
+        """Record a success."""
+        events.end_host(self._playbook_run, result, "changed" if result._result.get("changed") else "ok")
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        """A host has skipped a task."""
-        events.end_host(self._run, result, "skipped")
+        """Record a skipped task."""
+        events.end_host(self._playbook_run, result, "skipped")
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """A host has failed."""
-        events.end_host(self._run, result, events.failure(result, ignore_errors))
+        """Record a failure."""
+        events.end_host(self._playbook_run, result, events.failure_outcome(result, ignore_errors))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """A host does not answer."""
-        events.end_host(self._run, result, "unreachable")
+        """Record an unreachable host."""
+        events.end_host(self._playbook_run, result, "unreachable")
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the tables."""
-        self._run.end_phase()
-        numbers = {host: stats.summarize(host) for host in sorted(stats.processed)}
-        if not numbers:
+        self._playbook_run.end_phase()
+        counts_by_host = {host: stats.summarize(host) for host in sorted(stats.processed)}
+        if not counts_by_host:
             return
         self._display.banner("SUMMARY")
-        for line in lines.summary(self._run, numbers):
-            self._display.display(line)
+        for summary_line in lines.format_summary(self._playbook_run, counts_by_host):
+            self._display.display(summary_line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """The options that modules with daemons under supervisord share, as in module_utils/daemon.py."""
+    """The options that modules with daemons under supervisord share, as in module_utils/_core/service.py."""
 
     DOCUMENTATION = r"""
 options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """The options that the modules of the mesh share, as in module_utils/mesh/options.py."""
+    """The options that the modules of the mesh share, as in module_utils/_layers/mesh/options.py."""
 
     DOCUMENTATION = r"""
 options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """The options that the modules of the cluster record share, as in module_utils/record/interface.py."""
+    """The options that the modules of the cluster record share, as in module_utils/_cluster/record/interface.py."""
 
     DOCUMENTATION = r"""
 options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """The options that are set by actions of modules that install programs, as in module_utils/supplied.py."""
+    """The options that are set by actions of modules that install programs, as in module_utils/_core/push.py."""
 
     DOCUMENTATION = r"""
 options:

@@ -37,19 +37,23 @@ _value:
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
+    convert_errors,
+)
 
 
-@as_filter
+@convert_errors
 def cluster_addresses(record: object) -> dict[str, str]:
-    """See DOCUMENTATION."""
-    return {machine: view["address"] for machine, view in derive.member_views(model.parse(record)).items()}
+    """Return the address of each machine; see DOCUMENTATION."""
+    return {
+        machine: member_view["address"] for machine, member_view in derive.member_views(model.parse(record)).items()
+    }
 
 
 class FilterModule:
     """The filter of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Its name and function."""
+        """Return the name and the function of the filter."""
         return {"cluster_addresses": cluster_addresses}

@@ -38,13 +38,15 @@ _value:
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
+    convert_errors,
+)
 
 
-@as_filter
+@convert_errors
 def cluster_members(record: object) -> dict[str, derive.MemberView]:
-    """See DOCUMENTATION."""
+    """Return the member view of each machine; see DOCUMENTATION."""
     return derive.member_views(model.parse(record))
 
 
@@ -52,5 +54,5 @@ class FilterModule:
     """The filter of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Its name and function."""
+        """Return the name and the function of the filter."""
         return {"cluster_members": cluster_members}

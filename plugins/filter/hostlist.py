@@ -38,19 +38,24 @@ _value:
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import compress, expand
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
+    compress_hostlist,
+    expand_hostlist,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
+    convert_errors,
+)
 
 
-@as_filter
+@convert_errors
 def hostlist(hosts: str | Sequence[str]) -> str | list[str]:
-    """See DOCUMENTATION."""
-    return expand(hosts) if isinstance(hosts, str) else compress(hosts)
+    """Compress or expand a list of hosts; see DOCUMENTATION."""
+    return expand_hostlist(hosts) if isinstance(hosts, str) else compress_hostlist(hosts)
 
 
 class FilterModule:
     """The filter of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Its name and function."""
+        """Return the name and the function of the filter."""
         return {"hostlist": hostlist}

@@ -101,21 +101,25 @@ _value:
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
+    build_options,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
+    convert_errors,
+)
 
 
-@as_filter
+@convert_errors
 def shared_subnets(facts: Mapping[str, Any], subnet: str | None = None, **options: Any) -> dict[str, Any]:
     """Rank the subnets; see DOCUMENTATION."""
-    shared = find_shared(facts, options_from(subnet, **options))
-    return {"candidates": shared.candidates, "rejected": shared.rejected}
+    ranked_subnets = find_shared(facts, build_options(subnet, **options))
+    return {"candidates": ranked_subnets.candidates, "rejected": ranked_subnets.rejected}
 
 
 class FilterModule:
     """The filter of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Its name and function."""
+        """Return the name and the function of the filter."""
         return {"shared_subnets": shared_subnets}

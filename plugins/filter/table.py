@@ -68,12 +68,14 @@ _value:
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
+    convert_errors,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 
 
-@as_filter
+@convert_errors
 def table(
     rows: Sequence[Any],
     columns: Sequence[Any] | None = None,
@@ -82,12 +84,12 @@ def table(
     group: str | None = None,
 ) -> str:
     """Draw rows; see DOCUMENTATION."""
-    return render(rows, columns, style=style, width=room(width), group=group)
+    return render_table(rows, columns, style=style, width=available_width(width), group=group)
 
 
 class FilterModule:
     """The filter of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Its name and function."""
+        """Return the name and the function of the filter."""
         return {"table": table}

@@ -108,32 +108,39 @@ from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructa
 try:
     from ansible.template import trust_as_template
 except ImportError:
-    # Before ansible-core 2.19 nothing has to be trusted.
+    # Before ansible-core 2.19, nothing has to be trusted.
     def trust_as_template(value: Any) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return value
 
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.silence import Question, why_silent, worded
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    CommandError,
+    GpumeshError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.silence import (
+    Question,
+    explain_unreachable_host,
+    format_error,
+)
 
-#: Prints every record of a folder as one JSON list. One call of Python, so that nothing has to be installed there.
-_READER = (
+#: This program prints every record of a directory as one JSON list. It needs only Python on the manager.
+_READER_PROGRAM = (
     "import glob, json, os, sys;"
     "print(sys.argv[2] + json.dumps([[path, open(path, encoding='utf-8').read()]"
     " for path in sorted(glob.glob(os.path.join(sys.argv[1], '*.json')))]))"
 )
-#: What it prints first. Files that the account's shell reads at its start may have printed something before.
-_MARK = "gpumesh records: "
+#: The reader prints this mark first. The startup files of the login shell may have printed something before.
+_OUTPUT_MARK = "gpumesh records: "
 
-#: The exit status of ssh itself; any other one is that of the far side's command.
-_SSH_FAILED = 255
-#: What says here what the variables say of a host.
-_OPTIONS = {
+#: ssh itself exits with this status; any other status is that of the remote command.
+_SSH_EXIT_STATUS = 255
+#: The options of this plugin that replace the variables of a host.
+_OPTION_NAMES = {
     "ansible_host": "host",
     "ansible_port": "port",
     "ansible_ssh_private_key_file": "private_key_file",
@@ -147,179 +154,191 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     NAME = "gpumesh.cluster.clusters"
 
     def verify_file(self, path: str) -> bool:
-        """Only files that are named after this plugin: a folder may hold other sources too."""
-        name = os.path.basename(path)
-        named = name in ("clusters.yml", "clusters.yaml") or name.endswith((".clusters.yml", ".clusters.yaml"))
-        return named and bool(super().verify_file(path))
+        """Accept only files that are named after this plugin: a directory may contain other sources, too."""
+        file_name = os.path.basename(path)
+        has_plugin_name = file_name in ("clusters.yml", "clusters.yaml") or file_name.endswith(
+            (".clusters.yml", ".clusters.yaml")
+        )
+        return has_plugin_name and bool(super().verify_file(path))
 
     def parse(self, inventory: InventoryData, loader: DataLoader, path: str, cache: bool = True) -> None:
-        """Fill the inventory."""
+        """Add the hosts and groups of all records to the inventory."""
         super().parse(inventory, loader, path, cache)
         self._read_config_data(path)
-        records = self._records(path, cache)
-        _refuse_one_group(records)
+        records = self._load_records(path, cache)
+        _refuse_shared_group(records)
         for record in records:
-            self._add(record)
+            self._add_cluster(record)
 
-    def _records(self, source: str, cache: bool) -> list[Record]:
-        key = self.get_cache_key(source)
-        use_cache = self.get_option("cache") and cache
-        files: list[list[str]] | None = None
+    def _load_records(self, source_path: str, cache_allowed: bool) -> list[Record]:
+        cache_key = self.get_cache_key(source_path)
+        use_cache = self.get_option("cache") and cache_allowed
+        record_files: list[list[str]] | None = None
         if use_cache:
-            files = self._cache.get(key)
-        if files is None:
-            files = self._read(source)
+            record_files = self._cache.get(cache_key)
+        if record_files is None:
+            record_files = self._read_record_files(source_path)
             if self.get_option("cache"):
-                self._cache[key] = files
-        wanted = self.get_option("names")
+                self._cache[cache_key] = record_files
+        selected_names = self.get_option("names")
         records = []
-        for path, text in files:
+        for record_path, record_text in record_files:
             try:
-                record = _parsed(path, text)
+                record = _parse_record(record_path, record_text)
             except AnsibleParserError:
-                # A manager's file has the name of its cluster.
-                if wanted and Path(path).stem not in wanted:
+                # On a manager, the file of a record has the name of its cluster.
+                if selected_names and Path(record_path).stem not in selected_names:
                     continue
                 raise
-            if not wanted or record["name"] in wanted:
+            if not selected_names or record["name"] in selected_names:
                 records.append(record)
         return records
 
-    def _read(self, source: str) -> list[list[str]]:
-        """Path and text of every record."""
-        host = self.get_option("host")
-        if host is None:
-            folder = os.path.join(os.path.dirname(os.path.abspath(source)), self.get_option("path"))
-            if not os.path.isdir(folder):
-                raise AnsibleParserError(f"{source}: {folder} is not a directory of cluster records. Set path or host.")
-            return self._run(source, ["python3", "-c", _READER, folder, _MARK])
-        # The far side's shell reads this line, so every word of it is quoted.
-        remote = ["python3", "-c", _READER, self.get_option("path"), _MARK]
+    def _read_record_files(self, source_path: str) -> list[list[str]]:
+        """Return the path and the text of every record."""
+        manager_host = self.get_option("host")
+        if manager_host is None:
+            records_directory = os.path.join(os.path.dirname(os.path.abspath(source_path)), self.get_option("path"))
+            if not os.path.isdir(records_directory):
+                raise AnsibleParserError(
+                    f"{source_path}: {records_directory} is not a directory of cluster records. Set path or host."
+                )
+            return self._run_reader(source_path, ["python3", "-c", _READER_PROGRAM, records_directory, _OUTPUT_MARK])
+        # A shell on the manager reads this line, so every argument is quoted.
+        remote_command = ["python3", "-c", _READER_PROGRAM, self.get_option("path"), _OUTPUT_MARK]
         if self.get_option("become"):
-            remote = ["sudo", "-n", *remote]
-        key, port = self.get_option("private_key_file") or "", self.get_option("port")
-        arguments = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.get_option('timeout')}"]
-        arguments += [*(["-p", str(port)] if port else []), *(["-i", key] if key else [])]
-        arguments += shlex.split(self.get_option("ssh_common_args"))
-        # By ssh itself, which knows jump hosts, agents, tokens and certificates as the runs that follow do.
-        return self._run(
-            source, ["ssh", *arguments, "--", host, shlex.join(remote)], Question(host, tuple(arguments), key)
+            remote_command = ["sudo", "-n", *remote_command]
+        key_path, ssh_port = self.get_option("private_key_file") or "", self.get_option("port")
+        ssh_arguments = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.get_option('timeout')}"]
+        ssh_arguments += [*(["-p", str(ssh_port)] if ssh_port else []), *(["-i", key_path] if key_path else [])]
+        ssh_arguments += shlex.split(self.get_option("ssh_common_args"))
+        # ssh supports jump hosts, agents, tokens and certificates in the same way as the runs that follow.
+        return self._run_reader(
+            source_path,
+            ["ssh", *ssh_arguments, "--", manager_host, shlex.join(remote_command)],
+            Question(manager_host, tuple(ssh_arguments), key_path),
         )
 
-    def _run(self, source: str, argv: list[str], question: Question | None = None) -> list[list[str]]:
-        """What the reader prints. ``question``: how the manager is reached, in case that it is silent."""
-        told = f"{source}: the records of {question.host if question else 'this machine'} cannot be read"
+    def _run_reader(
+        self, source_path: str, reader_command: list[str], question: Question | None = None
+    ) -> list[list[str]]:
+        """Return what the reader prints. ``question``: how the manager is reached, to explain a failure."""
+        failure_prefix = f"{source_path}: the records of {question.host if question else 'this machine'} cannot be read"
         try:
-            done = run(argv, timeout=self.get_option("timeout") + 10, check=False)
+            completed = run(reader_command, timeout=self.get_option("timeout") + 10, check=False)
         except CommandError as failure:
-            raise AnsibleParserError(f"{told}: {printable(str(failure))}") from failure
-        said = printable(done.stderr.strip()[-400:])
-        if question is not None and done.rc == _SSH_FAILED:
-            why = worded(why_silent(question))
-            for variable, option in _OPTIONS.items():
-                why = why.replace(variable, option)
-            raise AnsibleParserError(f"{told}: {why} ssh said: {said}")
-        if done.rc != 0:
-            raise AnsibleParserError(f"{told}: {said}. Check that the account can read the directory (become: true).")
-        printed = done.stdout.partition(_MARK)[2].partition("\n")[0]
-        try:
-            files: list[list[str]] = json.loads(printed)
-        except ValueError as failure:
-            begin = done.stdout.strip()[:400]
+            raise AnsibleParserError(f"{failure_prefix}: {printable(str(failure))}") from failure
+        stderr_tail = printable(completed.stderr.strip()[-400:])
+        if question is not None and completed.rc == _SSH_EXIT_STATUS:
+            explanation = format_error(explain_unreachable_host(question))
+            for variable_name, option_name in _OPTION_NAMES.items():
+                explanation = explanation.replace(variable_name, option_name)
+            raise AnsibleParserError(f"{failure_prefix}: {explanation} ssh said: {stderr_tail}")
+        if completed.rc != 0:
             raise AnsibleParserError(
-                f"{told}: its account runs another program than the reader, which printed {begin!r}. Check its shell."
+                f"{failure_prefix}: {stderr_tail}. Check that the account can read the directory (become: true)."
+            )
+        reader_output = completed.stdout.partition(_OUTPUT_MARK)[2].partition("\n")[0]
+        try:
+            record_files: list[list[str]] = json.loads(reader_output)
+        except ValueError as failure:
+            output_start = completed.stdout.strip()[:400]
+            raise AnsibleParserError(
+                f"{failure_prefix}: its account runs another program than the reader, which printed {output_start!r}. Check its shell."
             ) from failure
-        return files
+        return record_files
 
-    def _add(self, record: Record) -> None:
+    def _add_cluster(self, record: Record) -> None:
         for member in record["members"]:
             self._refuse_redefinition(record, member["machine"])
-        base = derive.group(record["name"])
-        for group in (base, f"{base}_members", f"{base}_manager"):
-            self.inventory.add_group(group)
-        for child in (f"{base}_members", f"{base}_manager"):
-            self.inventory.add_child(base, child)
-        shared = {
+        cluster_group = derive.inventory_group(record["name"])
+        for group_name in (cluster_group, f"{cluster_group}_members", f"{cluster_group}_manager"):
+            self.inventory.add_group(group_name)
+        for child_group in (f"{cluster_group}_members", f"{cluster_group}_manager"):
+            self.inventory.add_child(cluster_group, child_group)
+        group_variables = {
             "cluster_name": record["name"],
             "cluster_subnet": record["subnet"],
             "cluster_generation": record["generation"],
             "cluster_manager": record["manager"],
         }
-        for name, value in shared.items():
-            self.inventory.set_variable(base, name, _plain(value))
-        for machine, view in derive.member_views(record).items():
-            self.inventory.add_host(machine, group=f"{base}_members")
-            if view["manager"]:
-                self.inventory.add_host(machine, group=f"{base}_manager")
-            self._describe(record, machine, view)
+        for variable_name, value in group_variables.items():
+            self.inventory.set_variable(cluster_group, variable_name, _unmark(value))
+        for machine, member_view in derive.member_views(record).items():
+            self.inventory.add_host(machine, group=f"{cluster_group}_members")
+            if member_view["manager"]:
+                self.inventory.add_host(machine, group=f"{cluster_group}_manager")
+            self._set_host_variables(record, machine, member_view)
 
     def _refuse_redefinition(self, record: Record, machine: str) -> None:
-        """A record gives hosts an address. What means something else to other sources must not get one."""
-        known = self.inventory.hosts.get(machine)
+        """Refuse a member that is something else in another source, since a record gives its members an address."""
+        existing_host = self.inventory.hosts.get(machine)
         if machine in self.inventory.groups:
-            what = "is a group"
-        elif known is not None and self._connection(known) in ("local", "ansible.builtin.local"):
-            what = "is the machine that runs Ansible"
+            conflict = "is a group"
+        elif existing_host is not None and self._connection_name(existing_host) in ("local", "ansible.builtin.local"):
+            conflict = "is the machine that runs Ansible"
         else:
             return
         raise AnsibleParserError(
-            f"The record of cluster '{record['name']}' has a member {machine}, which {what} in another source of the "
+            f"The record of cluster '{record['name']}' has a member {machine}, which {conflict} in another source of the "
             "inventory. Rename one of them, or omit one source."
         )
 
     @staticmethod
-    def _connection(host: Host) -> str:
+    def _connection_name(host: Host) -> str:
         return str({**get_group_vars(host.get_groups()), **host.vars}.get("ansible_connection", ""))
 
-    def _describe(self, record: Record, machine: str, view: derive.MemberView) -> None:
-        member = derive.member_of(record, machine)
-        variables: dict[str, Any] = {
-            "cluster_rank": view["rank"],
-            "cluster_address": view["address"],
-            "cluster_interface": view["interface"],
-            "cluster_gpus": view["gpus"],
-            "cluster_is_manager": view["manager"],
-            "cluster_site": view["site"],
-            "cluster_endpoint": view["endpoint"] or "",
+    def _set_host_variables(self, record: Record, machine: str, member_view: derive.MemberView) -> None:
+        member = derive.find_member(record, machine)
+        member_variables: dict[str, Any] = {
+            "cluster_rank": member_view["rank"],
+            "cluster_address": member_view["address"],
+            "cluster_interface": member_view["interface"],
+            "cluster_gpus": member_view["gpus"],
+            "cluster_is_manager": member_view["manager"],
+            "cluster_site": member_view["site"],
+            "cluster_endpoint": member_view["endpoint"] or "",
         }
-        reach = {"own": member["address"], "cluster": view["address"]}.get(self.get_option("address"))
-        if reach is not None:
-            variables["ansible_host"] = reach
-        known = self.inventory.get_host(machine)
-        clusters = {**known.vars.get("clusters", {}), record["name"]: dict(view)}
-        for name, value in {**variables, "clusters": clusters}.items():
-            self.inventory.set_variable(machine, name, _plain(value))
+        host_address = {"own": member["address"], "cluster": member_view["address"]}.get(self.get_option("address"))
+        if host_address is not None:
+            member_variables["ansible_host"] = host_address
+        inventory_host = self.inventory.get_host(machine)
+        clusters = {**inventory_host.vars.get("clusters", {}), record["name"]: dict(member_view)}
+        for variable_name, value in {**member_variables, "clusters": clusters}.items():
+            self.inventory.set_variable(machine, variable_name, _unmark(value))
         strict = self.get_option("strict")
-        merged = {**known.get_vars(), "cluster_name": record["name"]}
-        self._set_composite_vars(self.get_option("compose"), merged, machine, strict=strict)
-        self._add_host_to_composed_groups(self.get_option("groups"), merged, machine, strict=strict)
-        self._add_host_to_keyed_groups(self.get_option("keyed_groups"), merged, machine, strict=strict)
+        composed_variables = {**inventory_host.get_vars(), "cluster_name": record["name"]}
+        self._set_composite_vars(self.get_option("compose"), composed_variables, machine, strict=strict)
+        self._add_host_to_composed_groups(self.get_option("groups"), composed_variables, machine, strict=strict)
+        self._add_host_to_keyed_groups(self.get_option("keyed_groups"), composed_variables, machine, strict=strict)
 
 
-def _plain(value: Any) -> Any:
-    """A value whose texts `ansible-inventory` prints as texts, and not as marked unsafe: AWX would take the mark for the
-    value. A text that could be a template keeps the mark."""
+def _unmark(value: Any) -> Any:
+    """Remove the unsafe mark, which `ansible-inventory` prints, from the texts in a value.
+
+    AWX would treat the mark as the value. A text that could be a template keeps the mark.
+    """
     if isinstance(value, dict):
-        return {_plain(key): _plain(one) for key, one in value.items()}
+        return {_unmark(key): _unmark(element) for key, element in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_unmark(element) for element in value]
     return trust_as_template(value) if isinstance(value, str) and "{" not in value else value
 
 
-def _refuse_one_group(records: Sequence[Record]) -> None:
-    """Refuse names that are the same group: the members of both would be in it."""
-    known: dict[str, str] = {}
+def _refuse_shared_group(records: Sequence[Record]) -> None:
+    """Refuse names with the same group, which would have the members of both clusters."""
+    names_by_group: dict[str, str] = {}
     for record in records:
-        name = known.setdefault(derive.group(record["name"]), record["name"])
+        name = names_by_group.setdefault(derive.inventory_group(record["name"]), record["name"])
         if name != record["name"]:
             raise AnsibleParserError(
-                f"The clusters '{name}' and '{record['name']}' would both be the group {derive.group(name)}. Set names "
+                f"The clusters '{name}' and '{record['name']}' would both be the group {derive.inventory_group(name)}. Set names "
                 "to the one that you want."
             )
 
 
-def _parsed(path: str, text: str) -> Record:
+def _parse_record(record_path: str, record_text: str) -> Record:
     try:
-        return model.parse(json.loads(text))
+        return model.parse(json.loads(record_text))
     except (GpumeshError, ValueError) as damage:
-        raise AnsibleParserError(f"The cluster record {path} is invalid: {damage}.") from damage
+        raise AnsibleParserError(f"The cluster record {record_path} is invalid: {damage}.") from damage

@@ -246,20 +246,30 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, derive, interface, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
+    apply,
+    derive,
+    interface,
+    model,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
 
 
-def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
+def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:
     """Carry out one request."""
-    store = interface.store_of(params, params["name"])
-    actor = interface.actor(params)
-    known = params["known"]
+    record_store = interface.open_store(params, params["name"])
+    actor = interface.actor_name(params)
+    known_digests = params["known"]
     if params["state"] == "replica":
-        applied = apply.replica(store, params["record"], params["force"], actor, check_mode, params["machine"])
-        known = [derive.digest(applied.after)] if applied.after else []
+        applied_change = apply.replace_copy(
+            record_store, params["record"], params["force"], actor, check_mode, params["machine"]
+        )
+        known_digests = [derive.record_digest(applied_change.after)] if applied_change.after else []
     elif params["state"] == "absent":
-        applied = apply.cluster_absent(store, params["record"], params["force"], actor, check_mode)
+        applied_change = apply.cluster_absent(record_store, params["record"], params["force"], actor, check_mode)
     else:
         request = apply.ClusterRequest(
             subnet=params["subnet"],
@@ -272,12 +282,12 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
             members=params["members"] or [],
             joining=params["joining"],
         )
-        applied = apply.cluster_present(store, request, actor, check_mode)
-    return interface.outcome(applied, store, known)
+        applied_change = apply.cluster_present(record_store, request, actor, check_mode)
+    return interface.build_result(applied_change, record_store, known_digests)
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
@@ -320,7 +330,7 @@ def main() -> None:
         required_if=[("state", "replica", ("record",))],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
+    exit_with(module, lambda: work(module.params, module.check_mode), echo_arguments=False)
 
 
 if __name__ == "__main__":

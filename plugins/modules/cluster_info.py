@@ -153,57 +153,69 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.dpkg import unfinished
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.facts import gather
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.hostname import resolve
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, interface
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import scan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
+    scan_directory,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import find_leftovers
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
+    all_printable,
+    printable,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.facts import gather_facts
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.hostname import resolve_hostname
 
 
-def work(params: Dict[str, Any]) -> Outcome:
-    """Read what there is."""
-    found = scan(params["path"], params["cluster"])
+def work(params: Dict[str, Any]) -> ModuleResult:
+    """Read the records of the host."""
+    scan_result = scan_directory(params["path"], params["cluster"])
     if params["generation"] is not None:
-        derive.refuse_newer([stored.record for stored in found.records], params["generation"])
-        return Outcome(changed=False, values={})
-    left = unfinished(Tree())
-    return Outcome(
+        derive.refuse_newer_generation([stored.record for stored in scan_result.records], params["generation"])
+        return ModuleResult(changed=False, return_values={})
+    unfinished_packages = find_leftovers(Tree())
+    return ModuleResult(
         changed=False,
-        values={
-            "clusters": [_shown(stored.record, params["whole"], params["known"]) for stored in found.records],
-            "damaged": [damage._asdict() for damage in found.damaged],
+        return_values={
+            "clusters": [
+                _report_record(stored.record, params["whole"], params["known"]) for stored in scan_result.records
+            ],
+            "damaged": [damaged_file._asdict() for damaged_file in scan_result.damaged_records],
             "tun": os.path.exists("/dev/net/tun"),
-            # Not for each of a thousand hosts: an empty list.
-            **({"unfinished": left} if left else {}),
-            **(_interfaces() if params["interfaces"] else {}),
+            # The key is left out if it is empty, which saves a thousand hosts from returning it.
+            **({"unfinished": unfinished_packages} if unfinished_packages else {}),
+            **(_gather_interfaces() if params["interfaces"] else {}),
         },
     )
 
 
-def _interfaces() -> Mapping[str, Any]:
+def _gather_interfaces() -> Mapping[str, Any]:
     try:
-        return {**gather(run, Tree(), socket.gethostname(), resolve)}
+        return {**gather_facts(run, Tree(), socket.gethostname(), resolve_hostname)}
     except GpumeshError as error:
-        return {"msg": printable(str(error)), "error": all_printable(error.as_result())}
+        return {"msg": printable(str(error)), "error": all_printable(error.to_result())}
 
 
-def _shown(record: Record, whole: Optional[Sequence[str]], known: Sequence[str]) -> Mapping[str, Any]:
-    if whole is None and not known:
+def _report_record(
+    record: Record, full_clusters: Optional[Sequence[str]], known_digests: Sequence[str]
+) -> Mapping[str, Any]:
+    if full_clusters is None and not known_digests:
         return record
-    digest = derive.digest(record)
-    if digest not in known and (whole is None or record["name"] in whole):
+    digest = derive.record_digest(record)
+    if digest not in known_digests and (full_clusters is None or record["name"] in full_clusters):
         return record
     return {"name": record["name"], "generation": record["generation"], "digest": digest}
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "cluster": {"type": "str"},
@@ -216,7 +228,7 @@ def main() -> None:
         required_by={"generation": "cluster"},
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params), echo=False)
+    exit_with(module, lambda: work(module.params), echo_arguments=False)
 
 
 if __name__ == "__main__":

@@ -129,26 +129,29 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply, interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
 
 
-def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
+def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:
     """Carry out one request."""
-    store = interface.store_of(params, params["cluster"])
-    actor = interface.actor(params)
+    record_store = interface.open_store(params, params["cluster"])
+    actor = interface.actor_name(params)
     members = list(params["members"] or [])
     if params["machine"] is not None:
         members.append({"machine": params["machine"]})
     if params["state"] == "present":
-        applied = apply.members_present(
-            store, members, params["new_manager"], actor, check_mode, params["joining"], params["older_version"]
+        applied_change = apply.members_present(
+            record_store, members, params["new_manager"], actor, check_mode, params["joining"], params["older_version"]
         )
     else:
-        machines = [member["machine"] for member in members]
-        applied = apply.members_absent(
-            store,
-            machines,
+        leaving_machines = [member["machine"] for member in members]
+        applied_change = apply.members_absent(
+            record_store,
+            leaving_machines,
             params["new_manager"],
             params["force"],
             params["untrusted"],
@@ -156,11 +159,11 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
             check_mode,
             params["older_version"],
         )
-    return interface.outcome(applied, store, params["known"])
+    return interface.build_result(applied_change, record_store, params["known"])
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "cluster": {"type": "str", "required": True},
@@ -177,7 +180,7 @@ def main() -> None:
         mutually_exclusive=[("members", "machine")],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
+    exit_with(module, lambda: work(module.params, module.check_mode), echo_arguments=False)
 
 
 if __name__ == "__main__":

@@ -282,55 +282,59 @@ error:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.account import NOBODY
-from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.launch import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.launch import (
+    CollectiveRequest,
     Measurement,
-    Request,
-    as_result,
-    busy,
-    check,
-    find_culprit,
-    measure,
-    place,
+    bisect_nodes,
+    build_result,
+    check_request,
+    choose_partition,
+    find_busy_nodes,
+    run_and_judge,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.parse import (
-    empty,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import (
+    make_empty_output,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresholds import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import (
     LARGE_BYTES,
-    Own,
+    CustomThreshold,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import (
-    Outcome,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import NOBODY
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
     exit_with,
 )
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Run, judge, and find the culprit of what is slow."""
-    given = module.params
-    options = {name: value for name, value in given.items() if name in Request._fields}
-    options.update(
-        max_bytes=given["max_bytes"] or (8 * LARGE_BYTES if given["path"] else 1 << 26),
-        timeout_s=given["timeout"],
-        thresholds=[Own(**entry) for entry in given["thresholds"]],
+def work(module: AnsibleModule) -> ModuleResult:
+    """Run and judge the collective, and find the culprit if it is slow."""
+    params = module.params
+    request_options = {
+        option_name: value for option_name, value in params.items() if option_name in CollectiveRequest._fields
+    }
+    request_options.update(
+        max_bytes=params["max_bytes"] or (8 * LARGE_BYTES if params["path"] else 1 << 26),
+        timeout_s=params["timeout"],
+        thresholds=[CustomThreshold(**entry) for entry in params["thresholds"]],
     )
-    request = Request(**options)
-    check(request)
+    request = CollectiveRequest(**request_options)
+    check_request(request)
     if module.check_mode:
-        return Outcome(False, {**as_result(request, Measurement(empty(), None, None), None), "status": "skipped"})
-    request, scattered = place(request, run)
-    obstacle = scattered or busy(request, run)
-    made = Measurement(empty(), obstacle, None) if obstacle else measure(request, run)
+        return ModuleResult(
+            False, {**build_result(request, Measurement(make_empty_output(), None, None), None), "status": "skipped"}
+        )
+    request, placement_problem = choose_partition(request, run)
+    obstacle = placement_problem or find_busy_nodes(request, run)
+    measurement = Measurement(make_empty_output(), obstacle, None) if obstacle else run_and_judge(request, run)
     culprit = None
-    if given["bisect"] and made.problem is not None and made.problem.kind == "slow":
-        culprit = find_culprit(request, made, run)
-    return Outcome(False, as_result(request, made, culprit))
+    if params["bisect"] and measurement.problem is not None and measurement.problem.kind == "slow":
+        culprit = bisect_nodes(request, measurement, run)
+    return ModuleResult(False, build_result(request, measurement, culprit))
 
 
 def main() -> None:
-    """The module's entry."""
+    """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},

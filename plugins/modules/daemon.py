@@ -118,26 +118,35 @@ restarted:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import service
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
-_PLACES = daemon.Places()
+_DEFAULT_PATHS = service.ServicePaths()
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    wanted = daemon.Daemon(**{name: given[name] for name in daemon.Daemon._fields})
-    places = daemon.Places(given["unit_folder"], given["supervisor_config"], given["supervisor_programs"])
-    manager = daemon.service_manager(Tree())
-    if daemon.supervisord_missing(manager):
-        return Outcome(False, {"service_manager": manager, "missing": wanted.state != "absent", "restarted": False})
-    ready = daemon.Ready(given["ready_path"], given["ready_address"], given["ready_port"])
-    plan = daemon.bring_about(run, manager, wanted, places, ready, given["ready_timeout"], module.check_mode)
-    values = {"service_manager": manager, "missing": False, "restarted": plan.restarts}
-    return Outcome(plan.changed, values, plan.before, plan.after, plan.path)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Bring the daemon into the desired state."""
+    params = module.params
+    desired_daemon = service.Daemon(**{field_name: params[field_name] for field_name in service.Daemon._fields})
+    service_paths = service.ServicePaths(
+        params["unit_folder"], params["supervisor_config"], params["supervisor_programs"]
+    )
+    service_manager = service.service_manager(Tree())
+    if service.supervisord_missing(service_manager):
+        return ModuleResult(
+            False, {"service_manager": service_manager, "missing": desired_daemon.state != "absent", "restarted": False}
+        )
+    readiness = service.ReadyCondition(params["ready_path"], params["ready_address"], params["ready_port"])
+    daemon_plan = service.ensure_daemon(
+        run, service_manager, desired_daemon, service_paths, readiness, params["ready_timeout"], module.check_mode
+    )
+    values = {"service_manager": service_manager, "missing": False, "restarted": daemon_plan.restarts_daemon}
+    return ModuleResult(daemon_plan.changed, values, daemon_plan.before, daemon_plan.after, daemon_plan.settings_path)
 
 
 def main() -> None:
@@ -157,9 +166,9 @@ def main() -> None:
             "ready_address": {"type": "str"},
             "ready_port": {"type": "int"},
             "ready_timeout": {"type": "int", "default": 120},
-            "unit_folder": {"type": "path", "default": _PLACES.units},
-            "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
-            "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
+            "unit_folder": {"type": "path", "default": _DEFAULT_PATHS.unit_directory},
+            "supervisor_config": {"type": "path", "default": _DEFAULT_PATHS.supervisor_config},
+            "supervisor_programs": {"type": "path", "default": _DEFAULT_PATHS.supervisor_programs},
         },
         required_together=[("ready_address", "ready_port")],
         supports_check_mode=True,

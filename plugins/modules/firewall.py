@@ -139,62 +139,78 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
-    TABLE,
-    ephemeral_range,
-    make_desired,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, admitted, present
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import (
+    TABLE_NAME,
+    parse_desired_firewall,
+    parse_ephemeral_range,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import (
+    read_ssh_access,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.table import (
+    FirewallHost,
+    admit_addresses,
+    ensure_absent,
+    ensure_present,
+)
 
-_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+_PORT_RANGE_PATH = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    cluster = given["cluster"]
-    host = Host(run, module.check_mode)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Write or remove the rules of the cluster."""
+    params = module.params
+    cluster = params["cluster"]
+    firewall_host = FirewallHost(run, module.check_mode)
     if not runs_systemd():
-        host = host._replace(units="")
-    if given["state"] == "absent":
-        result = absent(host, cluster)
-    elif given["state"] == "admitted":
-        result = admitted(host, given["members"], given["seconds"])
+        firewall_host = firewall_host._replace(unit_directory="")
+    if params["state"] == "absent":
+        result = ensure_absent(firewall_host, cluster)
+    elif params["state"] == "admitted":
+        result = admit_addresses(firewall_host, params["members"], params["seconds"])
     else:
-        ephemeral = [ephemeral_range(read_text(_RANGE) or "")] if given["ephemeral"] else []
-        ports = {name: [*given[name], *ephemeral] for name in ("tcp_ports", "udp_ports")}
-        desired = make_desired(cluster, {**given, **ports}, reached("/proc", os.getpid()))
-        result = present(host, cluster, desired)
-    values = {"tools": result.tools, "table": TABLE}
-    return Outcome(result.changed, values, result.before, result.after, f"{TABLE}: {cluster}")
+        ephemeral_ports = [parse_ephemeral_range(read_text(_PORT_RANGE_PATH) or "")] if params["ephemeral"] else []
+        ports_by_option = {
+            option_name: [*params[option_name], *ephemeral_ports] for option_name in ("tcp_ports", "udp_ports")
+        }
+        desired_rules = parse_desired_firewall(
+            cluster, {**params, **ports_by_option}, read_ssh_access("/proc", os.getpid())
+        )
+        result = ensure_present(firewall_host, cluster, desired_rules)
+    values = {"tools": result.nft_installed, "table": TABLE_NAME}
+    return ModuleResult(result.changed, values, result.before, result.after, f"{TABLE_NAME}: {cluster}")
 
 
 def main() -> None:
     """The module's entry point."""
-    texts = {"type": "list", "elements": "str", "default": []}
+    strings_option = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
             "cluster": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent", "admitted"], "default": "present"},
-            "members": texts,
+            "members": strings_option,
             "seconds": {"type": "int", "default": 900},
-            "mesh_members": texts,
+            "mesh_members": strings_option,
             "mesh_interface": {"type": "str"},
-            "trusted": texts,
-            "tcp_ports": texts,
-            "udp_ports": texts,
+            "trusted": strings_option,
+            "tcp_ports": strings_option,
+            "udp_ports": strings_option,
             "ephemeral": {"type": "bool", "default": True},
-            "open_udp_ports": texts,
+            "open_udp_ports": strings_option,
             "ssh_port": {"type": "int", "default": 22},
-            "ssh_from": texts,
+            "ssh_from": strings_option,
         },
         required_one_of=[("cluster", "record")],
         supports_check_mode=True,

@@ -73,26 +73,29 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import holders
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import volume_users
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
 
-_PROC = "/proc"
+_PROC_ROOT = "/proc"
 
 
-def work(params: Dict[str, Any]) -> Outcome:
-    """Look."""
-    with open(f"{_PROC}/self/mounts", encoding="utf-8", errors="replace") as stream:
-        points = holders.mounted(stream.read(), params["mount_points"])
-    users = holders.volume_users(_PROC, points)
-    logins = holders.logins(_PROC, params["addresses"])
-    words = [f"{user.command} of {user.user} (process {user.pid}) uses {user.mount_point}" for user in users]
-    words += [f"{login.user} is logged in from {login.address} ({login.terminal})" for login in logins]
-    return Outcome(
+def work(params: Dict[str, Any]) -> ModuleResult:
+    """Find the processes that use the volumes, and the logins from the given addresses."""
+    with open(f"{_PROC_ROOT}/self/mounts", encoding="utf-8", errors="replace") as stream:
+        mount_points = volume_users.select_mounted(stream.read(), params["mount_points"])
+    users = volume_users.find_volume_users(_PROC_ROOT, mount_points)
+    login_sessions = volume_users.find_logins(_PROC_ROOT, params["addresses"])
+    descriptions = [f"{user.command} of {user.user} (process {user.pid}) uses {user.mount_point}" for user in users]
+    descriptions += [f"{login.user} is logged in from {login.address} ({login.terminal})" for login in login_sessions]
+    return ModuleResult(
         False,
         {
-            "holders": words,
+            "holders": descriptions,
             "volume_users": [user._asdict() for user in users],
-            "logins": [login._asdict() for login in logins],
+            "logins": [login._asdict() for login in login_sessions],
         },
     )
 

@@ -67,29 +67,34 @@ from typing import List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import owners
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import configure
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import claims
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import configure
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    cluster = owners.Owner(given["cluster"], given["cluster_id"])
-    note = owners.look(given["path"], cluster, None if given["state"] == "absent" else given["things"])
+def work(module: AnsibleModule) -> ModuleResult:
+    """Read the claims of the clusters on this host, and write or remove those of this cluster."""
+    params = module.params
+    cluster_owner = claims.Owner(params["cluster"], params["cluster_id"])
+    claim = claims.plan_claims(params["path"], cluster_owner, None if params["state"] == "absent" else params["things"])
     if not module.check_mode:
-        owners.write(note)
-    values = {"member": note.member, "others": others_of(note)}
-    return Outcome(note.changed, values, note.before or "", note.after or "", note.path)
+        claims.write_claims(claim)
+    values = {"member": claim.is_member, "others": list_other_claims(claim)}
+    return ModuleResult(claim.changed, values, claim.before or "", claim.after or "", claim.path)
 
 
-def others_of(note: owners.Note) -> List[str]:
-    """What is not this cluster's here. A Slurm that somebody else has set up has no owner in the file, and must not be
-    removed with a cluster of ours."""
-    theirs = ["munge", "slurm"] if configure.foreign(configure.FOLDER, Tree()) else []
-    return sorted({*note.others, *theirs})
+def list_other_claims(claim: claims.ClaimsPlan) -> List[str]:
+    """Return what belongs to others on this host.
+
+    A Slurm that somebody else has set up has no owner in the file, and must not be removed with a cluster of ours.
+    """
+    foreign_services = ["munge", "slurm"] if configure.find_foreign_config(configure.CONFIG_DIRECTORY, Tree()) else []
+    return sorted({*claim.foreign_claims, *foreign_services})
 
 
 def main() -> None:
@@ -98,7 +103,7 @@ def main() -> None:
         argument_spec={
             "cluster": {"type": "str", "required": True},
             "cluster_id": {"type": "str", "required": True},
-            "things": {"type": "list", "elements": "str", "choices": list(owners.THINGS), "default": []},
+            "things": {"type": "list", "elements": "str", "choices": list(claims.CLAIMABLE_LAYERS), "default": []},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             **interface.STORE_OPTIONS,
         },

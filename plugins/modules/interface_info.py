@@ -241,18 +241,25 @@ import socket
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.facts import gather
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.hostname import resolve
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.facts import gather_facts
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.hostname import resolve_hostname
 
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
     hostname = socket.gethostname()
-    exit_with(module, lambda: Outcome(False, {**gather(run, Tree(), hostname, resolve)}), host=hostname)
+    exit_with(
+        module,
+        lambda: ModuleResult(False, {**gather_facts(run, Tree(), hostname, resolve_hostname)}),
+        host_name=hostname,
+    )
 
 
 if __name__ == "__main__":

@@ -51,24 +51,29 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.privileges import reason
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.privileges import (
+    explain_root_access,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Look at the account."""
+def work(module: AnsibleModule) -> ModuleResult:
+    """Refuse an account that can become root."""
     user, option = module.params["user"], module.params["option"]
-    why = reason(run, find, user)
-    if why:
-        name = f"The account {user}" if user else "The account as which Ansible connects"
+    root_reason = explain_root_access(run, find_program, user)
+    if root_reason:
+        account_name = f"The account {user}" if user else "The account as which Ansible connects"
         raise HostStateError(
-            f"{name} can become root on {os.uname().nodename}: {why}. Commands of users do not run as such an account.",
+            f"{account_name} can become root on {os.uname().nodename}: {root_reason}. Commands of users do not run as such an account.",
             f"Choose an account that cannot. Or set {option}: true in the inventory, not as an extra variable, if whoever "
             "may start this playbook may be root.",
         )
-    return Outcome(False, {"user": user})
+    return ModuleResult(False, {"user": user})
 
 
 def main() -> None:

@@ -90,51 +90,60 @@ limited:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files, folder, host
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import (
+    files,
+    folder,
+    host,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Look, refuse what cannot work, then write the files and mount the folder."""
-    given, check_mode = module.params, module.check_mode
-    if given["state"] == "absent":
-        limited = folder.see_to(run, present=False, check_mode=check_mode)
-        steps = host_files.see_to(files.entries_gone(given["cluster"]), check_mode)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Inspect the host, refuse unusable settings, then write the files and mount the directory."""
+    params, check_mode = module.params, module.check_mode
+    if params["state"] == "absent":
+        directory_result = folder.ensure_jobs_mount(run, present=False, check_mode=check_mode)
+        file_steps = managed_files.ensure_files(files.removal_entries(params["cluster"]), check_mode)
     else:
-        found = host.look(run, Tree())
-        host.refuse_ports(given["settings"], found.local_ports)
-        steps = host_files.see_to(files.entries(given, found), check_mode)
-        limited = folder.see_to(run, present=True, check_mode=check_mode)
-    if limited.trouble:
-        module.warn(limited.trouble)
-    before, after = host_files.as_diff(steps)
-    if limited.changed:
-        before, after = before + limited.before, after + limited.after
-    return Outcome(
-        bool(steps) or limited.changed,
+        host_state = host.read_job_host(run, Tree())
+        host.refuse_ephemeral_ports(params["settings"], host_state.local_ports)
+        file_steps = managed_files.ensure_files(files.desired_entries(params, host_state), check_mode)
+        directory_result = folder.ensure_jobs_mount(run, present=True, check_mode=check_mode)
+    if directory_result.failure_reason:
+        module.warn(directory_result.failure_reason)
+    diff_before, diff_after = managed_files.format_diff(file_steps)
+    if directory_result.changed:
+        diff_before, diff_after = diff_before + directory_result.before, diff_after + directory_result.after
+    return ModuleResult(
+        bool(file_steps) or directory_result.changed,
         {
-            "paths": [step.path for step in steps],
-            "limited": given["state"] == "present" and not limited.trouble,
+            "paths": [step.path for step in file_steps],
+            "limited": params["state"] == "present" and not directory_result.failure_reason,
         },
-        before,
-        after,
+        diff_before,
+        diff_after,
     )
 
 
 def main() -> None:
     """The module's entry point."""
-    texts = {"type": "list", "elements": "str", "default": []}
+    strings_option = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "port_range": {"type": "list", "elements": "int", "default": [15000, 24999]},
-            "dialects": texts,
+            "dialects": strings_option,
             "variables": {"type": "dict", "default": {}},
             "rdma": {"type": "bool", "default": True},
             "logins": {"type": "bool", "default": True},
@@ -145,7 +154,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), host=module.params["machine"])
+    exit_with(module, lambda: work(module), host_name=module.params["machine"])
 
 
 if __name__ == "__main__":

@@ -116,30 +116,48 @@ cmd:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.account import NOBODY
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import launch
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import NOBODY
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import launch
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Launch where there is room."""
-    given = module.params
-    request = launch.Request(given["nodes"], given["user"], given["timeout"], silent=given["silent"])
+def work(module: AnsibleModule) -> ModuleResult:
+    """Launch a task on each node with free resources."""
+    params = module.params
+    launch_request = launch.LaunchRequest(
+        params["nodes"], params["user"], params["timeout"], unreachable_nodes=params["silent"]
+    )
     values = {"launched": [], "held": {}, "barred": {}, "away": [], "attempts": 0}
     values.update(rc=0, stdout="", stderr="", cmd=[])
     if module.check_mode:
-        return Outcome(False, values)
-    found, done, away, attempts = launch.prove(run, request)
-    values.update(held=found.held, barred=found.barred, launched=found.nodes, away=away, attempts=attempts)
-    if attempts:
-        jobs = launch.jobs(request, found.nodes, found.partitions)
-        values.update(rc=done.rc, stdout=done.stdout, stderr=done.stderr, cmd=launch.words_of_all(jobs))
-    return Outcome(False, values)
+        return ModuleResult(False, values)
+    node_placement, completed, lost_nodes, attempt_count = launch.prove_launch(run, launch_request)
+    values.update(
+        held=node_placement.blocking_jobs,
+        barred=node_placement.unavailable_nodes,
+        launched=node_placement.nodes,
+        away=lost_nodes,
+        attempts=attempt_count,
+    )
+    if attempt_count:
+        launched_jobs = launch.split_by_partition(
+            launch_request, node_placement.nodes, node_placement.partition_by_node
+        )
+        values.update(
+            rc=completed.rc,
+            stdout=completed.stdout,
+            stderr=completed.stderr,
+            cmd=launch.chained_arguments(launched_jobs),
+        )
+    return ModuleResult(False, values)
 
 
 def main() -> None:
-    """The module's entry."""
+    """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
             "nodes": {"type": "list", "elements": "str", "required": True},

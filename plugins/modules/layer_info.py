@@ -76,35 +76,37 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import layers
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift, munge
 
 _MUNGE_KEY = "/etc/munge/munge.key"
 
 
-def work(params: Dict[str, Any]) -> Outcome:
-    """Compare."""
-    key = munge.read_state(_MUNGE_KEY).key
-    return Outcome(
+def work(params: Dict[str, Any]) -> ModuleResult:
+    """Compare the layers with the state of the host."""
+    munge_key = munge.read_key_file(_MUNGE_KEY).key
+    return ModuleResult(
         False,
         {
             "drift": {
-                **layers.compare_modules(run, params["modules"]),
-                **layers.compare(run, params["files"], params["services"]),
+                **drift.compare_modules(run, params["modules"]),
+                **drift.compare_layers(run, params["files"], params["services"]),
             },
-            "munge_key": munge.fingerprint(key) if key else "",
+            "munge_key": munge.key_fingerprint(munge_key) if munge_key else "",
         },
     )
 
 
 def main() -> None:
     """The module's entry point."""
-    name = {"type": "str", "required": True}
+    required_text = {"type": "str", "required": True}
     file_options = {
-        "layer": name,
-        "path": name,
+        "layer": required_text,
+        "path": required_text,
         "contains": {"type": "str"},
     }
     module = AnsibleModule(
@@ -117,8 +119,8 @@ def main() -> None:
                 "elements": "dict",
                 "default": [],
                 "options": {
-                    "layer": name,
-                    "unit": name,
+                    "layer": required_text,
+                    "unit": required_text,
                     "reads": {"type": "list", "elements": "str", "default": []},
                 },
             },

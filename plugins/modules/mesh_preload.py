@@ -84,22 +84,29 @@ missing:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preload
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import preload
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    places = preload.Places()
-    library = preload.library_of(module.params) if module.params["state"] == "present" else None
-    plan = preload.make_plan(library, places)
-    missing = preload.missing(plan)
-    if not module.check_mode and not missing:
-        preload.apply(run, library, places, plan)
-    values = {"library": plan.path or "", "missing": missing}
-    return Outcome(plan.changed, values, plan.before, plan.after, places.preload)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Build and install the library, or remove it."""
+    preload_paths = preload.PreloadPaths()
+    desired_library = preload.make_library(module.params) if module.params["state"] == "present" else None
+    preload_plan = preload.plan_preload(desired_library, preload_paths)
+    missing_programs = preload.missing_packages(preload_plan)
+    if not module.check_mode and not missing_programs:
+        preload.apply_plan(run, desired_library, preload_paths, preload_plan)
+    values = {"library": preload_plan.library_path or "", "missing": missing_programs}
+    return ModuleResult(
+        preload_plan.changed, values, preload_plan.list_before, preload_plan.list_after, preload_paths.preload_list
+    )
 
 
 def main() -> None:
@@ -120,7 +127,7 @@ def main() -> None:
         required_if=[("state", "present", ("source", "address", "subnet", "interface"))],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), echo=False)
+    exit_with(module, lambda: work(module), echo_arguments=False)
 
 
 if __name__ == "__main__":

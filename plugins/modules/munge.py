@@ -172,156 +172,183 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, owners
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import (
-    DEFAULT_FOLDER,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import claims
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DEFAULT_DIRECTORY,
     DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import configure, munge
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import service
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import munge
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import configure
 
-_PLACES = daemon.Places()
-_PATIENCE = 120.0
+_DEFAULT_PATHS = service.ServicePaths()
+_START_TIMEOUT = 120.0
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    if given["state"] == "absent":
-        return _leave(module)
-    # Before anything changes: another cluster may have its key here, and with a clock that is apart none would do.
-    owner = owners.Owner(given["cluster"], given["cluster_id"])
-    note = owners.look(given["folder"], owner, owners.THINGS)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Write the key, run munged, and sign or verify a credential; or remove all of this."""
+    params = module.params
+    if params["state"] == "absent":
+        return _remove_munge(module)
+    # These checks come first: another cluster may have its key here, and no key works with a wrong clock.
+    cluster_owner = claims.Owner(params["cluster"], params["cluster_id"])
+    claim = claims.plan_claims(params["folder"], cluster_owner, claims.CLAIMABLE_LAYERS)
     values: Dict[str, Any] = {"fingerprint": "", "restarted": False}
-    if given["asked_at"] is not None:
-        values["ahead"] = time.time() - given["asked_at"]
-        if given["manager_ahead"] is not None:
-            refuse_clock(values["ahead"] - given["manager_ahead"], given["max_clock_skew"], given["manager_name"])
-    manager = daemon.service_manager(Tree())
-    missing = [] if find("munged") else ["munge"]
-    if given["start"] and daemon.supervisord_missing(manager):
-        missing.append("supervisor")
-    values["missing"] = missing
-    if missing:
-        if given["sign"]:
+    if params["asked_at"] is not None:
+        values["ahead"] = time.time() - params["asked_at"]
+        if params["manager_ahead"] is not None:
+            refuse_clock(values["ahead"] - params["manager_ahead"], params["max_clock_skew"], params["manager_name"])
+    service_manager = service.service_manager(Tree())
+    missing_packages = [] if find_program("munged") else ["munge"]
+    if params["start"] and service.supervisord_missing(service_manager):
+        missing_packages.append("supervisor")
+    values["missing"] = missing_packages
+    if missing_packages:
+        if params["sign"]:
             values.update(content="", credential="", reason="munge is not installed")
-        return Outcome(module.check_mode, values, "", "".join(f"package {name}\n" for name in missing))
+        return ModuleResult(
+            module.check_mode, values, "", "".join(f"package {package_name}\n" for package_name in missing_packages)
+        )
 
-    refuse_to_replace(given, not note.changed)
+    refuse_to_replace(params, not claim.changed)
     if not module.check_mode:
-        owners.write(note)
-    key, rewritten = _write(module)
-    values["fingerprint"] = munge.fingerprint(key) if key else ""
-    planned = None
-    if given["start"]:
-        planned = _run_daemon(given, manager, rewritten, module.check_mode)
-        values["restarted"] = planned.restarts
-    if given["sign"]:
-        values["content"] = munge.encode(key) if key else ""
-        values["credential"], values["reason"] = munge.sign(run)
-    changed = note.changed or rewritten or (planned is not None and planned.changed)
-    return Outcome(changed, values, planned.before if planned else "", planned.after if planned else "")
+        claims.write_claims(claim)
+    key, key_rewritten = _write_key(module)
+    values["fingerprint"] = munge.key_fingerprint(key) if key else ""
+    daemon_plan = None
+    if params["start"]:
+        daemon_plan = _run_daemon(params, service_manager, key_rewritten, module.check_mode)
+        values["restarted"] = daemon_plan.restarts_daemon
+    if params["sign"]:
+        values["content"] = munge.encode_key(key) if key else ""
+        values["credential"], values["reason"] = munge.sign_credential(run)
+    changed = claim.changed or key_rewritten or (daemon_plan is not None and daemon_plan.changed)
+    return ModuleResult(
+        changed, values, daemon_plan.before if daemon_plan else "", daemon_plan.after if daemon_plan else ""
+    )
 
 
-def refuse_to_replace(given: Mapping[str, Any], owned: bool) -> None:
-    """Keep the key of a Slurm cluster that somebody else has set up here: it would stop working without the key, and
-    the members of ours, who would get it, could act as any user there.
+def refuse_to_replace(params: Mapping[str, Any], is_owned: bool) -> None:
+    """Refuse to replace the key of a Slurm cluster that somebody else has set up here. Raises HostStateError.
 
-    ``owned``: whether this cluster has set up munge here. Raises HostStateError.
+    That cluster would stop working without its key, and members of ours that got the key could act as any user there.
+    ``is_owned``: whether this cluster has set up munge here.
     """
-    key = munge.read_state(given["path"]).key
-    wanted = munge.decode(given["content"]) if given["content"] else None
-    if key is None or key == wanted:
+    current_key = munge.read_key_file(params["path"]).key
+    given_key = munge.decode_key(params["content"]) if params["content"] else None
+    if current_key is None or current_key == given_key:
         return
-    if not owned:
-        configure.refuse_foreign(configure.FOLDER, Tree())
-    elif wanted is not None and not given["replace"]:
+    if not is_owned:
+        configure.refuse_foreign_config(configure.CONFIG_DIRECTORY, Tree())
+    elif given_key is not None and not params["replace"]:
         raise HostStateError(
-            f"{given['path']} has another key than the given one, and not all members are in this play: a new key would "
+            f"{params['path']} has another key than the given one, and not all members are in this play: a new key would "
             "cut the others off.",
             "Run this without --limit when all members are up.",
         )
 
 
-def refuse_clock(skew: float, most: int, manager: str) -> None:
-    """Raises HostStateError. The time that a connection takes counts as ahead: a few seconds."""
-    if abs(skew) > most:
+def refuse_clock(clock_skew: float, max_skew: int, manager_name: str) -> None:
+    """Refuse a clock skew above the limit. A slow connection counts as a few seconds ahead. Raises HostStateError."""
+    if abs(clock_skew) > max_skew:
         raise HostStateError(
-            f"The clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} that of the manager {manager}; at "
-            f"most {most} s are allowed, and at 300 s Slurm stops working.",
+            f"The clock is {abs(clock_skew):.0f} s {'ahead of' if clock_skew > 0 else 'behind'} that of the manager {manager_name}; at "
+            f"most {max_skew} s are allowed, and at 300 s Slurm stops working.",
             "Synchronize the clock, for example with chrony.",
         )
 
 
-def _write(module: AnsibleModule) -> Tuple[Optional[bytes], bool]:
-    """Bring the key about. It, unless check mode has only imagined it, and whether it was written."""
-    given = module.params
-    path = given["path"]
-    state = munge.read_state(path)
-    content = munge.decode(given["content"]) if given["content"] else None
-    key = munge.desired_key(state, content, given["generate"], given["rotate"])
-    owner = munge.account(given["user"])
+def _write_key(module: AnsibleModule) -> Tuple[Optional[bytes], bool]:
+    """Write the key. Returns it, or None if it only exists in check mode, and whether it was written."""
+    params = module.params
+    key_path = params["path"]
+    key_state = munge.read_key_file(key_path)
+    given_key = munge.decode_key(params["content"]) if params["content"] else None
+    key = munge.desired_key(key_state, given_key, params["generate"], params["rotate"])
+    key_owner = munge.find_key_owner(params["user"])
     if key is None and not module.check_mode:
-        raise HostStateError(f"{path} does not exist.", "Set content to the key, or set generate to create one.")
-    if owner is None and not module.check_mode:
-        raise HostStateError(f"There is no user {given['user']}.", "Install the package munge.")
-    changed = key is None or owner is None or munge.differs(state, key, owner)
-    if changed and key is not None and owner is not None and not module.check_mode:
-        munge.write(path, key, owner)
-    # It must not be taken for the one that a real run would make.
-    imagined = module.check_mode and content is None and key != state.key
-    return None if imagined else key, changed
+        raise HostStateError(f"{key_path} does not exist.", "Set content to the key, or set generate to create one.")
+    if key_owner is None and not module.check_mode:
+        raise HostStateError(f"There is no user {params['user']}.", "Install the package munge.")
+    changed = key is None or key_owner is None or munge.needs_write(key_state, key, key_owner)
+    if changed and key is not None and key_owner is not None and not module.check_mode:
+        munge.write_key(key_path, key, key_owner)
+    # A key that check mode has generated differs from the one of a real run, so it is not returned.
+    is_hypothetical = module.check_mode and given_key is None and key != key_state.key
+    return None if is_hypothetical else key, changed
 
 
-def _run_daemon(given: Mapping[str, Any], manager: str, rewritten: bool, look_only: bool) -> daemon.Plan:
-    """munged reads its key when it starts and at no other time. Raises HostStateError where it does not trust."""
-    credential = given["verify"]
-    renewed = rewritten or munge.is_stale(given["path"], given["socket"])
-    if credential and not renewed:
-        renewed = not munge.verify(run, credential)[0]
-    wanted = _daemon(given["user"], "restarted" if renewed else "started")
-    ready = daemon.Ready(given["socket"])
-    planned = daemon.bring_about(run, manager, wanted, daemon.Places.given(given), ready, _PATIENCE, look_only)
-    # munged accepts a credential only once, so it is not asked again unless it was restarted.
-    if credential and renewed and not look_only:
-        trusted, reason = munge.verify(run, credential)
-        if not trusted:
+def _run_daemon(
+    params: Mapping[str, Any], service_manager: str, key_rewritten: bool, check_mode: bool
+) -> service.DaemonPlan:
+    """Run munged, which reads its key only when it starts. Raises HostStateError if it rejects the credential."""
+    credential = params["verify"]
+    needs_restart = key_rewritten or munge.is_stale(params["path"], params["socket"])
+    if credential and not needs_restart:
+        needs_restart = not munge.verify_credential(run, credential)[0]
+    desired_daemon = _describe_daemon(params["user"], "restarted" if needs_restart else "started")
+    readiness = service.ReadyCondition(params["socket"])
+    daemon_plan = service.ensure_daemon(
+        run,
+        service_manager,
+        desired_daemon,
+        service.ServicePaths.from_params(params),
+        readiness,
+        _START_TIMEOUT,
+        check_mode,
+    )
+    # munged accepts a credential only once, so it is not verified again unless munged was restarted.
+    if credential and needs_restart and not check_mode:
+        is_trusted, reason = munge.verify_credential(run, credential)
+        if not is_trusted:
             raise HostStateError(
-                f"munge rejects the credential of the manager {given['manager_name']}: {reason}.",
+                f"munge rejects the credential of the manager {params['manager_name']}: {reason}.",
                 "Run the role on both, without --limit, to compare clocks and keys.",
             )
-    return planned
+    return daemon_plan
 
 
-def _leave(module: AnsibleModule) -> Outcome:
+def _remove_munge(module: AnsibleModule) -> ModuleResult:
     """Stop munged, then remove its key.
 
-    On a machine where this cluster has not set them up, they may be those of a Slurm cluster of somebody else.
+    On a machine where this cluster has not set them up, they may belong to the Slurm cluster of somebody else.
     """
-    given = module.params
-    note = owners.look(given["folder"], owners.Owner(given["cluster"], given["cluster_id"]), None)
-    if "munge" not in note.owned:
-        return Outcome(False, {"fingerprint": ""})
-    manager = daemon.service_manager(Tree())
-    commands: List[List[str]] = []
-    before = ""
-    if not daemon.supervisord_missing(manager):
-        wanted = _daemon(given["user"], "absent")
-        places = daemon.Places.given(given)
-        planned = daemon.bring_about(run, manager, wanted, places, daemon.Ready(), _PATIENCE, module.check_mode)
-        commands, before = planned.commands, planned.before
-    there = munge.read_state(given["path"]).key is not None
-    if there and not module.check_mode:
-        remove_file(given["path"])
-    return Outcome(there or bool(commands or before), {"fingerprint": ""}, before)
+    params = module.params
+    claim = claims.plan_claims(params["folder"], claims.Owner(params["cluster"], params["cluster_id"]), None)
+    if "munge" not in claim.own_claims:
+        return ModuleResult(False, {"fingerprint": ""})
+    service_manager = service.service_manager(Tree())
+    stop_commands: List[List[str]] = []
+    diff_before = ""
+    if not service.supervisord_missing(service_manager):
+        desired_daemon = _describe_daemon(params["user"], "absent")
+        service_paths = service.ServicePaths.from_params(params)
+        daemon_plan = service.ensure_daemon(
+            run,
+            service_manager,
+            desired_daemon,
+            service_paths,
+            service.ReadyCondition(),
+            _START_TIMEOUT,
+            module.check_mode,
+        )
+        stop_commands, diff_before = daemon_plan.commands, daemon_plan.before
+    key_exists = munge.read_key_file(params["path"]).key is not None
+    if key_exists and not module.check_mode:
+        remove_file(params["path"])
+    return ModuleResult(key_exists or bool(stop_commands or diff_before), {"fingerprint": ""}, diff_before)
 
 
-def _daemon(user: str, state: str) -> daemon.Daemon:
-    return daemon.Daemon("munge", state, "/usr/sbin/munged --foreground", user=user, directories=["/run/munge"])
+def _describe_daemon(user: str, state: str) -> service.Daemon:
+    return service.Daemon("munge", state, "/usr/sbin/munged --foreground", user=user, directories=["/run/munge"])
 
 
 def main() -> None:
@@ -350,9 +377,9 @@ def main() -> None:
             "path": {"type": "path", "default": "/etc/munge/munge.key"},
             "user": {"type": "str", "default": "munge"},
             "socket": {"type": "path", "default": "/run/munge/munge.socket.2"},
-            "folder": {"type": "path", "default": DEFAULT_FOLDER},
-            "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
-            "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
+            "folder": {"type": "path", "default": DEFAULT_DIRECTORY},
+            "supervisor_config": {"type": "path", "default": _DEFAULT_PATHS.supervisor_config},
+            "supervisor_programs": {"type": "path", "default": _DEFAULT_PATHS.supervisor_programs},
         },
         required_if=[
             ("state", "present", ("cluster", "cluster_id")),

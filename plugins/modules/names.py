@@ -78,37 +78,65 @@ from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, names, package
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
+    managed_files,
+    program_archive,
+    service,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    LayerChange,
+    ModuleResult,
+    apply_changes,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
 
-_MEMBER = {
+_MEMBER_OPTIONS = {
     "address": {"type": "str", "required": True},
     "names": {"type": "list", "elements": "str", "required": True},
 }
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Plan the block, then write it."""
-    steps = host_files.see_to(names.wanted_here(module.params), module.check_mode)
-    before, after = host_files.as_diff(steps)
-    parts = at_boot(module.params, daemon.service_manager(Tree()))
-    changed = [path for path, part in parts.items() if part.changed]
-    done = bring_about(list(parts.values()), {"paths": [*(step.path for step in steps), *changed]}, module.check_mode)
-    return Outcome(bool(steps) or done.changed, done.values, before + done.before, after + done.after)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Write or remove the names in /etc/hosts, and what restores them."""
+    file_steps = managed_files.ensure_files(names.build_local_entries(module.params), module.check_mode)
+    diff_before, diff_after = managed_files.format_diff(file_steps)
+    boot_changes = plan_boot_restore(module.params, service.service_manager(Tree()))
+    changed_paths = [path for path, change in boot_changes.items() if change.changed]
+    boot_result = apply_changes(
+        list(boot_changes.values()), {"paths": [*(step.path for step in file_steps), *changed_paths]}, module.check_mode
+    )
+    return ModuleResult(
+        bool(file_steps) or boot_result.changed,
+        boot_result.return_values,
+        diff_before + boot_result.before,
+        diff_after + boot_result.after,
+    )
 
 
-def at_boot(params: Mapping[str, Any], manager: str) -> Dict[str, Part]:
-    """What puts the names back after a start of the container, by path. Where systemd runs, there is none of it."""
-    name = f"gpumesh-names-{params['cluster']}"
-    path, settings = f"/usr/local/sbin/{name}", os.path.join(params["supervisor_programs"], f"{name}.conf")
-    if params["state"] == "absent" or manager != daemon.SUPERVISORD:
-        return {settings: package.part(settings, None), path: package.part(path, None)}
-    given = {key: params[key] for key in ("cluster", "state", "members", "address")}
-    program = package.build(sys.executable, names.__name__, given)
-    text = names.program_text(name, path).encode("utf-8")
-    return {path: package.part(path, program), settings: package.file_part(settings, text)}
+def plan_boot_restore(params: Mapping[str, Any], service_manager: str) -> Dict[str, LayerChange]:
+    """Return the files that restore the names when a container starts, by path. With systemd, there are none."""
+    program_name = f"gpumesh-names-{params['cluster']}"
+    program_path, settings_path = (
+        f"/usr/local/sbin/{program_name}",
+        os.path.join(params["supervisor_programs"], f"{program_name}.conf"),
+    )
+    if params["state"] == "absent" or service_manager != service.SUPERVISORD:
+        return {
+            settings_path: program_archive.zipapp_change(settings_path, None),
+            program_path: program_archive.zipapp_change(program_path, None),
+        }
+    program_params = {key: params[key] for key in ("cluster", "state", "members", "address")}
+    zipapp_content = program_archive.build_zipapp(sys.executable, names.__name__, program_params)
+    supervisor_config = names.render_boot_program(program_name, program_path).encode("utf-8")
+    return {
+        program_path: program_archive.zipapp_change(program_path, zipapp_content),
+        settings_path: program_archive.file_change(settings_path, supervisor_config),
+    }
 
 
 def main() -> None:
@@ -119,9 +147,9 @@ def main() -> None:
             **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "cluster": {"type": "str"},
-            "members": {"type": "list", "elements": "dict", "options": _MEMBER, "default": []},
+            "members": {"type": "list", "elements": "dict", "options": _MEMBER_OPTIONS, "default": []},
             "address": {"type": "str"},
-            "supervisor_programs": {"type": "path", "default": daemon.Places().supervisor_programs},
+            "supervisor_programs": {"type": "path", "default": service.ServicePaths().supervisor_programs},
         },
         supports_check_mode=True,
     )

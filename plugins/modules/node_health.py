@@ -172,34 +172,40 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import (
-    Context,
-    make_checks,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
+    ExpectedState,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
-    Expected,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
+    CheckContext,
+    run_selected_checks,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import (
-    Outcome,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
     exit_with,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Make the checks and count what they say."""
-    given = module.params
-    expected = Expected(**{key: given[key] for key in Expected._fields if key in given})
-    began = time.monotonic()
-    results = make_checks(Context(expected, Tree(), run), given["machine"] or socket.gethostname(), given["only"])
-    statuses = {result["status"] for result in results}
+def work(module: AnsibleModule) -> ModuleResult:
+    """Perform the checks, and summarize their statuses."""
+    params = module.params
+    expected_state = ExpectedState(
+        **{field_name: params[field_name] for field_name in ExpectedState._fields if field_name in params}
+    )
+    started_at = time.monotonic()
+    check_results = run_selected_checks(
+        CheckContext(expected_state, Tree(), run), params["machine"] or socket.gethostname(), params["only"]
+    )
+    statuses = {result["status"] for result in check_results}
     status = "fail" if "fail" in statuses else "error" if "error" in statuses else "pass"
-    return Outcome(False, {"status": status, "checks": results, "seconds": round(time.monotonic() - began, 3)})
+    return ModuleResult(
+        False, {"status": status, "checks": check_results, "seconds": round(time.monotonic() - started_at, 3)}
+    )
 
 
 def main() -> None:
-    """The module's entry."""
+    """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
@@ -225,7 +231,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), host=module.params["machine"])
+    exit_with(module, lambda: work(module), host_name=module.params["machine"])
 
 
 if __name__ == "__main__":

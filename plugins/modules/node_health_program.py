@@ -111,30 +111,42 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import package
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DEFAULT_FOLDER
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DEFAULT_DIRECTORY,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    apply_changes,
+    exit_with,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Write or remove the file."""
-    given = module.params
-    settings = {name: given[name] for name in program.Settings._fields}
-    content = package.build(sys.executable, program.__name__, settings) if given["state"] == "present" else None
-    return bring_about([package.part(given["path"], content)], {"path": given["path"]}, module.check_mode)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Write or remove the program."""
+    params = module.params
+    program_settings = {field_name: params[field_name] for field_name in program.HealthSettings._fields}
+    zipapp_content = (
+        program_archive.build_zipapp(sys.executable, program.__name__, program_settings)
+        if params["state"] == "present"
+        else None
+    )
+    return apply_changes(
+        [program_archive.zipapp_change(params["path"], zipapp_content)], {"path": params["path"]}, module.check_mode
+    )
 
 
 def main() -> None:
-    """The module's entry."""
+    """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "path": {"type": "path", "default": "/usr/local/sbin/gpumesh-node-health"},
             "cluster": {"type": "str"},
             "machine": {"type": "str"},
-            "folder": {"type": "path", "default": DEFAULT_FOLDER},
-            "drain_on": {"type": "list", "elements": "str", "default": list(program.DRAIN_ON)},
+            "folder": {"type": "path", "default": DEFAULT_DIRECTORY},
+            "drain_on": {"type": "list", "elements": "str", "default": list(program.DRAINING_CHECKS)},
             "max_disk_percent": {"type": "float", "default": 95},
             "rdma_rate_gbps": {"type": "float"},
             "mount_timeout": {"type": "float", "default": 10},

@@ -80,33 +80,38 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import preflight
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks import preflight
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 
-def work(params: Dict[str, Any]) -> Outcome:
-    """Look."""
-    preflight.refuse(
+def work(params: Dict[str, Any]) -> ModuleResult:
+    """Refuse a host that lacks something that the layers need."""
+    preflight.refuse_unmet(
         run,
         Tree(),
-        preflight.Needs(params["cluster"], params["users"], params["external"], params["quotas"], params["programs"]),
+        preflight.HostRequirements(
+            params["cluster"], params["users"], params["external"], params["quotas"], params["programs"]
+        ),
     )
-    return Outcome(False, {})
+    return ModuleResult(False, {})
 
 
 def main() -> None:
     """The module's entry point."""
-    entries = {"type": "list", "elements": "dict", "default": []}
+    entries_option = {"type": "list", "elements": "dict", "default": []}
     module = AnsibleModule(
         argument_spec={
             "cluster": {"type": "str", "required": True},
-            # Read by the action of the same name.
+            # The action of the same name reads this option.
             "registration": {"type": "str"},
             "users": {"type": "list", "elements": "str", "default": []},
-            "external": entries,
-            "quotas": entries,
+            "external": entries_option,
+            "quotas": entries_option,
             "programs": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,

@@ -133,47 +133,64 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import phases
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import HOST, check_prober
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.ports import check_ports
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Limits, Peer, Port, Self
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import phases
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
+    ListenerPort,
+    LocalMember,
+    ProbedPeer,
+    ReachabilityLimits,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.options import (
+    HOST_OPTIONS,
+    check_prober_options,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.ports import (
+    check_ports,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
 
 
-def read_peers(given: List[Dict[str, Any]], named: List[int]) -> List[Peer]:
-    """Those without a listener get the named ports, which a service may have."""
-    unknown: List[Port] = [{"port": port, "role": "named", "protocol": "tcp", "state": "unknown"} for port in named]
+def read_peers(peer_options: List[Dict[str, Any]], named_ports: List[int]) -> List[ProbedPeer]:
+    """Return the peers. Those without a listener get the named ports, on which a service may listen."""
+    unknown_ports: List[ListenerPort] = [
+        {"port": port, "role": "named", "protocol": "tcp", "state": "unknown"} for port in named_ports
+    ]
     return [
         {
             "machine": peer["machine"],
             "address": peer["address"],
-            "ports": peer["ports"] or unknown,
+            "ports": peer["ports"] or unknown_ports,
             "rdma": peer["rdma"],
         }
-        for peer in given
+        for peer in peer_options
     ]
 
 
-def work(params: Dict[str, Any]) -> Outcome:
-    """Connect to all peers, and start to measure the throughput where that is wanted."""
-    check_prober(params)
+def work(params: Dict[str, Any]) -> ModuleResult:
+    """Connect to all peers, and start the throughput measurement if it is requested."""
+    check_prober_options(params)
     peers = read_peers(params["peers"], check_ports(params["ports"]))
-    own, token = Self(params["machine"], params["address"], params["interface"]), params["token"]
-    limits = Limits(params["timeout"], params["payload_bytes"])
-    others = [peer for peer in peers if peer["machine"] != own.machine]
-    found = phases.probe(own, token, others, limits, params["check_name"])
-    runners = [peer for peer, given in zip(peers, params["peers"]) if given["ports"]]
-    seconds, longest = params["throughput_seconds"], 0
-    if seconds and own.machine in [peer["machine"] for peer in runners]:
-        longest = phases.start_throughput(own, params["run"], token, runners, seconds)
-    return Outcome(False, {"probe": found, "longest": longest})
+    own_endpoint, token = LocalMember(params["machine"], params["address"], params["interface"]), params["token"]
+    probe_limits = ReachabilityLimits(params["timeout"], params["payload_bytes"])
+    other_peers = [peer for peer in peers if peer["machine"] != own_endpoint.own_machine]
+    probe_result = phases.probe_peers(own_endpoint, token, other_peers, probe_limits, params["check_name"])
+    listening_peers = [peer for peer, peer_options in zip(peers, params["peers"]) if peer_options["ports"]]
+    throughput_seconds, longest_seconds = params["throughput_seconds"], 0
+    if throughput_seconds and own_endpoint.own_machine in [peer["machine"] for peer in listening_peers]:
+        longest_seconds = phases.start_throughput(
+            own_endpoint, params["run"], token, listening_peers, throughput_seconds
+        )
+    return ModuleResult(False, {"probe": probe_result, "longest": longest_seconds})
 
 
 def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            **HOST,
+            **HOST_OPTIONS,
             "peers": {
                 "type": "list",
                 "elements": "dict",
@@ -208,7 +225,7 @@ def main() -> None:
         required_one_of=[("machine", "members")],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params), host=module.params["machine"])
+    exit_with(module, lambda: work(module.params), host_name=module.params["machine"])
 
 
 if __name__ == "__main__":

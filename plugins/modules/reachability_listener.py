@@ -135,41 +135,54 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import phases
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import HOST, check_listener
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.ports import check_ports, parse_range
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Self
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import phases
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
+    LocalMember,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.options import (
+    HOST_OPTIONS,
+    check_listener_options,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.ports import (
+    check_ports,
+    parse_range,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
 
 
 def start(params: Dict[str, Any]) -> Dict[str, Any]:
     """Start the listener."""
-    check_listener(params)
-    own = Self(params["machine"], params["address"], params["interface"])
-    wanted = phases.Wanted(
+    check_listener_options(params)
+    own_endpoint = LocalMember(params["machine"], params["address"], params["interface"])
+    listener_settings = phases.RequestedPorts(
         check_ports(params["ports"]),
         parse_range(params["ephemeral_range"]),
         params["sample_count"],
         params["lifetime"],
     )
-    listening = phases.listen(own, params["run"], params["token"], wanted, params["visitors"], params["spared"] or [])
-    return listening._asdict()
+    listener = phases.start_listener(
+        own_endpoint, params["run"], params["token"], listener_settings, params["visitors"], params["spared"] or []
+    )
+    return listener._asdict()
 
 
 def stop(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Stop it, after the results of the throughput have come where they are waited for."""
+    """Stop the listener. With a timeout, wait for the throughput results first."""
     try:
-        measured = phases.collect_throughput(params["run"], params["timeout"]) if params["timeout"] else None
+        throughput_results = phases.collect_throughput(params["run"], params["timeout"]) if params["timeout"] else None
     finally:
-        stopped = phases.stop(params["run"])
-    return {"stopped": stopped, **({"throughput": measured} if measured is not None else {})}
+        was_stopped = phases.stop_run(params["run"])
+    return {"stopped": was_stopped, **({"throughput": throughput_results} if throughput_results is not None else {})}
 
 
 def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            **HOST,
+            **HOST_OPTIONS,
             "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
             "ephemeral_range": {"type": "str", "default": "32768-60999"},
             "sample_count": {"type": "int", "default": 4},
@@ -186,8 +199,8 @@ def main() -> None:
         required_together=[("machine", "address", "interface")],
         supports_check_mode=True,
     )
-    work = {"started": start, "stopped": stop}[module.params["state"]]
-    exit_with(module, lambda: Outcome(False, work(module.params)), host=module.params["machine"])
+    state_function = {"started": start, "stopped": stop}[module.params["state"]]
+    exit_with(module, lambda: ModuleResult(False, state_function(module.params)), host_name=module.params["machine"])
 
 
 if __name__ == "__main__":

@@ -127,56 +127,73 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH, STORAGE_DIR
-from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    apply_changes,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import (
+    PUSH_OPTIONS,
+    missing_contents,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install, node
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    DEFAULT_STORAGE_DIR,
+    PROGRAM_PATH,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Bring the files and the table about, and sweep."""
-    given, look_only = module.params, module.check_mode
-    lacking = install.missing() if given["state"] == "present" else []
-    values: Dict[str, Any] = {"missing": lacking, "outdated": [], "path": PATH, "swept": []}
-    if lacking:
-        install.settings_of(given)
-        return Outcome(look_only, values, "", "".join(f"{name}\n" for name in lacking) if look_only else "")
-    parts = list(install.parts(run, given).values())
-    values["outdated"] = outdated(parts)
-    if values["outdated"] and not look_only:
-        return Outcome(False, values)
-    if given["state"] == "present" and not look_only:
-        install.refuse_unfit(run, given["machine"])
-        values["swept"] = node.clean(run, given["machine"])
-    done = bring_about(parts, values, look_only)
-    return done._replace(changed=done.changed or bool(values["swept"]))
+def work(module: AnsibleModule) -> ModuleResult:
+    """Apply the files and the nftables table, and remove what ended sessions have left."""
+    params, check_mode = module.params, module.check_mode
+    missing_packages = install.missing_requirements() if params["state"] == "present" else []
+    values: Dict[str, Any] = {"missing": missing_packages, "outdated": [], "path": PROGRAM_PATH, "swept": []}
+    if missing_packages:
+        install.parse_settings(params)
+        return ModuleResult(
+            check_mode,
+            values,
+            "",
+            "".join(f"{package_name}\n" for package_name in missing_packages) if check_mode else "",
+        )
+    layer_changes = list(install.plan_changes(run, params).values())
+    values["outdated"] = missing_contents(layer_changes)
+    if values["outdated"] and not check_mode:
+        return ModuleResult(False, values)
+    if params["state"] == "present" and not check_mode:
+        install.refuse_unfit_host(run, params["machine"])
+        values["swept"] = node.clean_up(run, params["machine"])
+    applied_result = apply_changes(layer_changes, values, check_mode)
+    return applied_result._replace(changed=applied_result.changed or bool(values["swept"]))
 
 
 def main() -> None:
-    """The module's entry."""
-    text: Any = {"type": "str", "default": ""}
-    texts: Any = {"type": "list", "elements": "str", "default": []}
+    """The module's entry point."""
+    text_option: Any = {"type": "str", "default": ""}
+    strings_option: Any = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "machine": text,
-            "manager": text,
-            "interface": text,
+            "machine": text_option,
+            "manager": text_option,
+            "interface": text_option,
             "members": {"type": "dict", "default": {}},
-            "pools": texts,
-            "closed": texts,
+            "pools": strings_option,
+            "closed": strings_option,
             "nat": {"type": "bool", "default": True},
-            "allow": texts,
-            "volumes": texts,
-            "mounts_allowed": texts,
-            "storage": {"type": "str", "default": STORAGE_DIR},
-            "mesh": text,
-            "plugin": text,
-            **OPTIONS,
+            "allow": strings_option,
+            "volumes": strings_option,
+            "mounts_allowed": strings_option,
+            "storage": {"type": "str", "default": DEFAULT_STORAGE_DIR},
+            "mesh": text_option,
+            "plugin": text_option,
+            **PUSH_OPTIONS,
         },
         supports_check_mode=True,
     )

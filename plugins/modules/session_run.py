@@ -129,42 +129,72 @@ from typing import Optional
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, sessions, spec
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH, Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    job,
+    sessions,
+    spec,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    PROGRAM_PATH,
+    SessionSettings,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Start the session, stop it, or look at it."""
-    given = module.params
-    if given["state"] == "followed":
-        return _outcome(False, job.follow(run, given["job"]), given["name"], given["job"])
-    found = job.own(run, given["name"])
-    if given["state"] == "absent":
-        if found is not None and not module.check_mode:
-            job.cancel(run, found.job)
-        return _outcome(found is not None, None, given["name"])
-    if found is not None:
-        return _outcome(False, found, given["name"], found.job)
-    asked = {name: given[name] for name in ("name", "time", "network", "partition", "retry", "ports")}
-    roles = given["roles"]
-    wanted = spec.parse({**asked, "roles": json.loads(roles) if isinstance(roles, str) else roles})
-    settings = Settings(**given["settings"])
+def work(module: AnsibleModule) -> ModuleResult:
+    """Start the session, stop it, or return its state."""
+    params = module.params
+    if params["state"] == "followed":
+        return _session_result(False, job.query_session(run, params["job"]), params["name"], params["job"])
+    running_session = job.find_own_session(run, params["name"])
+    if params["state"] == "absent":
+        if running_session is not None and not module.check_mode:
+            job.cancel(run, running_session.job_id)
+        return _session_result(running_session is not None, None, params["name"])
+    if running_session is not None:
+        return _session_result(False, running_session, params["name"], running_session.job_id)
+    spec_options = {
+        option_name: params[option_name] for option_name in ("name", "time", "network", "partition", "retry", "ports")
+    }
+    roles = params["roles"]
+    desired_session = spec.parse_spec({**spec_options, "roles": json.loads(roles) if isinstance(roles, str) else roles})
+    session_settings = SessionSettings(**params["settings"])
     if module.check_mode:
-        sessions.refuse(run, PATH, wanted, settings)
-        return _outcome(True, None, given["name"])
-    started = sessions.start(run, PATH, wanted, settings)
-    return _outcome(True, job.follow(run, started.job), given["name"], started.job, started.log)
+        sessions.refuse_session(run, PROGRAM_PATH, desired_session, session_settings)
+        return _session_result(True, None, params["name"])
+    started_session = sessions.start_session(run, PROGRAM_PATH, desired_session, session_settings)
+    return _session_result(
+        True,
+        job.query_session(run, started_session.job_id),
+        params["name"],
+        started_session.job_id,
+        started_session.log_path,
+    )
 
 
-def _outcome(changed: bool, found: Optional[job.Session], name: str, number: int = 0, log: str = "") -> Outcome:
-    """``number``: of the job that is meant, 0 for none."""
-    line, why = sessions.line(found, name), sessions.failure(found) if number else ""
-    stage = "failed" if why else "ended" if found is None or found.over else found.stage
-    host = found.host if found else ""
-    values = {"job": number, "line": line, "session_state": stage, "reason": why, "log": log, "host": host}
-    return Outcome(changed, values, "", f"{line}\n" if changed else "")
+def _session_result(
+    changed: bool, session: Optional[job.QueuedSession], session_name: str, job_id: int = 0, log_path: str = ""
+) -> ModuleResult:
+    """Return the result of the module. ``job_id``: that of the session's job, 0 for none."""
+    status_line, failure_reason = (
+        sessions.format_session(session, session_name),
+        sessions.failure_reason(session) if job_id else "",
+    )
+    session_stage = "failed" if failure_reason else "ended" if session is None or session.has_ended else session.stage
+    host = session.log_node if session else ""
+    values = {
+        "job": job_id,
+        "line": status_line,
+        "session_state": session_stage,
+        "reason": failure_reason,
+        "log": log_path,
+        "host": host,
+    }
+    return ModuleResult(changed, values, "", f"{status_line}\n" if changed else "")
 
 
 def main() -> None:
@@ -186,7 +216,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), own_umask=True)
+    exit_with(module, lambda: work(module), keep_umask=True)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ options:
     type: str
     default: ""
   files:
-    description: Files to write, as entries for C(module_utils/host_files.py).
+    description: Files to write, as entries for C(module_utils/_core/managed_files.py).
     type: list
     elements: dict
     default: []
@@ -356,162 +356,226 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, own_certificate, package
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_empty, remove_file, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import make_account
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure, release, rest
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.tenure import ACCOUNTING, is_there
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
+    managed_files,
+    program_archive,
+    server_certificate,
+    service,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
+    remove_empty_directory,
+    remove_file,
+    write_atomic,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import ensure_account
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    LayerChange,
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    config,
+    configure,
+    release,
+    rest,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import (
+    read_slurm_host,
+    running_slurmd_options,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.term import (
+    ACCOUNTING_FILE,
+    state_exists,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    PLUGIN_PATH,
+)
 
-_PLACES = daemon.Places()
-_PROGRAMS = ("/usr/sbin", "/usr/bin")
-_CHECKS = "/usr/local/sbin/gpumesh-node-health"
-_DATABASE = "/var/lib/mysql/slurm_acct_db"
-#: Seconds until the controller has to answer, and until a daemon can be used.
-_REACHED = 30.0
-_READY = 120.0
+_DEFAULT_PATHS = service.ServicePaths()
+_PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/bin")
+_HEALTH_PROGRAM = "/usr/local/sbin/gpumesh-node-health"
+_DATABASE_DIRECTORY = "/var/lib/mysql/slurm_acct_db"
+#: Seconds until the controller must answer, and until a daemon must be ready.
+_CONTROLLER_TIMEOUT = 30.0
+_READY_TIMEOUT = 120.0
 _KEY_LENGTH = 64
-_LETTERS = string.ascii_letters + string.digits
+_KEY_CHARACTERS = string.ascii_letters + string.digits
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    if given["state"] == "absent":
-        planned = configure.plan(configure.read_files(given["directory"]), None, False, given["directory"])
-        left = _present([rest.TRUST, rest.FOLDER, rest.SOCKET_FOLDER])
+def work(module: AnsibleModule) -> ModuleResult:
+    """Apply the desired state of Slurm on this host."""
+    params = module.params
+    if params["state"] == "absent":
+        config_plan = configure.plan_config(
+            configure.read_managed_files(params["directory"]), None, False, params["directory"]
+        )
+        leftover_paths = _existing_paths([rest.TRUST_PATH, rest.PROXY_DIRECTORY, rest.SOCKET_DIRECTORY])
         if not module.check_mode:
-            configure.apply(given["directory"], planned)
-            _remove(left)
-            remove_empty(os.path.dirname(rest.TRUST))
-        values: Dict[str, Any] = {"changed_files": sorted(planned.write)}
-        return Outcome(bool(planned.write or left), values, planned.before, planned.after, given["directory"])
-    manager = daemon.service_manager(Tree())
-    missing = [
-        name for name in given["programs"] if not any(os.path.lexists(f"{folder}/{name}") for folder in _PROGRAMS)
+            configure.apply_config(params["directory"], config_plan)
+            _remove_paths(leftover_paths)
+            remove_empty_directory(os.path.dirname(rest.TRUST_PATH))
+        values: Dict[str, Any] = {"changed_files": sorted(config_plan.changed_files)}
+        return ModuleResult(
+            bool(config_plan.changed_files or leftover_paths),
+            values,
+            config_plan.before,
+            config_plan.after,
+            params["directory"],
+        )
+    service_manager = service.service_manager(Tree())
+    missing_programs = [
+        name
+        for name in params["programs"]
+        if not any(os.path.lexists(f"{directory}/{name}") for directory in _PROGRAM_DIRECTORIES)
     ]
-    if given["state"] != "configured" and daemon.supervisord_missing(manager):
-        missing.append("supervisor")
-    if given["state"] == "present" and "slurmd" in missing:
-        _refuse_release(given, "would be", release.offered(run))
-    values = {"missing": missing, "restarted": [], "sessions": os.path.lexists(PLUGIN)}
-    if missing and not module.check_mode:
-        return Outcome(False, values)
-    steps = {"present": _node, "configured": _configured, "stored": _stored, "served": _served}
-    done = steps[given["state"]](module, manager, values)
-    if not missing:
-        return done
-    packages = "".join(f"{name}\n" for name in missing)
-    return Outcome(True, done.values, done.before, done.after + "## programs to install\n" + packages)
+    if params["state"] != "configured" and service.supervisord_missing(service_manager):
+        missing_programs.append("supervisor")
+    if params["state"] == "present" and "slurmd" in missing_programs:
+        _refuse_release(params, "would be", release.available_version(run))
+    values = {"missing": missing_programs, "restarted": [], "sessions": os.path.lexists(PLUGIN_PATH)}
+    if missing_programs and not module.check_mode:
+        return ModuleResult(False, values)
+    state_functions = {
+        "present": _apply_node,
+        "configured": _configure_controller,
+        "stored": _apply_database,
+        "served": _apply_services,
+    }
+    state_result = state_functions[params["state"]](module, service_manager, values)
+    if not missing_programs:
+        return state_result
+    program_lines = "".join(f"{name}\n" for name in missing_programs)
+    return ModuleResult(
+        True,
+        state_result.return_values,
+        state_result.before,
+        state_result.after + "## programs to install\n" + program_lines,
+    )
 
 
 # --- The configuration
 
 
-def _configured(module: AnsibleModule, _manager: str, values: Dict[str, Any]) -> Outcome:
-    """The files of the controller, without the options of its node, which follow with slurmd."""
-    return _configure(module, values, leave=[config.OPTIONS])
+def _configure_controller(module: AnsibleModule, _manager: str, values: Dict[str, Any]) -> ModuleResult:
+    """Write the files of the controller, without the options of its own node, which follow with slurmd."""
+    return _write_configuration(module, values, kept_files=[config.OPTIONS_FILE])
 
 
-def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[str] = ()) -> Outcome:
-    given, check_mode = module.params, module.check_mode
-    folder = given["directory"]
-    configure.refuse_foreign(folder, Tree())
-    present = configure.read_files(folder)
-    host = read_host(run, Tree())
-    if given["state"] == "present":
-        _refuse_release(given, "is", host.version)
-    request = config.Request(**{name: given[name] for name in config.Request._fields})
-    if given["keep_gres_types"]:
-        known = config.gres_types_in(present["slurm.conf"])
-        request = request._replace(gres_types=[*request.gres_types, *known])
-    runs = running_options(Tree(), given["machine"])
-    wanted = config.documents(request, host, folder, config.definition_in(present[config.OPTIONS]) or "")
-    planned = configure.plan(present, wanted, given["serve"], folder, runs, leave)
-    folders = configure.missing_folders(wanted_folders(given))
-    missing = configure.missing_programs([given["task_prolog"], given["epilog"]])
-    checks = _checks(given)
+def _write_configuration(module: AnsibleModule, values: Dict[str, Any], kept_files: Sequence[str] = ()) -> ModuleResult:
+    params, check_mode = module.params, module.check_mode
+    directory = params["directory"]
+    configure.refuse_foreign_config(directory, Tree())
+    current_files = configure.read_managed_files(directory)
+    slurm_host = read_slurm_host(run, Tree())
+    if params["state"] == "present":
+        _refuse_release(params, "is", slurm_host.version)
+    config_request = config.SlurmRequest(
+        **{field_name: params[field_name] for field_name in config.SlurmRequest._fields}
+    )
+    if params["keep_gres_types"]:
+        known_types = config.parse_gres_types(current_files["slurm.conf"])
+        config_request = config_request._replace(gres_types=[*config_request.gres_types, *known_types])
+    running_arguments = running_slurmd_options(Tree(), params["machine"])
+    desired_config = config.build_config_files(
+        config_request, slurm_host, directory, config.parse_definition(current_files[config.OPTIONS_FILE]) or ""
+    )
+    config_plan = configure.plan_config(
+        current_files, desired_config, params["serve"], directory, running_arguments, kept_files
+    )
+    missing_directories = configure.find_missing_directories(required_directories(params))
+    missing_hooks = configure.find_missing_programs([params["task_prolog"], params["epilog"]])
+    health_change = _plan_health_program(params)
     values.update(
-        definition=wanted.definition,
-        arguments=list(wanted.arguments),
-        cgroup={"version": host.cgroups.version, "why": host.cgroups.why},
-        slurm_version=release.text(host.version) if host.version else None,
-        validated=bool(planned.write) and configure.validate(run, wanted, folder),
-        reload=planned.reload,
-        node_changed=planned.node_changed,
-        redefined=planned.redefined,
-        leftover=not given["serve"] and is_there(given["state_folder"]),
-        changed_files=sorted(planned.write),
+        definition=desired_config.definition,
+        arguments=list(desired_config.arguments),
+        cgroup={"version": slurm_host.cgroups.version, "why": slurm_host.cgroups.missing_reason},
+        slurm_version=release.format_version(slurm_host.version) if slurm_host.version else None,
+        validated=bool(config_plan.changed_files) and configure.validate_config(run, desired_config, directory),
+        reload=config_plan.reload,
+        node_changed=config_plan.node_changed,
+        redefined=config_plan.node_redefined,
+        leftover=not params["serve"] and state_exists(params["state_folder"]),
+        changed_files=sorted(config_plan.changed_files),
     )
     if not check_mode:
-        checks.apply()
-        configure.make_folders(folders)
-        configure.make_programs(missing)
-        configure.apply(folder, planned)
-    changed = bool(planned.write or folders or missing or checks.changed)
-    return Outcome(changed, values, checks.before + planned.before, checks.after + planned.after, folder)
+        health_change.apply()
+        configure.create_directories(missing_directories)
+        configure.create_programs(missing_hooks)
+        configure.apply_config(directory, config_plan)
+    changed = bool(config_plan.changed_files or missing_directories or missing_hooks or health_change.changed)
+    return ModuleResult(
+        changed, values, health_change.before + config_plan.before, health_change.after + config_plan.after, directory
+    )
 
 
-def _refuse_release(given: Mapping[str, Any], verb: str, version: Optional[release.Version]) -> None:
-    """Raises HostStateError for a slurmd that does not work with the controller."""
-    release.refuse(given["machine"], verb, version, given["controller_name"], given["controller_version"])
+def _refuse_release(params: Mapping[str, Any], verb: str, slurmd_version: Optional[release.Version]) -> None:
+    """Refuse a slurmd whose version does not work with the controller. Raises HostStateError."""
+    release.refuse_incompatible(
+        params["machine"], verb, slurmd_version, params["controller_name"], params["controller_version"]
+    )
 
 
-def _checks(given: Mapping[str, Any]) -> Part:
-    """The program that checks the node."""
-    path = given["health_check"]
-    if path:
-        settings = program.Settings(
-            given["cluster"],
-            given["machine"],
-            rdma_rate_gbps=given["health_rdma_rate_gbps"] or None,
-            mount_timeout=given["health_mount_timeout"],
-            max_drained_percent=given["health_max_drained_percent"],
+def _plan_health_program(params: Mapping[str, Any]) -> LayerChange:
+    """Plan the program that checks the health of the node."""
+    program_path = params["health_check"]
+    if program_path:
+        program_settings = program.HealthSettings(
+            params["cluster"],
+            params["machine"],
+            rdma_rate_gbps=params["health_rdma_rate_gbps"] or None,
+            mount_timeout=params["health_mount_timeout"],
+            max_drained_percent=params["health_max_drained_percent"],
         )
-        return package.part(path, package.build(sys.executable, program.__name__, settings._asdict()))
-    if given["keep_checks"]:
-        return Part(False, "", "", lambda: None)
-    return package.part(_CHECKS, None)
+        return program_archive.zipapp_change(
+            program_path, program_archive.build_zipapp(sys.executable, program.__name__, program_settings._asdict())
+        )
+    if params["keep_checks"]:
+        return LayerChange(False, "", "", lambda: None)
+    return program_archive.zipapp_change(_HEALTH_PROGRAM, None)
 
 
-def wanted_folders(given: Mapping[str, Any]) -> Dict[str, str]:
-    """The folders that the daemons need and do not make, with their owners."""
-    folders = {given["spool_folder"]: "root", given["log_folder"]: "slurm"}
-    if given["serve"]:
-        folders[given["state_folder"]] = "slurm"
-    return folders
+def required_directories(params: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the directories that the daemons need, but do not create, with their owners."""
+    owners_by_directory = {params["spool_folder"]: "root", params["log_folder"]: "slurm"}
+    if params["serve"]:
+        owners_by_directory[params["state_folder"]] = "slurm"
+    return owners_by_directory
 
 
 # --- The REST API
 
 
-def _node(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
-    """What clients of the REST API trust, and the node itself."""
-    given = module.params
-    certificates = given["rest_certificates"]
-    steps = host_files.see_to([] if certificates is None else rest.trust_files(certificates), module.check_mode)
-    # A manager that is none any more keeps no key.
-    left = [] if given["serve"] else _present([rest.FOLDER, rest.SOCKET_FOLDER])
+def _apply_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any]) -> ModuleResult:
+    """Write the certificates that clients of the REST API trust, and set up the node."""
+    params = module.params
+    certificates = params["rest_certificates"]
+    file_steps = managed_files.ensure_files(
+        [] if certificates is None else rest.trust_file_entries(certificates), module.check_mode
+    )
+    # A former manager does not keep the key of the REST API.
+    leftover_paths = [] if params["serve"] else _existing_paths([rest.PROXY_DIRECTORY, rest.SOCKET_DIRECTORY])
     if not module.check_mode:
-        _remove(left)
-    before, after = host_files.as_diff(steps)
-    done = _run_node(module, manager, values)
-    changed = done.changed or bool(steps or left)
-    return done._replace(changed=changed, before=before + done.before, after=after + done.after)
+        _remove_paths(leftover_paths)
+    diff_before, diff_after = managed_files.format_diff(file_steps)
+    node_result = _run_node(module, service_manager, values)
+    changed = node_result.changed or bool(file_steps or leftover_paths)
+    return node_result._replace(
+        changed=changed, before=diff_before + node_result.before, after=diff_after + node_result.after
+    )
 
 
-def _present(paths: Sequence[str]) -> List[str]:
+def _existing_paths(paths: Sequence[str]) -> List[str]:
     return [path for path in paths if os.path.lexists(path)]
 
 
-def _remove(paths: Sequence[str]) -> None:
+def _remove_paths(paths: Sequence[str]) -> None:
     for path in paths:
         if os.path.isdir(path):
             shutil.rmtree(path)
@@ -522,128 +586,154 @@ def _remove(paths: Sequence[str]) -> None:
 # --- The daemons
 
 
-def _run_node(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
-    """The configuration of the node, then slurmd."""
-    given = module.params
-    done = _configure(module, values)
-    if values["missing"] or (values["redefined"] and not given["forgotten"]):
-        return done
+def _run_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any]) -> ModuleResult:
+    """Write the configuration of the node, then run slurmd."""
+    params = module.params
+    config_result = _write_configuration(module, values)
+    if values["missing"] or (values["redefined"] and not params["forgotten"]):
+        return config_result
     if values["node_changed"] and not module.check_mode:
-        _refuse_unreached(given)
-    # The other one of the two tasks may have written the files.
-    (slurmd,) = given["daemons"]
-    words = " ".join(map(shlex.quote, values["arguments"]))
-    renewed = values["node_changed"] or given["forgotten"]
-    state = "restarted" if renewed else "started"
-    plans = _run_daemons(
-        module, manager, [{**slurmd, "command": f"{slurmd['command']} {words}", "state": state}], values
+        _refuse_unreachable_controller(params)
+    # An earlier task of this run may have written the files.
+    (slurmd,) = params["daemons"]
+    slurmd_arguments = " ".join(map(shlex.quote, values["arguments"]))
+    needs_restart = values["node_changed"] or params["forgotten"]
+    slurmd_state = "restarted" if needs_restart else "started"
+    daemon_plans = _run_daemons(
+        module,
+        service_manager,
+        [{**slurmd, "command": f"{slurmd['command']} {slurmd_arguments}", "state": slurmd_state}],
+        values,
     )
-    before, after = _shown(plans)
-    return Outcome(done.changed or any(one.changed for one in plans), values, done.before + before, done.after + after)
+    diff_before, diff_after = _format_plans(daemon_plans)
+    return ModuleResult(
+        config_result.changed or any(daemon_plan.changed for daemon_plan in daemon_plans),
+        values,
+        config_result.before + diff_before,
+        config_result.after + diff_after,
+    )
 
 
-def _refuse_unreached(given: Mapping[str, Any]) -> None:
-    """Raises HostStateError where the controller does not answer."""
-    address, port, name = given["controller"], given["controller_port"], given["controller_name"]
+def _refuse_unreachable_controller(params: Mapping[str, Any]) -> None:
+    """Refuse to start slurmd if the controller does not answer. Raises HostStateError."""
+    address, port, controller_name = params["controller"], params["controller_port"], params["controller_name"]
     try:
-        daemon.wait_until_ready("slurmctld", daemon.Ready(address=address, port=port), _REACHED)
+        service.wait_until_ready("slurmctld", service.ReadyCondition(address=address, port=port), _CONTROLLER_TIMEOUT)
     except HostStateError as failure:
         raise HostStateError(
-            f"The controller on {name} does not answer at {address}:{port} (TCP).",
-            f"See the firewalls between them, and 'systemctl status slurmctld' on {name}.",
+            f"The controller on {controller_name} does not answer at {address}:{port} (TCP).",
+            f"See the firewalls between them, and 'systemctl status slurmctld' on {controller_name}.",
         ) from failure
 
 
-def _stored(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
-    """MariaDB, and whether the database has to be made or filled."""
-    debian = os.path.exists("/etc/debian_version")
-    socket = "/run/mysqld/mysqld.sock" if debian else "/var/lib/mysql/mysql.sock"
-    made = os.path.exists(_DATABASE)
-    loaded = not os.path.lexists(os.path.join(module.params["state_folder"], ACCOUNTING))
-    # In check mode MariaDB may not run yet, and cannot be asked.
-    values.update(socket=socket, database=not (made and loaded) and (made or not module.check_mode))
-    mariadb = {
+def _apply_database(module: AnsibleModule, service_manager: str, values: Dict[str, Any]) -> ModuleResult:
+    """Run MariaDB, and report whether the database has to be created or loaded."""
+    is_debian = os.path.exists("/etc/debian_version")
+    socket_path = "/run/mysqld/mysqld.sock" if is_debian else "/var/lib/mysql/mysql.sock"
+    database_exists = os.path.exists(_DATABASE_DIRECTORY)
+    accounting_loaded = not os.path.lexists(os.path.join(module.params["state_folder"], ACCOUNTING_FILE))
+    # MariaDB may not run yet in check mode, and cannot be queried then.
+    values.update(
+        socket=socket_path,
+        database=not (database_exists and accounting_loaded) and (database_exists or not module.check_mode),
+    )
+    mariadb_daemon = {
         "name": "mariadb",
         "command": "/usr/sbin/mariadbd --user=mysql",
         "user": "mysql",
         "directories": ["/run/mysqld"],
-        "ready_path": socket,
+        "ready_path": socket_path,
     }
-    plans = [] if values["missing"] else _run_daemons(module, manager, [mariadb], values)
-    changed = any(one.changed for one in plans) or (module.check_mode and not made)
-    return Outcome(changed, values, *_shown(plans))
+    daemon_plans = [] if values["missing"] else _run_daemons(module, service_manager, [mariadb_daemon], values)
+    changed = any(daemon_plan.changed for daemon_plan in daemon_plans) or (module.check_mode and not database_exists)
+    return ModuleResult(changed, values, *_format_plans(daemon_plans))
 
 
-def _served(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
-    """The key of the tokens, the configuration of slurmdbd, and the daemons that read them."""
-    given, check_mode = module.params, module.check_mode
-    values.update(withdrawn=_present(given["withdrawn"]), rest_certificates=None)
+def _apply_services(module: AnsibleModule, service_manager: str, values: Dict[str, Any]) -> ModuleResult:
+    """Write the token key and the configuration of slurmdbd, and run the daemons that read them."""
+    params, check_mode = module.params, module.check_mode
+    values.update(withdrawn=_existing_paths(params["withdrawn"]), rest_certificates=None)
     if values["missing"]:
-        return Outcome(True, values)
-    keyless = bool(given["token_key"]) and not os.path.lexists(given["token_key"])
-    if keyless and not check_mode:
-        entry = pwd.getpwnam("slurm")
-        key = "".join(secrets.choice(_LETTERS) for _number in range(_KEY_LENGTH))
-        write_atomic(given["token_key"], key, mode=0o400, owner=(entry.pw_uid, entry.pw_gid))
-    renewed = _serve_certificate(given["certificate"], values, check_mode)
-    unknown = [name for name in given["system_accounts"] if not _is_account(name)]
-    for name in () if check_mode else unknown:
-        make_account(run, name)
-    steps = host_files.see_to(given["files"], check_mode)
-    before, after = host_files.as_diff(steps)
-    plans = _run_daemons(module, manager, given["daemons"], values)
-    shown = _shown(plans)
-    changed = keyless or renewed or bool(unknown or steps) or any(one.changed for one in plans)
-    return Outcome(changed, values, before + shown[0], after + shown[1])
+        return ModuleResult(True, values)
+    lacks_key = bool(params["token_key"]) and not os.path.lexists(params["token_key"])
+    if lacks_key and not check_mode:
+        slurm_account = pwd.getpwnam("slurm")
+        token_key = "".join(secrets.choice(_KEY_CHARACTERS) for _number in range(_KEY_LENGTH))
+        write_atomic(params["token_key"], token_key, mode=0o400, owner=(slurm_account.pw_uid, slurm_account.pw_gid))
+    certificate_changed = _renew_certificate(params["certificate"], values, check_mode)
+    missing_accounts = [account_name for account_name in params["system_accounts"] if not _account_exists(account_name)]
+    for account_name in () if check_mode else missing_accounts:
+        ensure_account(run, account_name)
+    file_steps = managed_files.ensure_files(params["files"], check_mode)
+    diff_before, diff_after = managed_files.format_diff(file_steps)
+    daemon_plans = _run_daemons(module, service_manager, params["daemons"], values)
+    daemons_diff = _format_plans(daemon_plans)
+    changed = (
+        lacks_key
+        or certificate_changed
+        or bool(missing_accounts or file_steps)
+        or any(daemon_plan.changed for daemon_plan in daemon_plans)
+    )
+    return ModuleResult(changed, values, diff_before + daemons_diff[0], diff_after + daemons_diff[1])
 
 
-def _serve_certificate(about: Optional[Mapping[str, Any]], values: Dict[str, Any], check_mode: bool) -> bool:
-    """Make or renew the certificate of the REST API. Returns whether anything changed."""
-    if about is None:
+def _renew_certificate(identity_options: Optional[Mapping[str, Any]], values: Dict[str, Any], check_mode: bool) -> bool:
+    """Create or renew the certificate of the REST API. Returns whether anything changed."""
+    if identity_options is None:
         values["rest_certificates"] = []
         return False
-    identity = own_certificate.Identity(**about)
-    before = own_certificate.present(run, identity)
-    found = before if check_mode else own_certificate.settle(run, identity)
-    values["rest_certificates"] = found or None
-    return found != before or not found
+    identity = server_certificate.CertificateIdentity(**identity_options)
+    certificates_before = server_certificate.usable_certificates(run, identity)
+    certificates_after = certificates_before if check_mode else server_certificate.ensure_certificate(run, identity)
+    values["rest_certificates"] = certificates_after or None
+    return certificates_after != certificates_before or not certificates_after
 
 
-def _is_account(name: str) -> bool:
+def _account_exists(account_name: str) -> bool:
     try:
-        pwd.getpwnam(name)
+        pwd.getpwnam(account_name)
     except KeyError:
         return False
     return True
 
 
 def _run_daemons(
-    module: AnsibleModule, manager: str, daemons: Sequence[Mapping[str, Any]], values: Dict[str, Any]
-) -> List[daemon.Plan]:
-    """Run them one after the other, each until it can be used."""
-    given = module.params
-    places = daemon.Places.given(given)
-    plans = []
-    for one in daemons:
-        wanted = daemon.Daemon(**{name: one[name] for name in daemon.Daemon._fields if name in one})
-        ready = daemon.Ready(one.get("ready_path"), one.get("ready_address"), one.get("ready_port"))
-        plan = daemon.bring_about(run, manager, wanted, places, ready, _READY, module.check_mode)
-        values["restarted"] += [wanted.name] if plan.restarts else []
-        plans.append(plan)
-    return plans
+    module: AnsibleModule, service_manager: str, daemon_options: Sequence[Mapping[str, Any]], values: Dict[str, Any]
+) -> List[service.DaemonPlan]:
+    """Start the daemons one after the other, and wait until each is ready."""
+    params = module.params
+    service_paths = service.ServicePaths.from_params(params)
+    daemon_plans = []
+    for daemon_option in daemon_options:
+        desired_daemon = service.Daemon(
+            **{
+                field_name: daemon_option[field_name]
+                for field_name in service.Daemon._fields
+                if field_name in daemon_option
+            }
+        )
+        readiness = service.ReadyCondition(
+            daemon_option.get("ready_path"), daemon_option.get("ready_address"), daemon_option.get("ready_port")
+        )
+        daemon_plan = service.ensure_daemon(
+            run, service_manager, desired_daemon, service_paths, readiness, _READY_TIMEOUT, module.check_mode
+        )
+        values["restarted"] += [desired_daemon.name] if daemon_plan.restarts_daemon else []
+        daemon_plans.append(daemon_plan)
+    return daemon_plans
 
 
-def _shown(plans: Sequence[daemon.Plan]) -> Tuple[str, str]:
-    changed = [plan for plan in plans if plan.before != plan.after]
+def _format_plans(daemon_plans: Sequence[service.DaemonPlan]) -> Tuple[str, str]:
+    changed_plans = [plan for plan in daemon_plans if plan.before != plan.after]
     return (
-        "".join(f"## {plan.path}\n{plan.before}" for plan in changed),
-        "".join(f"## {plan.path}\n{plan.after}" for plan in changed),
+        "".join(f"## {plan.settings_path}\n{plan.before}" for plan in changed_plans),
+        "".join(f"## {plan.settings_path}\n{plan.after}" for plan in changed_plans),
     )
 
 
 def main() -> None:
     """The module's entry point."""
-    partitions = {"cluster": {"Nodes": "ALL", "Default": True, "State": "UP", "MaxTime": "INFINITE"}}
+    default_partitions = {"cluster": {"Nodes": "ALL", "Default": True, "State": "UP", "MaxTime": "INFINITE"}}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
@@ -680,8 +770,8 @@ def main() -> None:
             },
             "rest_certificates": {"type": "list", "elements": "str"},
             "daemons": {"type": "list", "elements": "dict", "default": []},
-            "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
-            "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
+            "supervisor_config": {"type": "path", "default": _DEFAULT_PATHS.supervisor_config},
+            "supervisor_programs": {"type": "path", "default": _DEFAULT_PATHS.supervisor_programs},
             "cluster": {"type": "str"},
             "controller": {"type": "str"},
             "machine": {"type": "str"},
@@ -698,7 +788,7 @@ def main() -> None:
             "spool_folder": {"type": "path", "default": "/var/lib/slurm/slurmd"},
             "log_folder": {"type": "path", "default": "/var/log/slurm"},
             "settings": {"type": "dict", "default": {}},
-            "partitions": {"type": "dict", "default": partitions},
+            "partitions": {"type": "dict", "default": default_partitions},
             "nodesets": {"type": "dict", "default": {}},
             "cgroup": {"type": "dict", "default": {}},
             "gres": {"type": "dict", "default": {}},
@@ -707,7 +797,7 @@ def main() -> None:
             "plugins": {"type": "list", "elements": "str", "default": []},
             "gpus": {"type": "int", "default": 0},
             "node": {"type": "dict", "default": {}},
-            "directory": {"type": "path", "default": configure.FOLDER},
+            "directory": {"type": "path", "default": configure.CONFIG_DIRECTORY},
         },
         required_if=[
             ("state", "present", ("cluster", "controller", "machine", "address")),
@@ -715,7 +805,7 @@ def main() -> None:
         ],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), host=module.params["machine"])
+    exit_with(module, lambda: work(module), host_name=module.params["machine"])
 
 
 if __name__ == "__main__":

@@ -65,20 +65,27 @@ commands:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    asked = accounts.wanted(given["qos"], given["accounts"])
-    commands = accounts.plan(given["cluster"], accounts.read(run, given["cluster"], asked), asked)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Apply the QOS and the accounts."""
+    params = module.params
+    desired_accounts = accounts.parse_desired(params["qos"], params["accounts"])
+    commands = accounts.plan_commands(
+        params["cluster"], accounts.read_current(run, params["cluster"], desired_accounts), desired_accounts
+    )
     if not module.check_mode:
-        accounts.carry_out(run, commands)
-    said = [" ".join(command) for command in commands]
-    return Outcome(bool(commands), {"commands": said}, "", "".join(f"{line}\n" for line in said), "slurmdbd")
+        accounts.run_commands(run, commands)
+    command_lines = [" ".join(command) for command in commands]
+    return ModuleResult(
+        bool(commands), {"commands": command_lines}, "", "".join(f"{line}\n" for line in command_lines), "slurmdbd"
+    )
 
 
 def main() -> None:

@@ -74,20 +74,23 @@ path:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import database
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import database
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    path = given["path"]
-    wanted = database.Database(given["database"], given["socket"], given["user"])
-    saving = given["state"] == "saved"
-    changed = saving or database.is_there(path)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Save or load the database."""
+    params = module.params
+    path = params["path"]
+    target_database = database.AccountingDatabase(params["database"], params["socket"], params["user"])
+    is_saving = params["state"] == "saved"
+    changed = is_saving or database.dump_exists(path)
     if changed and not module.check_mode:
-        (database.save if saving else database.load)(wanted, path)
-    return Outcome(changed, {"path": path})
+        (database.save_dump if is_saving else database.load_dump)(target_database, path)
+    return ModuleResult(changed, {"path": path})
 
 
 def main() -> None:

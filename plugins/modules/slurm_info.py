@@ -114,28 +114,33 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import release, show
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release, show
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
+    expand_hostlist,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Ask for what the parameters say."""
-    given = module.params
-    version = show.version(run)
-    values: Dict[str, Any] = {"version": release.text(version)}
-    if "nodes" in given["gather"]:
-        found = show.nodes(run, version)
-        if given["nodes"] is not None:
-            names = {name for expression in given["nodes"] for name in expand(expression)}
-            found = [node for node in found if node["name"] in names]
-        values["nodes"] = found
-    if "partitions" in given["gather"]:
-        values["partitions"] = show.partitions(run)
-    if "jobs" in given["gather"]:
-        values["jobs"] = show.jobs(run, version)
-    return Outcome(False, values)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Query the controller for the requested objects."""
+    params = module.params
+    slurm_version = show.client_version(run)
+    values: Dict[str, Any] = {"version": release.format_version(slurm_version)}
+    if "nodes" in params["gather"]:
+        node_states = show.list_nodes(run, slurm_version)
+        if params["nodes"] is not None:
+            selected_names = {node_name for expression in params["nodes"] for node_name in expand_hostlist(expression)}
+            node_states = [node for node in node_states if node["name"] in selected_names]
+        values["nodes"] = node_states
+    if "partitions" in params["gather"]:
+        values["partitions"] = show.list_partitions(run)
+    if "jobs" in params["gather"]:
+        values["jobs"] = show.list_jobs(run, slurm_version)
+    return ModuleResult(False, values)
 
 
 def main() -> None:

@@ -76,46 +76,53 @@ from typing import Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import nodes, show
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes, show
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
+    expand_hostlist,
+)
 
 
-def _lines(present: Dict[str, show.Node]) -> str:
+def _format_nodes(nodes_by_name: Dict[str, show.SlurmNode]) -> str:
     return "".join(
-        f"{name} {'+'.join([node['state'], *node['flags']])} {node['reason']}\n" for name, node in present.items()
+        f"{name} {'+'.join([node['state'], *node['flags']])} {node['reason']}\n" for name, node in nodes_by_name.items()
     )
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    names = [name for expression in given["name"] for name in expand(expression)]
-    if module.check_mode and (find("scontrol") is None or not show.controller_up(run)):
-        # A fresh host: there is no controller yet that could know a node.
-        return Outcome(False, {"nodes": [], "left_alone": {}})
-    release = show.version(run)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Bring the nodes into the desired state."""
+    params = module.params
+    node_names = [name for expression in params["name"] for name in expand_hostlist(expression)]
+    if module.check_mode and (find_program("scontrol") is None or not show.is_controller_up(run)):
+        # On a new host, there is no controller yet that could have nodes.
+        return ModuleResult(False, {"nodes": [], "left_alone": {}})
+    slurm_version = show.client_version(run)
 
-    def read() -> Dict[str, show.Node]:
-        return {node["name"]: node for node in show.nodes(run, release) if node["name"] in names}
+    def read_nodes() -> Dict[str, show.SlurmNode]:
+        return {node["name"]: node for node in show.list_nodes(run, slurm_version) if node["name"] in node_names}
 
-    before = read()
-    planned = nodes.plan(before, names, given["state"], given["reason"] or "")
-    after = before
+    nodes_before = read_nodes()
+    node_plan = nodes.plan_commands(nodes_before, node_names, params["state"], params["reason"] or "")
+    nodes_after = nodes_before
     if not module.check_mode:
-        nodes.carry_out(run, planned)
-        # Jobs end on a drained node, whoever has drained it; what others have drained does not become idle.
-        waited = [name for name in names if given["state"] == "drained" or name not in planned.left_alone]
-        if given["wait"]:
-            nodes.wait(read, waited, given["state"], given["wait"])
-        if planned.commands or given["wait"]:
-            after = read()
-    return Outcome(
-        bool(planned.commands),
-        {"nodes": list(after.values()), "left_alone": planned.left_alone},
-        _lines(before),
-        _lines(after),
+        nodes.run_commands(run, node_plan)
+        # Jobs on a drained node end, whoever drained it, but a node that others drained does not become idle.
+        awaited_nodes = [
+            name for name in node_names if params["state"] == "drained" or name not in node_plan.foreign_reasons
+        ]
+        if params["wait"]:
+            nodes.wait_for_state(read_nodes, awaited_nodes, params["state"], params["wait"])
+        if node_plan.commands or params["wait"]:
+            nodes_after = read_nodes()
+    return ModuleResult(
+        bool(node_plan.commands),
+        {"nodes": list(nodes_after.values()), "left_alone": node_plan.foreign_reasons},
+        _format_nodes(nodes_before),
+        _format_nodes(nodes_after),
         "nodes",
     )
 

@@ -215,76 +215,86 @@ import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, own_certificate
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import release, rest, state, tenure
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate, service
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    release,
+    rest,
+    state,
+    term,
+)
 
-_NODE = "/etc/slurm/node/slurmd.env"
+_SLURMD_ENVIRONMENT = "/etc/slurm/node/slurmd.env"
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    wanted = module.params["state"]
-    if wanted in ("inspected", "marked", "retired"):
-        return settle(module)
-    return carry(module)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Transfer, inspect, mark or retire the state of the controller."""
+    desired_state = module.params["state"]
+    if desired_state in ("inspected", "marked", "retired"):
+        return manage_ownership(module)
+    return transfer_state(module)
 
 
-def carry(module: AnsibleModule) -> Outcome:
-    """Pack the state, or give or take a part of it."""
-    given = module.params
-    folder, part, user = given["folder"], given["part"], given["user"]
-    if given["state"] == "packed":
+def transfer_state(module: AnsibleModule) -> ModuleResult:
+    """Pack the state, or export or import a part of it."""
+    params = module.params
+    state_directory, part_index, user = params["folder"], params["part"], params["user"]
+    if params["state"] == "packed":
         refuse_running(user)
-        packed = state.Packed(0, "") if module.check_mode else state.pack(folder, user)
-        return Outcome(True, {"parts": packed.parts, "checksum": packed.checksum})
-    if given["state"] == "exported":
-        return Outcome(False, {"content": state.read_part(folder, part, user)})
-    files = []
+        packed_state = state.StateArchive(0, "") if module.check_mode else state.pack_state(state_directory, user)
+        return ModuleResult(True, {"parts": packed_state.part_count, "checksum": packed_state.checksum})
+    if params["state"] == "exported":
+        return ModuleResult(False, {"content": state.read_part(state_directory, part_index, user)})
+    unpacked_files = []
     if not module.check_mode:
-        state.write_part(folder, part, given["content"], user)
-        if part == given["parts"] - 1:
-            files = state.unpack(folder, given["checksum"], user)
-    return Outcome(True, {"files": files})
+        state.write_part(state_directory, part_index, params["content"], user)
+        if part_index == params["parts"] - 1:
+            unpacked_files = state.unpack_state(state_directory, params["checksum"], user)
+    return ModuleResult(True, {"files": unpacked_files})
 
 
 def refuse_running(user: str) -> None:
-    """A controller that still runs writes to its files while they are read, and after that. Raises HostStateError."""
+    """Refuse if the controller still runs, since it would write to its files meanwhile. Raises HostStateError."""
     with contextlib.suppress(KeyError):
-        if daemon.commands_of(Tree(), "slurmctld", pwd.getpwnam(user).pw_uid):
+        if service.find_command_lines(Tree(), "slurmctld", pwd.getpwnam(user).pw_uid):
             raise HostStateError(
                 "slurmctld of the former manager still runs here, so its queue was not copied.",
                 "Include this machine in the run of the playbook remove, which stops it.",
             )
 
 
-def settle(module: AnsibleModule) -> Outcome:
-    """Say whose the state is, note it, or end it."""
-    given = module.params
-    folder, user = given["folder"], given["user"]
-    if given["state"] == "retired":
-        there = tenure.is_there(folder)
-        kept = tenure.retire(folder, given["keep"], user) if there and not module.check_mode else ""
-        return Outcome(there, {"kept": kept})
-    found = tenure.read(folder)
-    if given["state"] == "inspected":
-        version = release.installed(run, "slurmctld")
+def manage_ownership(module: AnsibleModule) -> ModuleResult:
+    """Report to which cluster the state belongs, mark it, or retire it."""
+    params = module.params
+    state_directory, user = params["folder"], params["user"]
+    if params["state"] == "retired":
+        state_exists = term.state_exists(state_directory)
+        kept_path = (
+            term.retire_state(state_directory, params["keep"], user) if state_exists and not module.check_mode else ""
+        )
+        return ModuleResult(state_exists, {"kept": kept_path})
+    controller_state = term.read_controller_state(state_directory)
+    if params["state"] == "inspected":
+        slurm_version = release.installed_version(run, "slurmctld")
         values = {
-            "used": found.used,
-            "marker": found.marker._asdict() if found.marker else None,
-            "accounting": found.accounting,
-            "node": os.path.exists(_NODE),
-            "slurm_version": release.text(version) if version else None,
-            "rest_certificates": own_certificate.read(rest.FOLDER),
+            "used": controller_state.in_use,
+            "marker": controller_state.marker._asdict() if controller_state.marker else None,
+            "accounting": controller_state.pending_accounting,
+            "node": os.path.exists(_SLURMD_ENVIRONMENT),
+            "slurm_version": release.format_version(slurm_version) if slurm_version else None,
+            "rest_certificates": server_certificate.read_trusted(rest.PROXY_DIRECTORY),
         }
-        return Outcome(False, values)
-    marker = tenure.Marker(given["cluster_id"], given["machine"], tuple(given["tenures"]))
-    if marker != found.marker and not module.check_mode:
-        tenure.mark(folder, marker, user)
-    return Outcome(marker != found.marker, {})
+        return ModuleResult(False, values)
+    marker = term.StateMarker(params["cluster_id"], params["machine"], tuple(params["tenures"]))
+    if marker != controller_state.marker and not module.check_mode:
+        term.write_marker(state_directory, marker, user)
+    return ModuleResult(marker != controller_state.marker, {})
 
 
 def main() -> None:

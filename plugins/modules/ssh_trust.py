@@ -124,77 +124,103 @@ from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files, host, keys
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
+    files,
+    host,
+    keys,
+)
 
 
-def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
-    """Look, make the keys that are missing, then write the files."""
-    params = {**given, "users": given["users"] if given["state"] == "present" else []}
+def work(module_params: Dict[str, Any], check_mode: bool) -> ModuleResult:
+    """Inspect the host, create missing keys, then write the files."""
+    params = {**module_params, "users": module_params["users"] if module_params["state"] == "present" else []}
     cluster, users = params["cluster"], params["users"]
-    folder, identifier = host.folder_of(cluster), files.identifier(params)
-    logins = files.logins(params) if users else []
-    found = host.look(run, folder, users, identifier, logins)
+    key_directory, identifier = host.trust_directory_path(cluster), files.certificate_identifier(params)
+    expected_logins = files.peer_logins(params) if users else []
+    host_state = host.read_host_trust(run, key_directory, users, identifier, expected_logins)
     if users:
-        _refuse(params["machine"], host.refusals(users, found))
+        _refuse_unusable(params["machine"], host.explain_refusals(users, host_state))
     # Everything is checked before anything is changed.
-    folders = host_files.plan_all(files.folders(cluster)) if users else []
-    others = host_files.plan_all(files.entries(params, found))
-    certified, stale = list(found.uncertified), files.stale_keys(params, found) if users else []
+    directory_steps = managed_files.plan_changes(files.directory_entries(cluster)) if users else []
+    file_steps = managed_files.plan_changes(files.desired_entries(params, host_state))
+    certified_users, stale_paths = (
+        list(host_state.uncertified_users),
+        files.find_stale_keys(params, host_state) if users else [],
+    )
     if not check_mode:
-        host_files.apply_all(folders)
-        if certified:
-            keys.certify(run, folder, certified, identifier)
-        host_files.apply_all(others)
-        # Last, since they say whose lines have to go.
-        for path in stale:
-            remove_file(path)
-    steps = [*folders, *others]
-    values: Dict[str, Any] = {"certified": certified, "paths": [*(step.path for step in steps), *stale]}
+        managed_files.apply_file_changes(directory_steps)
+        if certified_users:
+            keys.certify_users(run, key_directory, certified_users, identifier)
+        managed_files.apply_file_changes(file_steps)
+        # The keys are removed last, since they identify the lines that have to be removed.
+        for stale_path in stale_paths:
+            remove_file(stale_path)
+    steps = [*directory_steps, *file_steps]
+    values: Dict[str, Any] = {"certified": certified_users, "paths": [*(step.path for step in steps), *stale_paths]}
     if users:
-        now = host.look(run, folder, users, identifier, logins) if certified and not check_mode else found
-        values.update(host_keys=now.host_keys, signing_key=now.signing_key)
-        unqueried = host.unqueried(found, logins)
-        values.update({"unqueried": unqueried} if unqueried else {})
-    before, after = host_files.as_diff(steps)
-    made, gone = _as_diff(folder, certified, stale)
-    return Outcome(bool(certified or values["paths"]), values, before + gone[0] + made[0], after + gone[1] + made[1])
-
-
-def _refuse(machine: str, reasons: List[str]) -> None:
-    if reasons:
-        raise HostStateError(" ".join(f"{machine}: {reason}" for reason in reasons))
-
-
-def _as_diff(folder: str, certified: List[str], stale: List[str]) -> Tuple[Tuple[str, str], Tuple[str, str]]:
-    """Of keys, only that they come and go."""
-    made = [f"{folder}/{user}-cert.pub" for user in certified]
-    return (
-        ("".join(f"{path}: absent\n" for path in made), "".join(f"{path}: file\n" for path in made)),
-        ("".join(f"{path}: file\n" for path in stale), "".join(f"{path}: absent\n" for path in stale)),
+        current_state = (
+            host.read_host_trust(run, key_directory, users, identifier, expected_logins)
+            if certified_users and not check_mode
+            else host_state
+        )
+        values.update(host_keys=current_state.host_keys, signing_key=current_state.signing_key)
+        unqueried_count = host.count_unqueried_members(host_state, expected_logins)
+        values.update({"unqueried": unqueried_count} if unqueried_count else {})
+    diff_before, diff_after = managed_files.format_diff(steps)
+    created_diff, removed_diff = _format_key_diff(key_directory, certified_users, stale_paths)
+    return ModuleResult(
+        bool(certified_users or values["paths"]),
+        values,
+        diff_before + removed_diff[0] + created_diff[0],
+        diff_after + removed_diff[1] + created_diff[1],
     )
 
 
-def report(module: AnsibleModule) -> Outcome:
+def _refuse_unusable(machine: str, refusal_reasons: List[str]) -> None:
+    if refusal_reasons:
+        raise HostStateError(" ".join(f"{machine}: {reason}" for reason in refusal_reasons))
+
+
+def _format_key_diff(
+    key_directory: str, certified_users: List[str], stale_paths: List[str]
+) -> Tuple[Tuple[str, str], Tuple[str, str]]:
+    """Return the diffs of the keys, which only tell that keys are created or removed."""
+    certificate_paths = [f"{key_directory}/{user}-cert.pub" for user in certified_users]
+    return (
+        (
+            "".join(f"{path}: absent\n" for path in certificate_paths),
+            "".join(f"{path}: file\n" for path in certificate_paths),
+        ),
+        ("".join(f"{path}: file\n" for path in stale_paths), "".join(f"{path}: absent\n" for path in stale_paths)),
+    )
+
+
+def report(module: AnsibleModule) -> ModuleResult:
     """Do the work, and warn about members that were left out of the queries."""
-    outcome = work(module.params, module.check_mode)
-    unqueried = outcome.values.get("unqueried")
-    if unqueried:
+    trust_result = work(module.params, module.check_mode)
+    unqueried_count = trust_result.return_values.get("unqueried")
+    if unqueried_count:
         module.warn(
             f"{module.params['machine']}: the Match blocks of the SSH server distinguish so many addresses that logins from "
-            f"only {len(module.params['peers']) - unqueried} of {len(module.params['peers'])} members were checked."
+            f"only {len(module.params['peers']) - unqueried_count} of {len(module.params['peers'])} members were checked."
         )
-    return outcome
+    return trust_result
 
 
 def main() -> None:
     """The module's entry point."""
-    text = {"type": "str"}
+    text_option = {"type": "str"}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
@@ -202,12 +228,12 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "users": {"type": "list", "elements": "str", "default": []},
             "port": {"type": "int", "default": 22},
-            "cluster": text,
-            "machine": text,
-            "address": text,
+            "cluster": text_option,
+            "machine": text_option,
+            "address": text_option,
             "peers": {"type": "dict"},
-            "known_hosts": text,
-            "client_config": text,
+            "known_hosts": text_option,
+            "client_config": text_option,
             "authorized_keys": {"type": "str", "no_log": False},
         },
         supports_check_mode=True,

@@ -69,12 +69,12 @@ options:
     type: bool
     default: false
   folders:
-    description: The directories that the host serves, as entries for C(module_utils/host_files.py).
+    description: The directories that the host serves, as entries for C(module_utils/_core/managed_files.py).
     type: list
     elements: dict
     default: []
   files:
-    description: The export files, as entries for C(module_utils/host_files.py).
+    description: The export files, as entries for C(module_utils/_core/managed_files.py).
     type: list
     elements: dict
     default: []
@@ -150,14 +150,29 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import command, guarded, holders, host_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point, parse_mountinfo
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
+    background,
+    command,
+    managed_files,
+    safe_path,
+    volume_users,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    LayerChange,
+    ModuleResult,
+    apply_changes,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import (
+    parse_mount_options,
+    parse_mountinfo,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import (
     foreign,
     fstab,
     mounts,
@@ -169,164 +184,232 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
 )
 
 
-def read(name: str) -> str:
-    """A file of /proc."""
-    with open(os.path.join("/proc", name), encoding="utf-8", errors="replace") as stream:
+def read_proc_file(file_name: str) -> str:
+    """Read a file of /proc."""
+    with open(os.path.join("/proc", file_name), encoding="utf-8", errors="replace") as stream:
         return stream.read()
 
 
-def _program(params: Mapping[str, Any]) -> Optional[str]:
+def _server_program(params: Mapping[str, Any]) -> Optional[str]:
     return params["server"] if params["serves"] else None
 
 
-def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
-    """Raises HostStateError where this host cannot have the volumes. A container has its host's kernel, and no module can
-    be loaded from there."""
-    volumes.refuse_missing(params["external"])
-    own = [mount["volume"] for mount in params["mounts"] if foreign.wanted_of(mount).filesystem == foreign.BIND]
-    serving.refuse_without_systemd(own if params["serves"] else [], runs_systemd())
-    served = _program(params) == serving.KERNEL
-    missing = mounts.missing_in_kernel(command.run, read("filesystems"), served, fetched)
-    if missing:
-        names = ", ".join(mount["volume"] for mount in params["mounts"])
+def refuse_unfit(params: Mapping[str, Any], mounts_nfs: bool) -> None:
+    """Refuse a host that cannot have the volumes. Raises HostStateError.
+
+    A container has the kernel of its host, and cannot load modules into it.
+    """
+    volumes.refuse_missing_volumes(params["external"])
+    bound_volumes = [
+        mount["volume"]
+        for mount in params["mounts"]
+        if foreign.parse_desired_mount(mount).filesystem == foreign.BIND_FILESYSTEM
+    ]
+    serving.refuse_without_systemd(bound_volumes if params["serves"] else [], runs_systemd())
+    serves_kernel = _server_program(params) == serving.KERNEL_SERVER
+    missing_modules = mounts.find_missing_filesystems(
+        command.run, read_proc_file("filesystems"), serves_kernel, mounts_nfs
+    )
+    if missing_modules:
+        volume_names = ", ".join(mount["volume"] for mount in params["mounts"])
         raise HostStateError(
-            f"This kernel has no {' and no '.join(missing)}, which volume {names} needs (a container shares its host's "
+            f"This kernel has no {' and no '.join(missing_modules)}, which volume {volume_names} needs (a container shares its host's "
             "kernel).",
             "Load the module on the machine itself, choose another server, or set storage_backend=none. A server "
             "with storage_server=ganesha does not need it.",
-            missing=missing,
+            missing=missing_modules,
         )
-    points = [mount["mount_point"] for mount in params["mounts"]]
+    mount_points = [mount["mount_point"] for mount in params["mounts"]]
     refuse_foreign(params)
-    there = holders.mounted(read("self/mounts"), points)
-    guarded.refuse_swappable(point for point in points if point not in there)
-    if points and not mounts.automounts():
-        fstab.refuse_without_right(read("self/status"))
+    mounted_points = volume_users.select_mounted(read_proc_file("self/mounts"), mount_points)
+    safe_path.refuse_replaceable_mount_points(point for point in mount_points if point not in mounted_points)
+    if mount_points and not mounts.supports_automount():
+        fstab.refuse_without_capability(read_proc_file("self/status"))
 
 
 def refuse_foreign(params: Mapping[str, Any]) -> None:
-    """Raises HostStateError where others have mounted something else in the place of a volume."""
+    """Refuse mount points at which others have mounted something else. Raises HostStateError."""
     if not params["mounts"]:
         return
-    units = mounts.parse_ours(mounts.read_units(), params["cluster"])
-    # In any encoding: its lines are the administrator's.
-    text = host_files.read(fstab.PATH).text
-    ours = {*fstab.parse(text, params["cluster"]), *(mounts.mount_point_of(unit) for unit in units.values())}
-    wanted = [foreign.wanted_of(one) for one in params["mounts"]]
-    foreign.refuse(parse_mountinfo(read("self/mountinfo")), wanted, ours)
-    if not mounts.automounts():
-        foreign.refuse_lines(fstab.lines_of_others(text, params["cluster"]), wanted, ours)
-
-
-def close_ports(params: Mapping[str, Any]) -> Part:
-    """The ports below 1024 are root's where a volume is mounted."""
-    plan = ports.look(params["cluster"], bool(params["mounts"]))
-    apply = functools.partial(ports.apply, plan, params["cluster"])
-    return Part(plan.changed, *ports.as_diff(plan), apply)
-
-
-def have_folders(params: Mapping[str, Any]) -> Part:
-    """The volumes that this host serves."""
-    steps = host_files.plan_all(params["folders"])
-    return Part(bool(steps), *host_files.as_diff(steps), functools.partial(host_files.apply_all, steps))
-
-
-def limit(params: Mapping[str, Any], present: quota.Files) -> Tuple[Part, Dict[str, Any]]:
-    """The quotas, and what is returned of them."""
-    cluster = params["cluster"]
-    found = [
-        quota.look(command.run, one["name"], one["path"], one["quota"], quota.number_for(cluster, one["name"], present))
-        for one in params["quotas"]
-    ]
-    plan = quota.make_plan(cluster, found, present)
-    told = {
-        one.name: {"project": quota.name_of(cluster, one.name), "limit_bytes": one.quota, "used_bytes": one.used}
-        for one in found
+    unit_texts = mounts.select_own_units(mounts.read_units(), params["cluster"])
+    # The lines of the administrator may have any encoding.
+    fstab_text = managed_files.read_current(fstab.FSTAB_PATH).text
+    own_points = {
+        *fstab.parse_own_lines(fstab_text, params["cluster"]),
+        *(mounts.parse_mount_point(unit) for unit in unit_texts.values()),
     }
-    return Part(plan.changed, *quota.as_diff(plan), functools.partial(quota.apply, command.run, plan)), told
+    desired_mounts = [foreign.parse_desired_mount(mount) for mount in params["mounts"]]
+    foreign.refuse_other_mounts(parse_mountinfo(read_proc_file("self/mountinfo")), desired_mounts, own_points)
+    if not mounts.supports_automount():
+        foreign.refuse_other_lines(fstab.select_other_lines(fstab_text, params["cluster"]), desired_mounts, own_points)
 
 
-def have_threads(params: Mapping[str, Any]) -> Part:
-    """The threads of the kernel's server, before it starts or gets more members."""
-    host = threads.look(params["exports"].get(serving.KERNEL, ""))
-    plan = threads.make_plan(params["cluster"], params["connections"], host)
-    return Part(plan.changed, *threads.as_diff(plan), functools.partial(threads.apply, command.run, plan))
+def close_ports(params: Mapping[str, Any]) -> LayerChange:
+    """Reserve the ports below 1024 for root where a volume is mounted."""
+    port_plan = ports.plan_ports(params["cluster"], bool(params["mounts"]))
+    apply_plan = functools.partial(ports.apply_ports_plan, port_plan, params["cluster"])
+    return LayerChange(port_plan.changed, *ports.format_ports_diff(port_plan), apply_plan)
 
 
-def serve(params: Mapping[str, Any]) -> Part:
-    """The exports, and the program that reads them."""
-    plan = serving.look(command.run, params["files"], params["exports"], _program(params))
-
-    def apply() -> None:
-        if plan.server:
-            # It needs its port from the first moment on; an interrupted check may still be listening there.
-            detach.replace_others("")
-        serving.apply(command.run, plan)
-
-    return Part(plan.changed, *serving.as_diff(plan), apply)
-
-
-def mount_by_units(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str]]:
-    """The mounts, which mount points are healed, and what is removed."""
-    given = [
-        mounts.Units(each["unit"], each["mount_point"], {".mount": each["mount"], ".automount": each["automount"]})
-        for each in params["mounts"]
-    ]
-    ours = mounts.parse_ours(mounts.read_units(), params["cluster"])
-    points = {mounts.mount_point_of(text) for text in ours.values()} | {units.mount_point for units in given}
-    mounted = holders.mounted(read("self/mounts"), sorted(points))
-    host = mounts.Host(
-        ours,
-        mounted,
-        mounts.stale(command.run, mounted),
-        mounts.idle_automounts(command.run, [one.name for one in given if one.name + ".automount" in ours]),
-        (),
-        options_by_point(read("self/mountinfo")),
+def ensure_directories(params: Mapping[str, Any]) -> LayerChange:
+    """Plan the directories of the volumes that this host serves."""
+    directory_steps = managed_files.plan_changes(params["folders"])
+    return LayerChange(
+        bool(directory_steps),
+        *managed_files.format_diff(directory_steps),
+        functools.partial(managed_files.apply_file_changes, directory_steps),
     )
-    plan = mounts.make_plan(given, host, params["force"])
-    if plan.stop:
-        # Only now: a server that is dead may delay this.
-        host = host._replace(users=holders.volume_users("/proc", mounted))
-        plan = mounts.make_plan(given, host, params["force"])
-    part = Part(plan.changed, *mounts.as_diff(plan, host), functools.partial(mounts.apply, command.run, plan))
-    return part, [units.mount_point for units in given if units.name in plan.heal], plan.delete
 
 
-def mount_by_fstab(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str]]:
-    """The same where systemd cannot mount at first use."""
-    given = dict(fstab.line_of(each["mount"]) for each in params["mounts"])
-    lines = fstab.parse(host_files.read(fstab.PATH).text, params["cluster"])
-    mounted = holders.mounted(read("self/mounts"), sorted({*given, *lines}))
-    stale = mounts.stale(command.run, mounted)
-    host = fstab.Host(lines, mounted, stale, (), options_by_point(read("self/mountinfo")))
-    plan = fstab.make_plan(given, host, params["force"])
-    if plan.unmount:
-        host = host._replace(users=holders.volume_users("/proc", mounted))
-        plan = fstab.make_plan(given, host, params["force"])
-    apply = functools.partial(fstab.apply, command.run, plan, given, params["cluster"])
-    healed = [point for point in plan.unmount if point in stale and point in given]
-    return Part(plan.changed, *fstab.as_diff(plan, given, host), apply), healed, sorted(set(lines) - set(given))
+def ensure_quotas(params: Mapping[str, Any], quota_files: quota.ProjectFiles) -> Tuple[LayerChange, Dict[str, Any]]:
+    """Plan the quotas. Returns the change, and the quotas in the result of the module."""
+    cluster = params["cluster"]
+    quota_states = [
+        quota.read_volume_quota(
+            command.run,
+            quota_entry["name"],
+            quota_entry["path"],
+            quota_entry["quota"],
+            quota.choose_number(cluster, quota_entry["name"], quota_files),
+        )
+        for quota_entry in params["quotas"]
+    ]
+    quota_plan = quota.plan_quotas(cluster, quota_states, quota_files)
+    reported_quotas = {
+        quota_entry.name: {
+            "project": quota.project_name(cluster, quota_entry.name),
+            "limit_bytes": quota_entry.quota,
+            "used_bytes": quota_entry.used,
+        }
+        for quota_entry in quota_states
+    }
+    return LayerChange(
+        quota_plan.changed,
+        *quota.format_quota_diff(quota_plan),
+        functools.partial(quota.apply_quota_plan, command.run, quota_plan),
+    ), reported_quotas
 
 
-def work(params: Mapping[str, Any], check_mode: bool) -> Outcome:
-    """Look at everything, then bring it about."""
-    fetched = any("\nType=nfs4\n" in each["mount"] for each in params["mounts"])
-    refuse_unfit(params, fetched)
-    present = quota.read_files()
-    limits, quotas = limit(params, present)
-    mount = mount_by_units if mounts.automounts() else mount_by_fstab
-    mounting, healed, removed = mount(params)
-    # What is served comes before what is mounted at once, which may be of another server that waits for this one.
-    parts = [close_ports(params), have_folders(params), limits, have_threads(params), serve(params), mounting]
-    limited = bool(quotas or quota.parse(present, params["cluster"]))
-    missing = mounts.missing_programs(_program(params), fetched, limited)
-    values = {"missing": missing, "healed": healed, "removed": removed, "quotas": quotas}
-    return bring_about(parts, values, look_only=check_mode or bool(missing))
+def ensure_threads(params: Mapping[str, Any]) -> LayerChange:
+    """Plan the threads of the kernel's NFS server, which are set before it starts or gets more members."""
+    thread_host = threads.read_nfsd_state(params["exports"].get(serving.KERNEL_SERVER, ""))
+    thread_plan = threads.plan_threads(params["cluster"], params["connections"], thread_host)
+    return LayerChange(
+        thread_plan.changed,
+        *threads.format_threads_diff(thread_plan),
+        functools.partial(threads.apply_threads_plan, command.run, thread_plan),
+    )
+
+
+def serve(params: Mapping[str, Any]) -> LayerChange:
+    """Plan the exports, and the server that reads them."""
+    export_plan = serving.plan_server(command.run, params["files"], params["exports"], _server_program(params))
+
+    def apply_plan() -> None:
+        if export_plan.server:
+            # The server needs its port immediately, but a listener of an interrupted check may still use it.
+            background.end_earlier_runs("")
+        serving.apply_server_plan(command.run, export_plan)
+
+    return LayerChange(export_plan.changed, *serving.format_server_diff(export_plan), apply_plan)
+
+
+def mount_by_units(params: Mapping[str, Any]) -> Tuple[LayerChange, List[str], List[str]]:
+    """Plan the mounts with systemd. Returns the change, the mount points that are healed, and what is removed."""
+    desired_units = [
+        mounts.VolumeUnits(
+            mount["unit"], mount["mount_point"], {".mount": mount["mount"], ".automount": mount["automount"]}
+        )
+        for mount in params["mounts"]
+    ]
+    unit_texts = mounts.select_own_units(mounts.read_units(), params["cluster"])
+    mount_points = {mounts.parse_mount_point(unit_text) for unit_text in unit_texts.values()} | {
+        units.mount_point for units in desired_units
+    }
+    mounted_points = volume_users.select_mounted(read_proc_file("self/mounts"), sorted(mount_points))
+    mount_host = mounts.MountState(
+        unit_texts,
+        mounted_points,
+        mounts.find_stale_mounts(command.run, mounted_points),
+        mounts.find_idle_automounts(
+            command.run,
+            [desired_unit.name for desired_unit in desired_units if desired_unit.name + ".automount" in unit_texts],
+        ),
+        (),
+        parse_mount_options(read_proc_file("self/mountinfo")),
+    )
+    mount_plan = mounts.plan_mounts(desired_units, mount_host, params["force"])
+    if mount_plan.stopped_units:
+        # The users are determined only if needed, since a dead server may delay this.
+        mount_host = mount_host._replace(users=volume_users.find_volume_users("/proc", mounted_points))
+        mount_plan = mounts.plan_mounts(desired_units, mount_host, params["force"])
+    mount_change = LayerChange(
+        mount_plan.changed,
+        *mounts.format_mount_diff(mount_plan, mount_host),
+        functools.partial(mounts.apply_mount_plan, command.run, mount_plan),
+    )
+    return (
+        mount_change,
+        [units.mount_point for units in desired_units if units.name in mount_plan.healed_units],
+        mount_plan.deleted_units,
+    )
+
+
+def mount_by_fstab(params: Mapping[str, Any]) -> Tuple[LayerChange, List[str], List[str]]:
+    """Plan the mounts in /etc/fstab, for hosts on which systemd cannot mount at first use."""
+    desired_lines = dict(fstab.convert_unit(mount["mount"]) for mount in params["mounts"])
+    current_lines = fstab.parse_own_lines(managed_files.read_current(fstab.FSTAB_PATH).text, params["cluster"])
+    mounted_points = volume_users.select_mounted(
+        read_proc_file("self/mounts"), sorted({*desired_lines, *current_lines})
+    )
+    stale_points = mounts.find_stale_mounts(command.run, mounted_points)
+    fstab_host = fstab.FstabState(
+        current_lines, mounted_points, stale_points, (), parse_mount_options(read_proc_file("self/mountinfo"))
+    )
+    fstab_plan = fstab.plan_fstab(desired_lines, fstab_host, params["force"])
+    if fstab_plan.unmount_points:
+        fstab_host = fstab_host._replace(users=volume_users.find_volume_users("/proc", mounted_points))
+        fstab_plan = fstab.plan_fstab(desired_lines, fstab_host, params["force"])
+    apply_plan = functools.partial(fstab.apply_fstab_plan, command.run, fstab_plan, desired_lines, params["cluster"])
+    healed_points = [point for point in fstab_plan.unmount_points if point in stale_points and point in desired_lines]
+    return (
+        LayerChange(fstab_plan.changed, *fstab.format_fstab_diff(fstab_plan, desired_lines, fstab_host), apply_plan),
+        healed_points,
+        sorted(set(current_lines) - set(desired_lines)),
+    )
+
+
+def work(params: Mapping[str, Any], check_mode: bool) -> ModuleResult:
+    """Plan all changes, then apply them."""
+    mounts_nfs = any("\nType=nfs4\n" in desired_mount["mount"] for desired_mount in params["mounts"])
+    refuse_unfit(params, mounts_nfs)
+    quota_files = quota.read_project_files()
+    quota_change, reported_quotas = ensure_quotas(params, quota_files)
+    mount_volumes = mount_by_units if mounts.supports_automount() else mount_by_fstab
+    mount_change, healed_points, removed_mounts = mount_volumes(params)
+    # Exports come before mounts: the server of a mount may itself wait for an export of this host.
+    layer_changes = [
+        close_ports(params),
+        ensure_directories(params),
+        quota_change,
+        ensure_threads(params),
+        serve(params),
+        mount_change,
+    ]
+    has_quotas = bool(reported_quotas or quota.parse_projects(quota_files, params["cluster"]))
+    missing_programs = mounts.find_missing_programs(_server_program(params), mounts_nfs, has_quotas)
+    values = {
+        "missing": missing_programs,
+        "healed": healed_points,
+        "removed": removed_mounts,
+        "quotas": reported_quotas,
+    }
+    return apply_changes(layer_changes, values, check_mode=check_mode or bool(missing_programs))
 
 
 def main() -> None:
     """The module's entry point."""
-    entries = {"type": "list", "elements": "dict", "default": []}
+    entries_option = {"type": "list", "elements": "dict", "default": []}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
@@ -339,11 +422,11 @@ def main() -> None:
             "serves": {"type": "bool", "default": False},
             "exports": {"type": "dict", "default": {}},
             "connections": {"type": "int", "default": 0},
-            **dict.fromkeys(("folders", "files", "quotas", "mounts", "external"), entries),
+            **dict.fromkeys(("folders", "files", "quotas", "mounts", "external"), entries_option),
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
+    exit_with(module, lambda: work(module.params, module.check_mode), echo_arguments=False)
 
 
 if __name__ == "__main__":

@@ -270,64 +270,81 @@ peers:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, commands_of, starts_at_boot
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet import (
-    Host,
-    absent,
-    has_tun,
-    paths,
-    present,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import NOBODY, login_key, make_desired
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import (
+    ServicePaths,
+    find_command_lines,
+    starts_at_boot,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailnet import (
+    TailnetHost,
+    ensure_login,
+    ensure_logout,
+    has_tun,
+    measure_paths,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailscale import (
+    NO_STATUS,
+    format_login_key,
+    make_desired,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    host = Host(run, module.check_mode, given["timeout"])
-    places = Places(supervisor_programs=given["supervisor_programs"])
-    if given["state"] == "absent":
-        result = absent(host, given["forget"])
+def work(module: AnsibleModule) -> ModuleResult:
+    """Log the host in to the tailnet with its settings, or log it out."""
+    params = module.params
+    tailnet_host = TailnetHost(run, module.check_mode, params["timeout"])
+    service_paths = ServicePaths(supervisor_programs=params["supervisor_programs"])
+    if params["state"] == "absent":
+        result = ensure_logout(tailnet_host, params["forget"])
     else:
-        key = login_key(given["auth_key"], given["ephemeral"], given["tags"]) if given["auth_key"] else None
-        result = present(host, make_desired(given), key, given["login"], given["renew"], given["peers"])
-    status = result.status or NOBODY
-    if status.state == "Running" and given["hostname"] not in (None, status.name):
-        module.warn(
-            f"This host is called {status.name} in its tailnet, because another device has the name "
-            f"{given['hostname']}. Delete that one, or rename this one there."
+        node_key = (
+            format_login_key(params["auth_key"], params["ephemeral"], params["tags"]) if params["auth_key"] else None
         )
-    return Outcome(
+        result = ensure_login(
+            tailnet_host, make_desired(params), node_key, params["login"], params["renew"], params["peers"]
+        )
+    tailnet_status = result.daemon_status or NO_STATUS
+    if tailnet_status.backend_state == "Running" and params["hostname"] not in (None, tailnet_status.host_label):
+        module.warn(
+            f"This host is called {tailnet_status.host_label} in its tailnet, because another device has the name "
+            f"{params['hostname']}. Delete that one, or rename this one there."
+        )
+    return ModuleResult(
         result.changed,
         {
-            "installed": find("tailscale") is not None and find("tailscaled") is not None,
-            "running": result.status is not None,
-            "command": next(iter(commands_of(Tree(), "tailscaled")), []),
-            "boot": starts_at_boot("tailscaled", runs_systemd(), places),
+            "installed": find_program("tailscale") is not None and find_program("tailscaled") is not None,
+            "running": result.daemon_status is not None,
+            "command": next(iter(find_command_lines(Tree(), "tailscaled")), []),
+            "boot": starts_at_boot("tailscaled", runs_systemd(), service_paths),
             "tun_device": has_tun(),
-            "tun": status.tun,
-            "backend_state": status.state,
-            "version": status.version,
-            "id": status.id,
-            "name": status.name,
+            "tun": tailnet_status.uses_tun,
+            "backend_state": tailnet_status.backend_state,
+            "version": tailnet_status.version,
+            "id": tailnet_status.node_id,
+            "name": tailnet_status.host_label,
             "addresses": list(result.addresses),
-            "tags": list(status.tags),
+            "tags": list(tailnet_status.tags),
             "login_needed": result.login_needed,
             "tags_differ": result.tags_differ,
             "renewal_due": result.renewal_due,
             "renewal_failure": result.renewal_failure,
-            "managed": result.managed,
-            "key_expiry": status.key_expiry,
-            "health": list(status.health),
-            "peers": paths(host, status, given["peers"], given["probe"]),
+            "managed": result.managed_login,
+            "key_expiry": tailnet_status.key_expiry,
+            "health": list(tailnet_status.health_messages),
+            "peers": measure_paths(tailnet_host, tailnet_status, params["peers"], params["probe"]),
         },
-        result.before,
-        result.after,
+        result.diff_before,
+        result.diff_after,
         "tailnet",
     )
 
@@ -354,7 +371,7 @@ def main() -> None:
             "peers": {"type": "list", "elements": "str", "default": []},
             "probe": {"type": "bool", "default": False},
             "forget": {"type": "bool", "default": False},
-            "supervisor_programs": {"type": "path", "default": Places().supervisor_programs},
+            "supervisor_programs": {"type": "path", "default": ServicePaths().supervisor_programs},
         },
         supports_check_mode=True,
     )

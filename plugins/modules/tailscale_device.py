@@ -96,36 +96,47 @@ from typing import Any, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet_api import (
-    Device,
-    Sought,
-    absent,
-    api_of,
-    fetcher,
-    present,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import make_desired
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailnet_api import (
+    DeviceIdentity,
+    TailnetDevice,
+    delete_device,
+    ensure_tags,
+    find_api,
+    make_fetcher,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailscale import (
+    make_desired,
+)
 
 
-def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
-    """Do what the parameters say."""
-    checked = make_desired({"tags": given["tags"], "login_server": given["login_server"]})
-    api = api_of(checked.login_server)
-    fetch = fetcher(given["api_key"], given["ca_path"])
-    sought = Sought(given["address"], given["name"], given["id"] or "")
-    if given["state"] == "absent":
-        result = absent(api, fetch, sought, check_mode)
-        after = None
+def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:
+    """Apply the tags of the device, or delete it."""
+    desired_settings = make_desired({"tags": params["tags"], "login_server": params["login_server"]})
+    api = find_api(desired_settings.login_server)
+    fetch = make_fetcher(params["api_key"], params["ca_path"])
+    sought_device = DeviceIdentity(params["address"], params["name"], params["id"] or "")
+    if params["state"] == "absent":
+        result = delete_device(api, fetch, sought_device, check_mode)
+        device_after = None
     else:
-        tags = checked.tags or ()
-        result = present(api, fetch, sought, tags, check_mode)
-        after = result.device._replace(tags=tags) if result.device else None
-    device = result.device._asdict() if result.device else None
-    return Outcome(result.changed, {"device": device}, _lines(result.device), _lines(after), given["address"])
+        tags = desired_settings.tags or ()
+        result = ensure_tags(api, fetch, sought_device, tags, check_mode)
+        device_after = result.device._replace(tags=tags) if result.device else None
+    device_fields = result.device._asdict() if result.device else None
+    return ModuleResult(
+        result.changed,
+        {"device": device_fields},
+        _format_device(result.device),
+        _format_device(device_after),
+        params["address"],
+    )
 
 
-def _lines(device: Optional[Device]) -> str:
+def _format_device(device: Optional[TailnetDevice]) -> str:
     return "" if device is None else "".join(f"{key}: {value}\n" for key, value in device._asdict().items())
 
 

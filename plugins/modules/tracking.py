@@ -227,67 +227,88 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, own_certificate
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, server, settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate, service
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import (
+    environment,
+    server,
+    settings,
+)
 
-_PLACES = daemon.Places()
-
-
-def _certify(request: server.Request, check_mode: bool) -> Outcome:
-    if not request.serves or not request.server.own_certificate:
-        return Outcome(False, {"certificates": None, "missing": []})
-    if not find("openssl"):
-        return Outcome(True, {"certificates": None, "missing": ["openssl"]})
-    before = own_certificate.present(run, request.server.identity)
-    found = before if check_mode else server.certificates(run, request)
-    return Outcome(found != before or (check_mode and not found), {"certificates": found or None, "missing": []})
-
-
-def _install(request: server.Request, check_mode: bool) -> Outcome:
-    lacking = _missing()
-    if lacking or check_mode:
-        return Outcome(bool(lacking), {"missing": lacking})
-    return Outcome(server.install(run, request), {"missing": []})
+_DEFAULT_PATHS = service.ServicePaths()
 
 
-def _missing() -> List[str]:
-    return [*server.missing(), *([] if environment.can_make(run) else ["python3-venv"])]
+def _certify(server_request: server.TrackingRequest, check_mode: bool) -> ModuleResult:
+    if not server_request.serves or not server_request.server.own_certificate:
+        return ModuleResult(False, {"certificates": None, "missing": []})
+    if not find_program("openssl"):
+        return ModuleResult(True, {"certificates": None, "missing": ["openssl"]})
+    certificates_before = server_certificate.usable_certificates(run, server_request.server.identity)
+    certificates_after = certificates_before if check_mode else server.ensure_certificates(run, server_request)
+    return ModuleResult(
+        certificates_after != certificates_before or (check_mode and not certificates_after),
+        {"certificates": certificates_after or None, "missing": []},
+    )
 
 
-def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
-    """Do what the parameters say."""
-    request = server.requested(params)
+def _install(server_request: server.TrackingRequest, check_mode: bool) -> ModuleResult:
+    missing_packages = _find_missing_packages()
+    if missing_packages or check_mode:
+        return ModuleResult(bool(missing_packages), {"missing": missing_packages})
+    return ModuleResult(server.install_mlflow(run, server_request), {"missing": []})
+
+
+def _find_missing_packages() -> List[str]:
+    return [*server.missing_packages(), *([] if environment.can_create(run) else ["python3-venv"])]
+
+
+def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:
+    """Apply the desired state of the tracking layer."""
+    server_request = server.parse_request(params)
     if params["state"] == "certified":
-        return _certify(request, check_mode)
+        return _certify(server_request, check_mode)
     if params["state"] == "installed":
-        return _install(request, check_mode)
+        return _install(server_request, check_mode)
     if params["state"] == "saved":
-        server.refuse_to_save(request)
-        return Outcome(server.is_ours(request) if check_mode else server.save(run, request), {})
+        server.refuse_to_save(server_request)
+        return ModuleResult(
+            server.is_own_server(server_request) if check_mode else server.save_database(run, server_request), {}
+        )
     if params["state"] in ("retired", "absent"):
-        keeps = params["state"] == "absent"
-        return Outcome(server.is_ours(request) if check_mode else server.retire(run, request, keeps), {})
-    values: Dict[str, Any] = {"missing": [], "leftover": server.leftover(request), "restarted": []}
-    server.refuse_member(request)
-    if request.serves:
-        server.refuse_server(request)
-        values["missing"] = _missing()
+        keeps_files = params["state"] == "absent"
+        return ModuleResult(
+            server.is_own_server(server_request)
+            if check_mode
+            else server.retire_server(run, server_request, keeps_files),
+            {},
+        )
+    values: Dict[str, Any] = {"missing": [], "leftover": server.has_leftovers(server_request), "restarted": []}
+    server.refuse_member(server_request)
+    if server_request.serves:
+        server.refuse_server(server_request)
+        values["missing"] = _find_missing_packages()
     if check_mode:
-        values["postgresql"] = server.postgresql(run, request)
+        values["postgresql"] = server.postgresql_version(run, server_request)
     if values["missing"] or check_mode:
-        words = server.look(run, request)
+        change_lines = server.describe_differences(run, server_request)
     else:
-        words, values["restarted"] = server.apply(run, request)
-    shown = [word for word in words if not values["leftover"] or word != server.STILL_HERE]
-    return Outcome(bool(shown), values, "", "".join(f"{word}\n" for word in shown))
+        change_lines, values["restarted"] = server.apply_request(run, server_request)
+    reported_lines = [
+        change_line for change_line in change_lines if not values["leftover"] or change_line != server.STILL_HERE
+    ]
+    return ModuleResult(bool(reported_lines), values, "", "".join(f"{change_line}\n" for change_line in reported_lines))
 
 
 def main() -> None:
     """The module's entry point."""
-    text = {"type": "str", "default": ""}
+    text_option = {"type": "str", "default": ""}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
@@ -302,44 +323,44 @@ def main() -> None:
             },
             "tracked": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "start": {"type": "bool", "default": False},
-            "server": text,
-            "volume": text,
+            "server": text_option,
+            "volume": text_option,
             "wanted": {"type": "raw"},
             "own": {"type": "bool", "default": False},
-            "former": text,
+            "former": text_option,
             "registered": {"type": "str"},
             "force": {"type": "bool", "default": False},
-            "users_file": text,
-            "certificate_file": text,
-            "key_file": {**text, "no_log": False},
-            "ca_file": text,
+            "users_file": text_option,
+            "certificate_file": text_option,
+            "key_file": {**text_option, "no_log": False},
+            "ca_file": text_option,
             "cluster": {"type": "str"},
-            "machine": text,
+            "machine": text_option,
             "serves": {"type": "bool", "default": False},
-            "address": text,
+            "address": text_option,
             "port": {"type": "int", "default": 0},
             "tls": {"type": "bool", "default": False},
             "own_certificate": {"type": "bool", "default": False},
-            "mount_point": text,
-            "uid": {"type": "int", "default": settings.UID},
+            "mount_point": text_option,
+            "uid": {"type": "int", "default": settings.DEFAULT_UID},
             "unconfined": {"type": "bool", "default": False},
-            "requirements": text,
-            # One text: Ansible hides passwords in a list by their text, and one with '@', a quotation mark or a
-            # backslash looks different in the log, which has the list as Python writes it.
+            "requirements": text_option,
+            # The users are passed as one text: Ansible hides passwords in a list by their text, and one with '@', a
+            # quotation mark or a backslash looks different in the log, which has the list as Python writes it.
             "users": {"type": "str", "no_log": True},
             "certificate": {"type": "str"},
             "key": {"type": "str", "no_log": True},
             "trust": {"type": "str"},
-            "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
-            "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
+            "supervisor_config": {"type": "path", "default": _DEFAULT_PATHS.supervisor_config},
+            "supervisor_programs": {"type": "path", "default": _DEFAULT_PATHS.supervisor_programs},
         },
         supports_check_mode=True,
     )
     if module.params["users"] is not None:
         module.params["users"] = json.loads(module.params["users"])
-        # Also where an error quotes one of them.
+        # Passwords are also hidden in errors that quote them.
         module.no_log_values.update(user["password"] for user in module.params["users"] if user["password"])
-    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
+    exit_with(module, lambda: work(module.params, module.check_mode), echo_arguments=False)
 
 
 if __name__ == "__main__":

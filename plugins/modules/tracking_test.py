@@ -90,32 +90,42 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import expiry
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import probe
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.server import checker_password
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import expiry
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import probe
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.server import (
+    checker_password,
+)
 
 
-def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
-    """Ask, and where this host runs the server write."""
-    started = time.monotonic()
-    password = checker_password() if params["write"] and not check_mode else None
-    server = probe.Client(params["uri"], params["trust"], params["timeout"], password)
-    problem = ""
-    certificate: Dict[str, Any] = {}
+def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:
+    """Query the server, and on its own host also write a run and read it back."""
+    started_at = time.monotonic()
+    checker_secret = checker_password() if params["write"] and not check_mode else None
+    tracking_client = probe.TrackingClient(params["uri"], params["trust"], params["timeout"], checker_secret)
+    tracking_problem = ""
+    certificate_dates: Dict[str, Any] = {}
     try:
-        server.ask()
-        end = server.certificate_end() if params["write"] else None
-        if end is not None:
-            certificate = {"expires": expiry.shown(end), "days_left": expiry.days_left(end, time.time())}
-        if password is not None:
-            server.write_and_read()
+        tracking_client.check_health()
+        expires_at = tracking_client.certificate_expiry() if params["write"] else None
+        if expires_at is not None:
+            certificate_dates = {
+                "expires": expiry.format_time(expires_at),
+                "days_left": expiry.days_left(expires_at, time.time()),
+            }
+        if checker_secret is not None:
+            tracking_client.write_and_read()
     except GpumeshError as failure:
-        problem = str(failure)
-    seconds = round(time.monotonic() - started, 2)
-    wrote = password is not None and not problem
-    return Outcome(False, {"problem": problem, "wrote": wrote, "seconds": seconds, **certificate})
+        tracking_problem = str(failure)
+    elapsed_seconds = round(time.monotonic() - started_at, 2)
+    has_written = checker_secret is not None and not tracking_problem
+    return ModuleResult(
+        False, {"problem": tracking_problem, "wrote": has_written, "seconds": elapsed_seconds, **certificate_dates}
+    )
 
 
 def main() -> None:

@@ -74,33 +74,42 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils.supplied import OPTIONS, outdated
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, paths
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    apply_changes,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import (
+    PUSH_OPTIONS,
+    missing_contents,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install, paths
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Write or remove the files; nothing while contents are lacking."""
-    parts = list(install.parts(module.params).values())
-    lacking = outdated(parts)
-    values: Dict[str, Any] = {"outdated": lacking, "path": paths.PATH}
-    if lacking and not module.check_mode:
-        return Outcome(False, values)
-    return bring_about(parts, values, module.check_mode)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Write or remove the files; change nothing while contents are missing."""
+    file_changes = list(install.desired_changes(module.params).values())
+    outdated_contents = missing_contents(file_changes)
+    values: Dict[str, Any] = {"outdated": outdated_contents, "path": paths.PROGRAM_PATH}
+    if outdated_contents and not module.check_mode:
+        return ModuleResult(False, values)
+    return apply_changes(file_changes, values, module.check_mode)
 
 
 def main() -> None:
-    """The module's entry."""
+    """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "run_dir": {"type": "str", "default": ""},
-            "stage_dir": {"type": "str", "default": paths.STAGE},
+            "stage_dir": {"type": "str", "default": paths.STAGE_DIR},
             "volumes": {"type": "list", "elements": "str", "default": []},
-            **OPTIONS,
+            **PUSH_OPTIONS,
         },
         supports_check_mode=True,
     )

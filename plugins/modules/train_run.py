@@ -158,83 +158,98 @@ from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import paths, program, runs, show, store
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
-    ENDED,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
+    paths,
+    program,
+    runs,
+    show,
+    store,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
+    ENDED_STATES,
     HANG_TIMEOUT,
-    Request,
-    Run,
-    as_values,
+    RunRequest,
+    TrainingRun,
+    format_run,
 )
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Start or resume the run, or look at it."""
-    given = module.params
-    host = runs.Host(run, paths.PATH, given["volumes"])
-    wanted = request_of(given, program.Settings(given), given["state"] == "started" and not module.check_mode)
-    folder = store.is_run(wanted.folder)
-    if folder is None:
-        if given["state"] == "followed":
-            raise InputError(f"There is no run in {wanted.folder}.", "Start it again.")
+def work(module: AnsibleModule) -> ModuleResult:
+    """Start or resume the run, or return its state."""
+    params = module.params
+    run_host = runs.SubmitHost(run, paths.PROGRAM_PATH, params["volumes"])
+    run_request = parse_request(
+        params, program.TrainSettings(params), params["state"] == "started" and not module.check_mode
+    )
+    run_directory = store.open_if_run(run_request.folder)
+    if run_directory is None:
+        if params["state"] == "followed":
+            raise InputError(f"There is no run in {run_request.folder}.", "Start it again.")
         if module.check_mode:
-            runs.refuse(host, wanted)
-            return _outcome("started", Run(wanted.name), "", wanted.folder)
-        return _outcome("started", runs.start(host, wanted), "", wanted.folder)
-    if folder.request().command != wanted.command:
+            runs.check_request(run_host, run_request)
+            return _run_result("started", TrainingRun(run_request.name), "", run_request.folder)
+        return _run_result("started", runs.start_run(run_host, run_request), "", run_request.folder)
+    if run_directory.read_request().command != run_request.command:
         raise InputError(
-            f"The run '{wanted.name}' in {wanted.folder} was started with a different command.",
+            f"The run '{run_request.name}' in {run_request.folder} was started with a different command.",
             "Use the same command, or another name.",
         )
-    look = runs.follow if given["state"] == "followed" else runs.look
-    state, waits = look(host, folder)
-    if state.state in ("failed", "cancelled") and given["state"] == "started":
-        resumed = state if module.check_mode else runs.resume(host, folder)[0]
-        return _outcome("resumed", resumed, "", wanted.folder)
-    return _outcome("none" if state.state in ENDED else "attached", state, waits, wanted.folder)
+    query_state = runs.poll_run if params["state"] == "followed" else runs.inspect_run
+    run_state, wait_reason = query_state(run_host, run_directory)
+    if run_state.state in ("failed", "cancelled") and params["state"] == "started":
+        resumed_run = run_state if module.check_mode else runs.resume_run(run_host, run_directory)[0]
+        return _run_result("resumed", resumed_run, "", run_request.folder)
+    return _run_result(
+        "none" if run_state.state in ENDED_STATES else "attached", run_state, wait_reason, run_request.folder
+    )
 
 
-def request_of(given: Mapping[str, Any], settings: program.Settings, new: bool = False) -> Request:
-    """What the parameters ask for. ``new``: it may be created. Raises GpumeshError."""
+def parse_request(
+    params: Mapping[str, Any], program_settings: program.TrainSettings, may_create: bool = False
+) -> RunRequest:
+    """Parse the parameters. ``may_create``: the directory of the runs may be created. Raises GpumeshError."""
     try:
-        command = tuple(shlex.split(given["command"]))
+        command = tuple(shlex.split(params["command"]))
     except ValueError as failure:
         raise InputError(
             f"The command cannot be split into words: {failure}.", "Close its quotation marks."
         ) from failure
-    options = {name: value for name, value in given.items() if name in Request._fields}
-    options.update(
-        ranks=given["ranks_per_node"],
+    request_options = {option_name: value for option_name, value in params.items() if option_name in RunRequest._fields}
+    request_options.update(
+        ranks=params["ranks_per_node"],
         command=command,
-        folder=f"{settings.base('', new)}/{given['name']}",
-        min_nodes=given["min_nodes"] or given["nodes"],
-        sbatch=tuple(given["sbatch"]),
-        stage_dir=settings.local("") if given["stage"] else "",
+        folder=f"{program_settings.runs_dir('', may_create)}/{params['name']}",
+        min_nodes=params["min_nodes"] or params["nodes"],
+        sbatch=tuple(params["sbatch"]),
+        stage_dir=program_settings.staging_dir("") if params["stage"] else "",
     )
-    return Request(**options)
+    return RunRequest(**request_options)
 
 
-def _outcome(action: str, state: Run, waits: str, folder: str) -> Outcome:
-    line = show.line(state, time.time(), waits)
+def _run_result(action: str, run_state: TrainingRun, wait_reason: str, directory: str) -> ModuleResult:
+    status_line = show.format_line(run_state, time.time(), wait_reason)
     values = {
         "action": action,
-        "ended": state.state in ENDED,
-        "line": line,
-        "folder": folder,
-        "run": as_values(state),
+        "ended": run_state.state in ENDED_STATES,
+        "line": status_line,
+        "folder": directory,
+        "run": format_run(run_state),
     }
     changed = action in ("started", "resumed")
-    return Outcome(changed, values, "", f"{line}\n" if changed else "")
+    return ModuleResult(changed, values, "", f"{status_line}\n" if changed else "")
 
 
 def main() -> None:
     """The module's entry point."""
-    text: Any = {"type": "str", "default": ""}
-    count: Any = {"type": "int", "default": 0}
-    texts: Any = {"type": "list", "elements": "str", "default": []}
+    text_option: Any = {"type": "str", "default": ""}
+    count_option: Any = {"type": "int", "default": 0}
+    strings_option: Any = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
@@ -243,25 +258,25 @@ def main() -> None:
             "state": {"type": "str", "choices": ["started", "followed"], "default": "started"},
             "wait": {"type": "bool", "default": True},
             "directory": {"type": "str", "default": "/"},
-            "code": text,
-            "stage": text,
-            "stage_dir": {"type": "str", "default": paths.STAGE},
-            "run_dir": text,
+            "code": text_option,
+            "stage": text_option,
+            "stage_dir": {"type": "str", "default": paths.STAGE_DIR},
+            "run_dir": text_option,
             "nodes": {"type": "int", "default": 1},
-            "min_nodes": count,
-            "spare": count,
-            "gpus_per_node": count,
-            "ranks_per_node": count,
-            "time": text,
-            "partition": text,
-            "sbatch": texts,
+            "min_nodes": count_option,
+            "spare": count_option,
+            "gpus_per_node": count_option,
+            "ranks_per_node": count_option,
+            "time": text_option,
+            "partition": text_option,
+            "sbatch": strings_option,
             "max_restarts": {"type": "int", "default": 10},
             "hang_timeout": {"type": "float", "default": HANG_TIMEOUT},
-            "volumes": texts,
+            "volumes": strings_option,
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), own_umask=True)
+    exit_with(module, lambda: work(module), keep_umask=True)
 
 
 if __name__ == "__main__":

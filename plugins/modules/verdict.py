@@ -14,7 +14,7 @@ author:
 description:
   - Creates the verdict document from the cluster record and from the results that the tasks of a check registered on
     all hosts of the play. Run it once, not on every host.
-  - The document has the JSON schema C(plugins/plugin_utils/report/verdict.schema.json). All reports are generated from
+  - The document has the JSON schema C(plugins/plugin_utils/_checks/report/verdict.schema.json). All reports are generated from
     it.
   - A member without results is named, never omitted. Checks that were not performed are reported with the reason, and
     never pass.

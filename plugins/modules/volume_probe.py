@@ -179,68 +179,95 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import holding, probe
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import bounded
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import (
+    run_with_deadline,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import holding, probe
 
-#: Beside the measurements themselves: three of them at most in a phase, each with a last sync.
-_MORE_SECONDS = 30.0
+#: The time limit beyond the measurements: at most three in a phase, each with a final sync.
+_EXTRA_SECONDS = 30.0
 _LOOK_SECONDS = 10.0
 _MIB = 1 << 20
 
 
-def examine(params: Dict[str, Any], volume: Dict[str, Any], value: Dict[str, Any]) -> None:
-    """One phase on one volume. What is found until something fails is in ``value`` as well."""
-    phase, run, machine = params["phase"], params["run"], params["machine"]
-    point, members = volume["mount_point"], params["members"]
-    limits = probe.Limits(params["size_mib"] * _MIB, params["files"], params["seconds"], params["max_used_percent"])
-    within = 3 * params["seconds"] + _MORE_SECONDS
-    neighbour = probe.neighbour_of(machine, members)
+def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[str, Any]) -> None:
+    """Perform one phase on one volume. ``volume_result`` also has the results that precede a failure."""
+    phase, run_id, machine = params["phase"], params["run"], params["machine"]
+    mount_point, members = volume["mount_point"], params["members"]
+    probe_limits = probe.ProbeLimits(
+        params["size_mib"] * _MIB, params["files"], params["seconds"], params["max_used_percent"]
+    )
+    time_limit = 3 * params["seconds"] + _EXTRA_SECONDS
+    neighbour = probe.next_machine(machine, members)
     if phase in ("look", "write"):
-        value.update(bounded(functools.partial(probe.look, point), _LOOK_SECONDS))
+        volume_result.update(run_with_deadline(functools.partial(probe.read_volume_usage, mount_point), _LOOK_SECONDS))
     if volume["read_only"] or phase == "look":
         return
     if phase == "write":
-        value.update(bounded(functools.partial(probe.write, point, run, machine, len(members), limits), within))
-        lockable = neighbour and value["uid"] is not None
-        value["held"] = holding.start(point, run, machine, volume["name"], params["lifetime"]) if lockable else ""
+        volume_result.update(
+            run_with_deadline(
+                functools.partial(probe.write_and_measure, mount_point, run_id, machine, len(members), probe_limits),
+                time_limit,
+            )
+        )
+        can_lock = neighbour and volume_result["uid"] is not None
+        volume_result["held"] = (
+            holding.start_lock_owner(mount_point, run_id, machine, volume["name"], params["lifetime"])
+            if can_lock
+            else ""
+        )
     elif phase == "compare":
-        others = probe.others(machine, members)
-        value.update(bounded(functools.partial(probe.compare, point, run, others, neighbour or "", limits), within))
+        other_members = probe.other_machines(machine, members)
+        volume_result.update(
+            run_with_deadline(
+                functools.partial(
+                    probe.check_members, mount_point, run_id, other_members, neighbour or "", probe_limits
+                ),
+                time_limit,
+            )
+        )
     elif phase == "release":
-        value["held"] = holding.release(volume["name"], run, machine) if neighbour else ""
+        volume_result["held"] = holding.release_lock(volume["name"], run_id, machine) if neighbour else ""
     elif phase == "take":
-        value["lock"] = None
+        volume_result["lock"] = None
         if neighbour:
-            value.update(bounded(functools.partial(probe.take, point, run, neighbour), within))
+            volume_result.update(
+                run_with_deadline(functools.partial(probe.take_lock, mount_point, run_id, neighbour), time_limit)
+            )
     else:
-        bounded(functools.partial(probe.clean, point, run, machine), within)
+        run_with_deadline(functools.partial(probe.remove_own_files, mount_point, run_id, machine), time_limit)
 
 
-def work(params: Dict[str, Any]) -> Outcome:
-    """One phase on all volumes."""
-    found: Dict[str, Dict[str, Any]] = {}
+def work(params: Dict[str, Any]) -> ModuleResult:
+    """Perform one phase on all volumes."""
+    results_by_volume: Dict[str, Dict[str, Any]] = {}
     for volume in params["volumes"]:
-        value = found.setdefault(volume["name"], {"trouble": ""})
+        volume_result = results_by_volume.setdefault(volume["name"], {"trouble": ""})
         try:
-            examine(params, volume, value)
+            examine(params, volume, volume_result)
         except HostStateError as failure:
-            value["trouble"] = failure.message
-    return Outcome(False, {"volumes": found, "users": people() if params["phase"] == "write" else {}})
+            volume_result["trouble"] = failure.message
+    return ModuleResult(
+        False, {"volumes": results_by_volume, "users": list_human_users() if params["phase"] == "write" else {}}
+    )
 
 
-def people() -> Dict[str, int]:
-    """The users with their UIDs; empty if the directory service does not respond."""
+def list_human_users() -> Dict[str, int]:
+    """Return the users with their UIDs; empty if the directory service does not respond."""
     try:
-        return bounded(probe.users, _LOOK_SECONDS)
+        return run_with_deadline(probe.list_users, _LOOK_SECONDS)
     except HostStateError:
         return {}
 
 
 def main() -> None:
     """The module's entry point."""
-    own = ["run", "machine"]
+    required_options = ["run", "machine"]
     phases = ["look", "write", "compare", "release", "take", "clean"]
     module = AnsibleModule(
         argument_spec={
@@ -264,7 +291,7 @@ def main() -> None:
             "max_used_percent": {"type": "float", "default": 95},
             "lifetime": {"type": "int", "default": 600},
         },
-        required_if=[("phase", phase, own) for phase in phases if phase != "look"],
+        required_if=[("phase", phase, required_options) for phase in phases if phase != "look"],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module.params))

@@ -200,66 +200,83 @@ handshakes:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import (
-    Host,
-    absent,
-    present,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD, TUNNEL, TUNNEL_OPTIONS
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.processes import runs_systemd
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
+    WireguardHost,
+    ensure_interface,
+    remove_interface,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
+    RECORD,
+    TUNNEL,
+    TUNNEL_OPTIONS,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
+    make_desired,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Do what the parameters say."""
-    given = module.params
-    interface = given["interface"]
-    host = Host(run, module.check_mode, places=Places(supervisor_programs=given["supervisor_programs"]))
-    if given["state"] == "absent":
-        result = absent(host, interface)
+def work(module: AnsibleModule) -> ModuleResult:
+    """Apply the desired state of the tunnel."""
+    params = module.params
+    interface = params["interface"]
+    tunnel_host = WireguardHost(
+        run, module.check_mode, service_paths=ServicePaths(supervisor_programs=params["supervisor_programs"])
+    )
+    if params["state"] == "absent":
+        result = remove_interface(tunnel_host, interface)
     else:
-        desired = None
-        if given["peers"] is not None:
-            desired = make_desired(
-                interface, given["address"], given["listen_port"], given["mtu"], given["peers"], given["forward"]
+        desired_tunnel = None
+        if params["peers"] is not None:
+            desired_tunnel = make_desired(
+                interface, params["address"], params["listen_port"], params["mtu"], params["peers"], params["forward"]
             )
-        result = present(
-            host,
+        result = ensure_interface(
+            tunnel_host,
             interface,
-            desired,
-            given["probe_mtu"],
-            given["public_key"],
-            given["preshared_keys"],
-            given["preshared_without"],
+            desired_tunnel,
+            params["probe_mtu"],
+            params["public_key"],
+            params["preshared_keys"],
+            params["preshared_without"],
         )
     for warning in result.warnings:
         module.warn(warning)
-    return Outcome(
+    return ModuleResult(
         result.changed,
         {
             "public_key": result.public_key,
             "interface_up": result.interface_up,
-            "tools": result.tools,
+            "tools": result.tools_installed,
             "implementation": result.implementation,
             "systemd": runs_systemd(),
-            "boot": result.boot,
+            "boot": result.starts_at_boot,
             "mtu": result.mtu,
-            "peers": result.peers._asdict(),
+            "peers": result.peer_changes._asdict(),
             "handshakes": result.handshakes,
-            **({"others": list(result.others), "foreign": result.foreign} if given["state"] == "absent" else {}),
+            **(
+                {"others": list(result.other_interfaces), "foreign": result.foreign_conf}
+                if params["state"] == "absent"
+                else {}
+            ),
         },
-        result.before,
-        result.after,
-        host.conf_path(interface),
+        result.diff_before,
+        result.diff_after,
+        tunnel_host.conf_path(interface),
     )
 
 
 def main() -> None:
-    """The module's entry point. What belongs to the record is the action's: it is turned into the other options."""
+    """The module's entry point. The action turns the options about the record into the others."""
     module = AnsibleModule(
         argument_spec={
             **RECORD,
@@ -273,7 +290,7 @@ def main() -> None:
             "forward": {"type": "bool", "default": False},
             "preshared_keys": {"type": "dict", "no_log": True},
             "preshared_without": {"type": "list", "elements": "str", "default": [], "no_log": False},
-            "supervisor_programs": {"type": "path", "default": Places().supervisor_programs},
+            "supervisor_programs": {"type": "path", "default": ServicePaths().supervisor_programs},
         },
         required_by={"peers": ("address",)},
         required_one_of=[("interface", "record")],

@@ -67,22 +67,32 @@ preshared_keys:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import DIRECTORY
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preshared import folder_of, offer
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import DIRECTORY
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.preshared import (
+    generate_keys,
+    keys_directory,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Make the keys."""
-    given = module.params
-    folder = folder_of(DIRECTORY, given["interface"])
-    return Outcome(False, {"preshared_keys": offer(folder, given["machine"], given["peers"], given["renew"])})
+def work(module: AnsibleModule) -> ModuleResult:
+    """Create or read the preshared keys for the peers."""
+    params = module.params
+    key_directory = keys_directory(DIRECTORY, params["interface"])
+    return ModuleResult(
+        False, {"preshared_keys": generate_keys(key_directory, params["machine"], params["peers"], params["renew"])}
+    )
 
 
 def main() -> None:
-    """The module's entry point. What belongs to the record is the action's: it is turned into the other options."""
+    """The module's entry point. The action turns the options about the record into the others."""
     module = AnsibleModule(
         argument_spec={
             **RECORD,

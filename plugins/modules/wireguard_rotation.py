@@ -88,35 +88,52 @@ registration:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import Host
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD, ROTATION_OPTIONS, TUNNEL
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.rotation import arm, prepare, switch
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DERIVED_OPTION,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    ModuleResult,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
+    WireguardHost,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
+    RECORD,
+    ROTATION_OPTIONS,
+    TUNNEL,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.rotation import (
+    arm_host,
+    prepare_key,
+    switch_key,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
+    make_desired,
+)
 
 
-def work(module: AnsibleModule) -> Outcome:
-    """Take the step."""
-    given = module.params
-    host = Host(run, module.check_mode)
-    if given["step"] == "prepare":
-        changed, next_key = prepare(host, given["interface"])
-        return Outcome(changed, {"next_public_key": next_key})
-    desired = make_desired(given["interface"], given["address"], given["listen_port"], 0, given["peers"])
-    if given["step"] == "arm":
-        return Outcome(arm(host, desired), {})
-    if host.check_mode:
-        return Outcome(True, {})
-    switched = switch(host, desired)
-    for late in switched.late:
-        module.warn(f"No new session yet with {late}; the next run corrects this.")
-    return Outcome(True, {"public_key": switched.public_key})
+def work(module: AnsibleModule) -> ModuleResult:
+    """Perform one step of the key rotation."""
+    params = module.params
+    tunnel_host = WireguardHost(run, module.check_mode)
+    if params["step"] == "prepare":
+        changed, next_key = prepare_key(tunnel_host, params["interface"])
+        return ModuleResult(changed, {"next_public_key": next_key})
+    desired_tunnel = make_desired(params["interface"], params["address"], params["listen_port"], 0, params["peers"])
+    if params["step"] == "arm":
+        return ModuleResult(arm_host(tunnel_host, desired_tunnel), {})
+    if tunnel_host.check_mode:
+        return ModuleResult(True, {})
+    switch_result = switch_key(tunnel_host, desired_tunnel)
+    for late_peer in switch_result.late_peers:
+        module.warn(f"No new session yet with {late_peer}; the next run corrects this.")
+    return ModuleResult(True, {"public_key": switch_result.public_key})
 
 
 def main() -> None:
-    """The module's entry point. What belongs to the record is the action's: it is turned into the other options."""
+    """The module's entry point. The action turns the options about the record into the others."""
     module = AnsibleModule(
         argument_spec={**RECORD, **DERIVED_OPTION, **TUNNEL, **ROTATION_OPTIONS},
         required_by={"peers": ("address",)},

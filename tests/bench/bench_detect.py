@@ -36,8 +36,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
 OURS, SETUP, PING = "gpumesh.cluster.interface_info", "ansible.builtin.setup", "ansible.builtin.ping"
 MODULES = (PING, SETUP, OURS)
@@ -162,7 +162,7 @@ def bench_module(arguments: argparse.Namespace) -> bool:
             **{title: f"{seconds[SETUP] / seconds[OURS]:.1f} : 1" for title, seconds in columns.items()},
         }
     )
-    print(render(rows, [*rows[0]]))
+    print(render_table(rows, [*rows[0]]))
     ratio = wall[SETUP] / wall[OURS]
     print(
         f"interface_info: {ratio:.1f} times faster than setup on the host (limit: {FASTER:g}). "

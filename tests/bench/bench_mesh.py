@@ -24,17 +24,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
-    Dump,
-    Link,
-    Runtime,
-    RuntimePeer,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
+    InterfaceLink,
+    RunningInterface,
+    RunningPeer,
+    WireguardDump,
     make_desired,
     parse_conf,
-    plan,
+    plan_interface,
     render_conf,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import tunnel
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import tunnel_options
 
 SIZES = (10, 100, 200, 400, 600, 800, 1000)
 #: Seconds of the controller for 1,000 members with 999 peers each, in total.
@@ -83,7 +83,7 @@ def whole_cluster(size: int) -> Cost:
     controller = hosts = 0.0
     for member in members["members"]:
         start = time.process_time()
-        given = tunnel(members, member["machine"], [])
+        given = tunnel_options(members, member["machine"], [])
         derived = time.process_time()
         compare(given)
         controller, hosts = controller + derived - start, hosts + time.process_time() - derived
@@ -95,14 +95,16 @@ def compare(given: Mapping[str, Any]) -> None:
     wanted = make_desired(given["interface"], given["address"], given["listen_port"], given["mtu"], given["peers"])
     conf = render_conf(wanted, "/etc/wireguard/gpumesh0.key")
     live = {
-        peer.public_key: RuntimePeer(peer.public_key, peer.endpoint, peer.allowed_ips, 0, 0, 0, 0)
+        peer.public_key: RunningPeer(peer.public_key, peer.endpoint, peer.allowed_ips, 0, 0, 0, 0)
         for peer in wanted.peers
     }
-    running = Runtime(
-        Dump("key", wanted.listen_port, live), Link(wanted.mtu, True, (wanted.address,), "wireguard"), frozenset()
+    running = RunningInterface(
+        WireguardDump("key", wanted.listen_port, live),
+        InterfaceLink(wanted.mtu, True, (wanted.address,), "wireguard"),
+        frozenset(),
     )
     resolved = {peer.endpoint: (peer.endpoint,) for peer in wanted.peers if peer.endpoint}
-    plan(wanted, running, "key", parse_conf(conf), resolved, 0)
+    plan_interface(wanted, running, "key", parse_conf(conf), resolved, 0)
 
 
 def scale() -> bool:

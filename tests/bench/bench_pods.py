@@ -27,8 +27,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preload
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import PROXY_ADDRESS, daemon_flags
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import preload
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import (
+    PROXY_ADDRESS,
+    daemon_flags,
+)
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import joined
 
@@ -206,7 +209,7 @@ def library(folder: Path, host: str, address: str) -> str:
     given = {"address": address, "subnet": "100.64.0.0/10", "interface": "tailscale0", "proxy_port": PORT}
     given |= {"proxy_address": PROXY_ADDRESS, "api_socket": str(folder / host / "socket"), "source": ""}
     source, made = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c", folder / host / "pod.so"
-    options = preload.library_of(given).definitions
+    options = preload.make_library(given).compiler_definitions
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", *options, "-o", str(made), str(source), "-ldl"], check=True)
     return str(made)
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from session_lab import HOSTS, LAB, ONE, await_nothing, by, inside, places, role, start
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
 LATER, SHARE = 3.0, 0.85
 LIMIT = "400mbit"
@@ -100,7 +100,7 @@ def main() -> int:
         LAB.run("gpu1", "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
         LAB.run("gpu2", "sh", "-c", "kill $(cat /run/bench-iperf3)", check=False)
         by("alice", "gpumesh-session", "stop", "bench", check=False)
-    print(render(rows, ["", "session", "without", "ratio", "limit"]))
+    print(render_table(rows, ["", "session", "without", "ratio", "limit"]))
     return 0 if well else 1
 
 

@@ -27,9 +27,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, show
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import Cgroups, SlurmHost, parse_version
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import config, show
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import (
+    CgroupSupport,
+    SlurmHost,
+    parse_version,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
 FEW, MANY = 10, 1000
 FOLDER, PORT = "/root/bench-slurm", "26817"
@@ -56,9 +60,9 @@ def inside(container: str, *argv: str, stdin: str | None = None, check: bool = T
     return done.stdout
 
 
-def request(machine: str, address: str) -> config.Request:
+def request(machine: str, address: str) -> config.SlurmRequest:
     """A member of a cluster whose controller is this container."""
-    return config.Request(
+    return config.SlurmRequest(
         cluster="bench",
         controller="127.0.0.1",
         machine=machine,
@@ -83,11 +87,11 @@ def request(machine: str, address: str) -> config.Request:
     )
 
 
-def members(count: int) -> list[config.Documents]:
+def members(count: int) -> list[config.SlurmConfigFiles]:
     """Create every file of this many members."""
-    host = SlurmHost((24, 11, 5), Cgroups("none", ()), None, 2_000_000, 128, "n1")
+    host = SlurmHost((24, 11, 5), CgroupSupport("none", ()), None, 2_000_000, 128, "n1")
     return [
-        config.documents(request(f"n{number}", f"10.{number >> 8}.{number & 255}.1"), host, FOLDER)
+        config.build_config_files(request(f"n{number}", f"10.{number >> 8}.{number & 255}.1"), host, FOLDER)
         for number in range(1, count + 1)
     ]
 
@@ -96,7 +100,7 @@ def start(container: str, hostname: str) -> None:
     """Write the files, start the controller, and wait until it answers."""
     inside(container, "mkdir", "-p", f"{FOLDER}/node", f"{FOLDER}/state", f"{FOLDER}/spool")
     first = members(1)[0]
-    for name, text in {**first.served, **first.node}.items():
+    for name, text in {**first.served_files, **first.node_files}.items():
         inside(container, "tee", f"{FOLDER}/{name}", stdin=text.replace("=n1(", f"={hostname}("))
     inside(container, "slurmctld", "-c", "-f", f"{FOLDER}/slurm.conf")
     deadline = time.monotonic() + 60
@@ -106,7 +110,7 @@ def start(container: str, hostname: str) -> None:
         time.sleep(0.05)
 
 
-def register(container: str, made: list[config.Documents], first: int) -> None:
+def register(container: str, made: list[config.SlurmConfigFiles], first: int) -> None:
     """Register nodes with the controller by their definitions, in one process."""
     lines = [
         f"create nodename=n{number} {documents.definition} state=CLOUD"
@@ -125,7 +129,7 @@ def main() -> int:
 
     few_files, _few = timed(lambda: members(FEW), 5)
     many_files, made = timed(lambda: members(MANY), 3)
-    same = all(documents.served == made[0].served for documents in made)
+    same = all(documents.served_files == made[0].served_files for documents in made)
 
     hostname = inside(container, "hostname", "-s").strip()
     release = parse_version(inside(container, "slurmctld", "-V"))
@@ -147,7 +151,7 @@ def main() -> int:
         ["ask", "", f"{asked:.2f} s", ""],
         ["read", "", f"{reading * 1e3:.0f} ms", ""],
     ]
-    print(render(rows, ["", f"{FEW} nodes", f"{MANY} nodes", "ratio"]))
+    print(render_table(rows, ["", f"{FEW} nodes", f"{MANY} nodes", "ratio"]))
     print(
         f"slurmctld {'.'.join(map(str, release))} answered {starting:.2f} s after its start and knows {len(nodes)} nodes."
     )

@@ -20,10 +20,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load, sources
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import (
+    build_zipapp,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import (
+    find_sources,
+    load_traces,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -53,7 +58,7 @@ def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
     """The elapsed seconds, the CPU seconds, and the peak memory in MiB."""
     Scene(ranks=ranks, gpu=True, per_node=8, details=DETAILS).write(folder)
     path = folder / "gpumesh-trace"
-    path.write_bytes(build(sys.executable, program.__name__, {"volumes": [], "run_dir": "", "library": ""}))
+    path.write_bytes(build_zipapp(sys.executable, program.__name__, {"volumes": [], "run_dir": "", "library": ""}))
     path.chmod(0o755)
     begun, before, most = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
     process = subprocess.Popen([path, folder], stdout=subprocess.DEVNULL, start_new_session=True)
@@ -68,7 +73,9 @@ def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
 
 def analysis(ranks: int, folder: Path, probes: bool) -> float:
     """The CPU seconds. Each collective waits for another rank."""
-    traces = load(sources(Scene(ranks=ranks, steps=STEPS, jitter=2.0, per_node=8, probes=probes).write(folder))).traces
+    traces = load_traces(
+        find_sources(Scene(ranks=ranks, steps=STEPS, jitter=2.0, per_node=8, probes=probes).write(folder))
+    ).traces
     before = time.process_time()
     analyse("bench", traces)
     return time.process_time() - before

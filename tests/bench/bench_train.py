@@ -97,7 +97,7 @@ def main() -> int:
     lab.bring()
     nodes = [f"t{number}" for number in range(1, given.nodes + 1)]
     # The trainer imports it; it does nothing without the variables of a run.
-    helper = Path(__file__).resolve().parents[2] / "plugins" / "module_utils" / "train" / "gpumesh_run.py"
+    helper = Path(__file__).resolve().parents[2] / "plugins" / "module_utils" / "_programs" / "train" / "gpumesh_run.py"
     bench = lab.shared / "bench"
     bench.mkdir(exist_ok=True)
     (bench / "gpumesh_run.py").write_bytes(helper.read_bytes())

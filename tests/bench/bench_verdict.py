@@ -17,10 +17,20 @@ import subprocess
 import sys
 import time
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import judge as judge_pairs
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import evidence, html, junit, prometheus, terminal
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils import test_reach_verdicts as probes
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
+    judge_reachability as judge_pairs,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import (
+    evidence,
+    html,
+    junit,
+    prometheus,
+    terminal,
+)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks import (
+    test_reachability_verdicts as probes,
+)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 
 SIZES = (250, 500, 1000)
 SECONDS, MIB = 60, 2048
@@ -33,7 +43,7 @@ def measure(number: int) -> dict[str, float]:
         {"machine": member["machine"], "address": member["mesh"]["address"], "interface": "gpumesh0"}
         for member in record["members"]
     ]
-    found = probes.sound(2)
+    found = probes.healthy_results(2)
     listen, probe = found["listen"]["n1"], found["probe"]["n1"]["probe"]
     results = {"listen": {one["machine"]: listen for one in members}, "probe": {}}
     for one in members:
@@ -54,7 +64,7 @@ def measure(number: int) -> dict[str, float]:
     machines = [one["machine"] for one in members]
     health = {machine: {"checks": samples.checks(samples.record(1))[5:-1]} for machine in machines}
     gathered = {"asked": machines, "answered": machines, "reachability": reachability, "health": health}
-    verdict = step("verdict", lambda: evidence.judge(record, gathered, "2026-11-20T20:31:00Z"))
+    verdict = step("verdict", lambda: evidence.judge_cluster(record, gathered, "2026-11-20T20:31:00Z"))
     step("json", lambda: json.dumps(verdict, indent=2))
     for render in (html, terminal, prometheus, junit):
         step(render.__name__.rsplit(".", 1)[-1], lambda render=render: render.render(verdict))

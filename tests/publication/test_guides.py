@@ -15,9 +15,15 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import program as session
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import manage, profile, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    program as session,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import program as trace
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
+    manage,
+    profile,
+    program,
+)
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed, check_syntax
 from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 
@@ -134,7 +140,7 @@ def test_another_command_names_what_there_is(document: Path, line: str) -> None:
     words = shlex.split(line.partition("&&")[0] if not line.startswith("make") else line, comments=True)
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         name, _equals, value = words.pop(0).partition("=")
-        assert name == "GPUMESH_PROFILE" and profile.parse(value)
+        assert name == "GPUMESH_PROFILE" and profile.parse_profile(value)
     if words[0] == "make":
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         named = [word for word in shlex.split(line.partition("&&")[0], comments=True)[1:] if "=" not in word]
@@ -144,17 +150,17 @@ def test_another_command_names_what_there_is(document: Path, line: str) -> None:
     elif words[0] == "ansible-builder":
         assert (ROOT / "execution-environment.yml").exists()
     elif words[0] == "gpumesh-train":
-        named = words[1] in manage.COMMANDS
-        ours, _sbatch, command = program.split(words[1:])
-        given = manage.parser().parse_args(ours) if named else program.parser().parse_args(ours)
+        named = words[1] in manage.COMMAND_NAMES
+        ours, _sbatch, command = program.split_arguments(words[1:])
+        given = manage.build_parser().parse_args(ours) if named else program.build_parser().parse_args(ours)
         assert named or (given.name and command)
-        assert named or not given.profile or profile.parse(given.profile)
+        assert named or not given.profile or profile.parse_profile(given.profile)
     elif words[0] == "gpumesh-session":
         ours, dashes, command = line.partition(" -- ")
-        session.parser().parse_args(shlex.split(ours, comments=True)[1:])
+        session.make_parser().parse_args(shlex.split(ours, comments=True)[1:])
         assert bool(dashes) == bool(command.strip())
     elif words[0] == "gpumesh-trace":
-        assert 1 <= len(trace.parser().parse_args(words[1:]).runs) <= 2
+        assert 1 <= len(trace.build_parser().parse_args(words[1:]).runs) <= 2
     else:
         # It may be in a subshell.
         assert words[0].lstrip("(") in FOREIGN, f"nobody tries {line}"
@@ -217,8 +223,8 @@ def test_each_check_has_its_symptom_and_the_reverse() -> None:
     made: set[str] = set()
     rooms = "clock|collective|health|members|mesh|reachability|slurm|ssh|storage|tracking"
     for path in [
-        *(ROOT / "plugins/plugin_utils/report").glob("*.py"),
-        *(ROOT / "plugins/module_utils/health").glob("*.py"),
+        *(ROOT / "plugins/plugin_utils/_checks/report").glob("*.py"),
+        *(ROOT / "plugins/module_utils/_checks/health").glob("*.py"),
     ]:
         made |= set(re.findall(rf'"((?:{rooms})\.[a-z_]+)"', path.read_text(encoding="utf-8")))
     made -= {"slurm.conf"}
@@ -231,7 +237,7 @@ def test_each_check_has_its_symptom_and_the_reverse() -> None:
 
 
 def test_verdicts_of_pairs_are_those_of_the_guide() -> None:
-    text = (ROOT / "plugins/plugin_utils/reach_verdicts.py").read_text(encoding="utf-8")
+    text = (ROOT / "plugins/plugin_utils/_checks/reachability_verdicts.py").read_text(encoding="utf-8")
     names = set(re.findall(r'"(\w+)"', text[text.index("VERDICTS = (") : text.index(")", text.index("VERDICTS = ("))]))
     guide = (ROOT / "docs/guides/troubleshooting.md").read_text(encoding="utf-8")
     chapter = guide[guide.index("## Machines do not reach each other") : guide.index("## Slurm")]

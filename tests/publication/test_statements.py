@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import program
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
+    parse_machine_names,
+)
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT
 from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks, console_lines
 
@@ -35,7 +37,7 @@ FOREIGN_MESSAGES = {
     "oom_kill",
     "terminate called without an active exception",
 }
-STAMP = plan.Stamp("2026-11-25T12:00:00Z", "tests")
+STAMP = plan.ChangeStamp("2026-11-25T12:00:00Z", "tests")
 
 
 def text_of(*parts: str) -> str:
@@ -55,7 +57,7 @@ def sessions() -> list[Any]:
 def test_sessions_in_the_guides_are_accepted() -> None:
     assert sessions()
     for session in sessions():
-        assert spec.parse(session).roles
+        assert spec.parse_spec(session).roles
 
 
 # --- Messages
@@ -166,7 +168,7 @@ def test_the_machine_of_a_removal_can_leave_the_cluster_of_the_guide(line: str) 
     record = record_of(inventory_of(line))
     force = given.get("cluster_force") == "true"
     drafted = plan.remove(
-        record, machine_names(given["cluster_machine"]), STAMP, given.get("cluster_new_manager"), force
+        record, parse_machine_names(given["cluster_machine"]), STAMP, given.get("cluster_new_manager"), force
     )
     assert given["cluster_machine"] not in [member["machine"] for member in drafted.record["members"]]
 
@@ -184,8 +186,8 @@ def test_a_name_of_a_run_is_that_of_one_program() -> None:
     for _document, line in LINES:
         if not line.startswith("gpumesh-train --"):
             continue
-        ours, _sbatch, command = program.split(shlex.split(line)[1:])
-        name = program.parser().parse_args(ours).name
+        ours, _sbatch, command = program.split_arguments(shlex.split(line)[1:])
+        name = program.build_parser().parse_args(ours).name
         programs.setdefault(name, set()).update(word for word in command if word.endswith(".py"))
     assert len(programs) > 3
     assert not {name: found for name, found in programs.items() if len(found) > 1}

@@ -16,14 +16,19 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix
-from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import launch, torch_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import (
+    launch,
+    torch_program,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import command_prefix
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
-def request(**changes: Any) -> launch.Request:
-    given = launch.Request("all_reduce", "", "local", 2, 1, [], 1024, 2048, 5, 60, None, None, 1, "/usr/bin/python3")
+def request(**changes: Any) -> launch.CollectiveRequest:
+    given = launch.CollectiveRequest(
+        "all_reduce", "", "local", 2, 1, [], 1024, 2048, 5, 60, None, None, 1, "/usr/bin/python3"
+    )
     return given._replace(**changes)
 
 
@@ -36,7 +41,7 @@ def test_a_module_in_the_working_folder_is_not_imported(attacker: pwd.struct_pas
     try:
         variables = {**os.environ, "PYTHONPATH": str(folder)}
         done = subprocess.run(
-            launch.command(request()), cwd=folder, env=variables, capture_output=True, text=True, check=False
+            launch.build_command(request()), cwd=folder, env=variables, capture_output=True, text=True, check=False
         )
         exposed = [sys.executable, "-c", "import torch"]
         shown = subprocess.run(exposed, cwd=folder, capture_output=True, text=True, check=False)
@@ -70,8 +75,8 @@ def test_ranks_exchange_no_objects() -> None:
 
 def test_a_rank_that_sends_something_else_is_no_device() -> None:
     with pytest.raises(UnicodeDecodeError):
-        torch_program.unpacked(list(b"\x80\x04\x95 cposix\nsystem\n"))
+        torch_program.decode_document(list(b"\x80\x04\x95 cposix\nsystem\n"))
     own = {"rank": 1, "host": "n1", "device": 0, "name": "H100"}
-    assert torch_program.unpacked(torch_program.packed(own)) == own
-    long = torch_program.unpacked(torch_program.packed({**own, "name": "x" * 5000}))
+    assert torch_program.decode_document(torch_program.encode_document(own)) == own
+    long = torch_program.decode_document(torch_program.encode_document({**own, "name": "x" * 5000}))
     assert long == {**own, "name": ""}

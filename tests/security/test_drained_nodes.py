@@ -17,9 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, kernel_log
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import left_of_jobs
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
+    gpu,
+    host,
+    kernel_log,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import (
+    find_job_leftovers,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 XID = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."
 #: x86-64: mov %eax, (0).
@@ -36,7 +42,7 @@ def program() -> bytes:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the program that crashes is for x86-64")
 @pytest.mark.parametrize("name", ["NVRM: Xid (0): 79", XID, f"x\n{XID}", f"x\n<3>[    1.0] {XID}", "NVRM: Xid (): 79"])
 def test_a_program_that_crashes_under_the_name_of_a_gpu_fault(attacker: pwd.struct_passwd, name: str) -> None:
-    if kernel_log.read("/dev/kmsg") is None:
+    if kernel_log.read_records("/dev/kmsg") is None:
         pytest.skip("this machine's kernel log cannot be read")
     path = Path(attacker.pw_dir) / name
     path.write_bytes(program())
@@ -47,16 +53,18 @@ def test_a_program_that_crashes_under_the_name_of_a_gpu_fault(attacker: pwd.stru
         path.unlink()
     assert done.returncode < 0, "it was meant to crash"
     # The kernel may leave out messages where there are too many of them.
-    seen = [text for text in kernel_log.messages(kernel_log.read("/dev/kmsg") or "") if "NVRM: Xid" in text]
-    assert seen or "suppressed" in (kernel_log.read("/dev/kmsg") or ""), "the kernel has not named it"
-    assert gpu.judge_xid(kernel_log.read("/dev/kmsg")).status == "pass"
+    seen = [
+        text for text in kernel_log.extract_messages(kernel_log.read_records("/dev/kmsg") or "") if "NVRM: Xid" in text
+    ]
+    assert seen or "suppressed" in (kernel_log.read_records("/dev/kmsg") or ""), "the kernel has not named it"
+    assert gpu.judge_xid(kernel_log.read_records("/dev/kmsg")).status == "pass"
 
 
 def test_a_message_that_a_program_writes_to_the_kernels_log() -> None:
     """Only root can, and it is still no message of the kernel."""
     with contextlib.suppress(OSError):
         Path("/dev/kmsg").write_text(f"<3>{XID}\n", encoding="utf-8")
-    records = kernel_log.read("/dev/kmsg")
+    records = kernel_log.read_records("/dev/kmsg")
     if records is None or XID not in records:
         pytest.skip("this machine's kernel log can be neither read nor written to")
     assert gpu.judge_xid(records).status == "pass"
@@ -88,7 +96,7 @@ def test_a_volume_that_is_filled(attacker: pwd.struct_passwd, volume: Path, what
         ["sh", "-c", fill], user=attacker.pw_uid, group=attacker.pw_gid, check=False, capture_output=True, text=True
     )
     assert "No space left" in filled.stderr
-    assert host.try_mount(str(volume)) is None
+    assert host.probe_mount(str(volume)) is None
 
 
 def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None:
@@ -138,7 +146,7 @@ def test_a_process_that_no_signal_interrupts(attacker: pwd.struct_passwd, tmp_pa
     # Of a login of theirs, and of this program, which slurmd starts.
     (folder / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n", encoding="utf-8")
     (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
-    assert left_of_jobs(Tree(str(tmp_path))) == []
+    assert find_job_leftovers(Tree(str(tmp_path))) == []
 
 
 @pytest.fixture
@@ -165,8 +173,8 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
 # What hangs in the kernel is left behind, and Python says so.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_volume_that_many_writers_make_slow(frozen: Path) -> None:
-    trouble = host.try_mount(str(frozen), seconds=1)
-    assert trouble is not None and trouble.slow, trouble
+    trouble = host.probe_mount(str(frozen), time_limit=1)
+    assert trouble is not None and trouble.is_slow, trouble
     kinds = {str(frozen): "ext4"}
     assert host.judge_mounts({str(frozen): trouble}, kinds).status == "fail", "it is reported"
-    assert host.judge_mounts({str(frozen): trouble}, kinds, drains=True).status == "pass", "and drains nobody"
+    assert host.judge_mounts({str(frozen): trouble}, kinds, drains_node=True).status == "pass", "and drains nobody"

@@ -22,10 +22,12 @@ from typing import NamedTuple
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import bounded
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import (
+    run_with_deadline,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can be attacked by a user")
 
@@ -168,10 +170,12 @@ def race(ground: Ground, program: str, arguments: list[str], work: Callable[[], 
 
 
 def settle(entry: dict[str, object]) -> None:
-    for wanted in host_files.parse([entry]):
-        step = host_files.plan(wanted, host_files.read(wanted.path), host_files.owner_ids(wanted))
+    for wanted in managed_files.parse_entries([entry]):
+        step = managed_files.plan_change(
+            wanted, managed_files.read_current(wanted.path), managed_files.resolve_owner(wanted)
+        )
         if step is not None:
-            host_files.apply(step)
+            managed_files.apply_file_change(step)
 
 
 def test_a_file_of_a_user_is_no_way_to_one_of_roots(ground: Ground) -> None:
@@ -207,12 +211,12 @@ def test_a_folder_of_a_user_is_no_way_to_one_of_roots(ground: Ground) -> None:
 
 
 def test_a_volume_of_a_user_is_no_way_to_a_file_of_roots(ground: Ground) -> None:
-    limits = probe.Limits(1 << 20, 3, 5, 100)
+    limits = probe.ProbeLimits(1 << 20, 3, 5, 100)
 
     def work() -> None:
-        bounded(partial(probe.write, str(ground.home), "run", "n1", 1, limits), 20)
-        bounded(partial(probe.compare, str(ground.home), "run", ["n1"], "n1", limits), 20)
-        bounded(partial(probe.clean, str(ground.home), "run", "n1"), 20)
+        run_with_deadline(partial(probe.write_and_measure, str(ground.home), "run", "n1", 1, limits), 20)
+        run_with_deadline(partial(probe.check_members, str(ground.home), "run", ["n1"], "n1", limits), 20)
+        run_with_deadline(partial(probe.remove_own_files, str(ground.home), "run", "n1"), 20)
 
     assert race(ground, _SWAP_PROBE, [str(ground.home), str(ground.file)], work) == []
 
@@ -223,7 +227,7 @@ def test_a_folder_of_roots_on_a_volume_outlives_the_check(ground: Ground) -> Non
     theirs.mkdir()
     (theirs / "precious").write_text(_SECRET)
     os.utime(theirs, (0, 0))
-    limits = probe.Limits(0, 0, 5, 100)
-    bounded(partial(probe.write, str(ground.home), "run", "n1", 1, limits), 20)
-    bounded(partial(probe.clean, str(ground.home), "old", "n1"), 20)
+    limits = probe.ProbeLimits(0, 0, 5, 100)
+    run_with_deadline(partial(probe.write_and_measure, str(ground.home), "run", "n1", 1, limits), 20)
+    run_with_deadline(partial(probe.remove_own_files, str(ground.home), "old", "n1"), 20)
     assert (theirs / "precious").read_text() == _SECRET

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Root in folders that belong to the accounts of Slurm and munge: links that these put there lead nowhere.
 
-What the root of a former manager can put into the archive is in tests/unit/module_utils/slurm/test_state.py, and what its
+What the root of a former manager can put into the archive is in tests/unit/module_utils/_layers/slurm/test_state.py, and what its
 SQL can do in the scenario `slurm`.
 """
 
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge, state
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import munge
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import state
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can be attacked by an account")
 SECRET = b"only root may read this, and it is long enough for a key of munge"
@@ -45,16 +46,16 @@ def _folder(tmp_path: Path, attacker: pwd.struct_passwd) -> Path:
 
 
 def test_the_archive_is_no_link_to_a_file_of_root(folder: Path, secret: Path, attacker: pwd.struct_passwd) -> None:
-    archive = folder / state.ARCHIVE
+    archive = folder / state.ARCHIVE_FILE
     archive.symlink_to(secret)
-    found = state.pack(str(folder), attacker.pw_name)
+    found = state.pack_state(str(folder), attacker.pw_name)
     assert not archive.is_symlink() and archive.owner() == attacker.pw_name
     archive.unlink()
     archive.symlink_to(secret)
     for attack in (
         lambda: state.read_part(str(folder), 0, attacker.pw_name),
         lambda: state.write_part(str(folder), 1, "AAAA", attacker.pw_name),
-        lambda: state.unpack(str(folder), found.checksum, attacker.pw_name),
+        lambda: state.unpack_state(str(folder), found.checksum, attacker.pw_name),
     ):
         with pytest.raises(HostStateError, match="cannot be opened"):
             attack()
@@ -67,12 +68,12 @@ def test_a_folder_that_is_a_link_leads_nowhere(folder: Path, secret: Path, attac
     (folder / "hash.1").mkdir()
     os.chown(folder / "hash.1", attacker.pw_uid, attacker.pw_gid)
     (folder / "hash.1" / "shadow").write_bytes(b"from the former manager")
-    found = state.pack(str(folder), attacker.pw_name)
+    found = state.pack_state(str(folder), attacker.pw_name)
     (folder / "hash.1" / "shadow").unlink()
     (folder / "hash.1").rmdir()
     (folder / "hash.1").symlink_to(secret.parent)
     with pytest.raises(Exception, match="cannot be written: Permission denied"):
-        state.unpack(str(folder), found.checksum, attacker.pw_name)
+        state.unpack_state(str(folder), found.checksum, attacker.pw_name)
     assert (secret.read_bytes(), secret.owner()) == (SECRET, "root")
     assert os.geteuid() == 0
 
@@ -93,18 +94,18 @@ def test_a_key_of_munge_is_a_file_of_its_own(
     else:
         os.mkfifo(key)
     with pytest.raises(HostStateError, match="not a plain file with a single link"):
-        munge.read_state(str(key))
+        munge.read_key_file(str(key))
 
 
 def test_a_key_without_end_is_not_read(folder: Path) -> None:
     key = folder / "munge.key"
     with key.open("wb") as stream:
         os.truncate(stream.fileno(), 1 << 40)
-    assert len(munge.read_state(str(key)).key or b"") == 1025
+    assert len(munge.read_key_file(str(key)).key or b"") == 1025
 
 
 def test_root_is_root_again(attacker: pwd.struct_passwd, folder: Path) -> None:
     before = (os.getresuid(), os.getresgid(), os.getgroups())
-    state.pack(str(folder), attacker.pw_name)
+    state.pack_state(str(folder), attacker.pw_name)
     assert (os.getresuid(), os.getresgid(), os.getgroups()) == before
     assert subprocess.run(["id", "-u"], capture_output=True, check=True).stdout == b"0\n"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import option_names
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import option_names
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of

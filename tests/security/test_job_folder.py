@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import command
-from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import folder as job_folder
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import (
+    folder as job_folder,
+)
 
 LIMIT = 128 * 1024 * 1024
 
 
-def run(argv: list[str], **options: Any) -> command.Completed:
+def run(argv: list[str], **options: Any) -> command.CommandResult:
     """Mounts are real. Systemd, which this machine may not have, is told nothing."""
-    return command.Completed(0, "", "") if argv[0] == "systemctl" else command.run(argv, **options)
+    return command.CommandResult(0, "", "") if argv[0] == "systemctl" else command.run(argv, **options)
 
 
 class Folder:
@@ -37,10 +39,10 @@ class Folder:
 
     def see_to(self, present: bool = True) -> bool:
         mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
-        host = job_folder.read(str(self.path), mounts, True, str(self.units))
-        plan = job_folder.make_plan(str(self.path), host, present)
+        host = job_folder.read_mount_state(str(self.path), mounts, True, str(self.units))
+        plan = job_folder.plan_jobs_mount(str(self.path), host, present)
         if plan.changed:
-            assert job_folder.apply(run, plan, str(self.path), str(self.units)) == ""
+            assert job_folder.apply_jobs_mount(run, plan, str(self.path), str(self.units)) == ""
         return plan.changed
 
 

@@ -16,24 +16,24 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import privileges
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import privileges
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
 
 REFUSED = "Commands of users do not run as such an account"
 
 
 def asked(user: str, rc: int = 1, said: str = "User x is not allowed to run sudo on n1.") -> str:
-    def runner(argv: list[str], **_options: Any) -> Completed:
+    def runner(argv: list[str], **_options: Any) -> CommandResult:
         assert argv == ["sudo", "-n", "-l", "-U", user]
-        return Completed(rc, said, "")
+        return CommandResult(rc, said, "")
 
-    return privileges.reason(runner, lambda _program: "/usr/bin/sudo", user)
+    return privileges.explain_root_access(runner, lambda _program: "/usr/bin/sudo", user)
 
 
 def test_root_and_the_login_account_and_services() -> None:
     assert asked("root") == "it is root"
     assert "becomes root" in asked("")
-    assert privileges.reason(run, lambda _program: None, "nobody") == ""
+    assert privileges.explain_root_access(run, lambda _program: None, "nobody") == ""
     # A member that does not have the account cannot run anything as it.
     assert asked("gpumesh-no-such-account") == ""
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import ssh
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import preload, program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import preload, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import ssh
 
 LIBRARY = "/usr/local/lib/gpumesh/libgpumesh-pod-0123456789abcdef.so"
 #: Listens, says the port, and stays.
@@ -58,18 +58,18 @@ def start(attacker: pwd.struct_passwd, tmp_path_factory: pytest.TempPathFactory)
 
 def test_a_step_of_slurm(start: Start) -> None:
     pid, _port = start("slurmstepd")
-    assert not [left for left in program.left_of_jobs(Tree()) if f"({pid})" in left]
+    assert not [left for left in program.find_job_leftovers(Tree()) if f"({pid})" in left]
 
 
 def test_slurmd_without_the_library_of_a_pod(start: Start) -> None:
     start("slurmd")
-    listed = [one for one in preload.programs(Tree()) if one.name == "slurmd"]
-    assert listed and preload.judge(LIBRARY, listed).status == "pass"
+    listed = [one for one in preload.find_uncovered_programs(Tree()) if one.executable_name == "slurmd"]
+    assert listed and preload.judge_preload(LIBRARY, listed).status == "pass"
 
 
 def test_the_port_of_sshd(start: Start) -> None:
     _pid, port = start("sshd")
-    assert port not in ssh.reached("/proc", os.getpid()).ports
+    assert port not in ssh.read_ssh_access("/proc", os.getpid()).listening_ports
 
 
 def test_a_setuid_program_that_is_started_as_sshd_with_a_socket(attacker: pwd.struct_passwd) -> None:
@@ -92,5 +92,5 @@ def test_a_setuid_program_that_is_started_as_sshd_with_a_socket(attacker: pwd.st
         assert process.stderr.read(1)
         ids = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "Uid:" in line)
         assert ids.split()[2] == "0" and Path(f"/proc/{process.pid}/comm").read_text().strip() == "sshd"
-        assert listening.getsockname()[1] not in ssh.reached("/proc", os.getpid()).ports
+        assert listening.getsockname()[1] not in ssh.read_ssh_access("/proc", os.getpid()).listening_ports
         process.kill()

@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_profile
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.gpumesh_profile import Neighbours, Peer, Server
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import gpumesh_profile
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.gpumesh_profile import (
+    ClockServer,
+    Neighbours,
+    PeerConnection,
+)
 
 KEY = "0f" * 32
 #: More than all lines of a connection together.
@@ -22,9 +26,9 @@ MUCH = 64 << 20
 
 
 def test_a_line_without_an_end_is_not_kept() -> None:
-    server = Server(("127.0.0.1", 0), 1, KEY)
+    server = ClockServer(("127.0.0.1", 0), 1, KEY)
     sent = 0
-    with socket.create_connection(server.place, 30) as connection, contextlib.suppress(ConnectionError):
+    with socket.create_connection(server.address, 30) as connection, contextlib.suppress(ConnectionError):
         while sent < MUCH:
             sent += connection.send(bytes(1 << 16))
     server.close()
@@ -33,14 +37,14 @@ def test_a_line_without_an_end_is_not_kept() -> None:
 
 
 def test_strangers_can_neither_end_the_server_nor_redirect_ranks() -> None:
-    server = Server(("127.0.0.1", 0), 1, KEY)
-    with socket.create_connection(server.place, 30) as connection:
+    server = ClockServer(("127.0.0.1", 0), 1, KEY)
+    with socket.create_connection(server.address, 30) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"here 1 4444\nbye 1\nbye\n")
         with contextlib.suppress(ConnectionError):
             while connection.recv(1000):
                 pass
-    peer = Peer(server.place, KEY)
+    peer = PeerConnection(server.address, KEY)
     assert peer.ask("where 1") == "" and int(peer.ask("time"))
     peer.close()
     server.close()
@@ -63,17 +67,17 @@ def test_the_answer_of_another_listener_is_limited_and_not_believed() -> None:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         with pytest.raises(gpumesh_profile.StrangerError):
-            Peer(listening.getsockname()[:2], KEY)
+            PeerConnection(listening.getsockname()[:2], KEY)
         thread.join(30)
     assert sum(sent) < MUCH
 
 
 def test_what_does_not_come_from_a_node_of_the_run_is_not_even_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpumesh_profile, "addresses_of", lambda nodes: frozenset({"192.0.2.7"} if nodes else ()))
-    server = Server(("127.0.0.2", 0), 1, KEY, nodes=["n1"])
-    with socket.create_connection(server.place, 30) as connection:
+    monkeypatch.setattr(gpumesh_profile, "resolve_nodes", lambda nodes: frozenset({"192.0.2.7"} if nodes else ()))
+    server = ClockServer(("127.0.0.2", 0), 1, KEY, allowed_nodes=["n1"])
+    with socket.create_connection(server.address, 30) as connection:
         assert connection.recv(100) == b""
-    with socket.create_connection(server.place, 30, ("127.0.0.2", 0)) as connection:
+    with socket.create_connection(server.address, 30, ("127.0.0.2", 0)) as connection:
         assert connection.recv(100)
     server.close()
 
@@ -103,7 +107,7 @@ def test_a_planted_key_is_replaced(tmp_path: Path) -> None:
     """Where others can write to the directory, rank 0 does not use what is already there."""
     (tmp_path / "key").write_text("f" * 64, encoding="ascii")
     neighbours = Neighbours(0, 2, {"MASTER_ADDR": "127.0.0.1", "GPUMESH_PROFILE_DIR": str(tmp_path)})
-    neighbours._first = ("127.0.0.1", 0)
+    neighbours._clock_address = ("127.0.0.1", 0)
     neighbours.open()
     assert neighbours._server is not None
     neighbours._server.close()

@@ -12,15 +12,21 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import outside_holders, refuse_other
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
+    refuse_unexpected_record,
+    select_outside_hosts,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
+    collect_sent_records,
+    read_responses,
+)
 from ansible_collections.gpumesh.cluster.tests.support.decisions import find_cluster
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ansible
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 SILENT = {"unreachable": True, "msg": "Task failed: no route to host"}
 NOTHING: dict[str, Any] = {"clusters": [], "damaged": []}
 #: m is the member whose root attacks; v is the manager of another cluster of the same inventory.
@@ -82,7 +88,7 @@ def holding(record: object) -> dict[str, Any]:
 def believed(answers: dict[str, Any], **said: Any) -> dict[str, Any]:
     found = find_cluster(answers, "lab", machines=list(HOSTS), variables=HOSTS, **said)
     # The same where each host tells the digest of what it holds.
-    records = sent(answers.values(), {})
+    records = collect_sent_records(answers.values(), {})
     told = find_cluster(telling(answers), "lab", machines=list(HOSTS), variables=HOSTS, records=records, **said)
     assert told == found
     return found
@@ -97,7 +103,7 @@ class TestWhoIsTheManager:
         found = believed(answers)
         assert found["refusal"] or found["record"] == HONEST
         # Nor where it is reached alone, and the inventory's first host is asked beside those that it names.
-        asked = outside_holders(read_answers({"m": evil}), "lab", "a")
+        asked = select_outside_hosts(read_responses({"m": evil}), "lab", "a")
         assert "a" in asked or manager.startswith(("localhost", "127."))
         found = believed({"m": evil, **{machine: answers[machine] for machine in asked if machine in answers}})
         assert found["record"] in (None, HONEST)
@@ -133,8 +139,8 @@ class TestWhoIsTheManager:
     @pytest.mark.parametrize("manager", ["localhost", "v", "m"])
     def test_what_the_manager_returns_after_a_change_names_no_other(self, manager: str) -> None:
         with pytest.raises(Exception, match="cannot be the name|was expected"):
-            refuse_other(model.parse(forged(manager)), "lab", "a")
-        refuse_other(model.parse(HONEST), "lab", "a")
+            refuse_unexpected_record(model.parse(forged(manager)), "lab", "a")
+        refuse_unexpected_record(model.parse(HONEST), "lab", "a")
 
 
 class TestWhatElseIsInIt:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, program
 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
 
@@ -22,8 +22,8 @@ EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
 def copied(code: str) -> None:
     argv = [sys.executable, "-c", code]
     # As _run starts it.
-    with Process(argv, stdout=-1, encoding="utf-8", errors="replace") as process:
-        program._copy("main1", process, [])
+    with ChildProcess(argv, stdout=-1, encoding="utf-8", errors="replace") as process:
+        program._copy_output("main1", process, [])
 
 
 def test_the_output_of_a_container_is_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +33,7 @@ def test_the_output_of_a_container_is_text(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_line_without_an_end_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "say", lambda _text: None)
+    monkeypatch.setattr(program, "print_line", lambda _text: None)
     tracemalloc.start()
     copied("import sys\nfor _part in range(2048): sys.stdout.buffer.write(b'x' * (1 << 16))")
     peak = tracemalloc.get_traced_memory()[1]
@@ -44,9 +44,9 @@ def test_a_line_without_an_end_is_not_held_in_memory(monkeypatch: pytest.MonkeyP
 def test_a_reason_in_the_list_of_sessions_is_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token: Any = SimpleNamespace(name="demo", replicas=list)
-    found = job.Session(7, "mallory", "pending", EVIL, job.WAITING, token, [])
-    monkeypatch.setattr(job, "queue", lambda _run: [found])
+    token: Any = SimpleNamespace(name="demo", replica_counts=list)
+    found = job.QueuedSession(7, "mallory", "pending", EVIL, job.WAITING, token, [])
+    monkeypatch.setattr(job, "list_sessions", lambda _run: [found])
     anything: Any = None
     assert program._list(anything, anything, []) == 0
     said = capsys.readouterr().out

@@ -16,11 +16,17 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node, shapes, trash
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    models,
+    node,
+    trash,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    SessionSettings,
+)
 
-SETTINGS = Settings("n1", "n1", "lo", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], False, [], [], [], "/x")
+SETTINGS = SessionSettings("n1", "n1", "lo", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], False, [], [], [], "/x")
 JOBS = (900601, 900602)
 #: Fills the working directory with data, and then with files; prints what stopped it.
 _FILL = """
@@ -44,8 +50,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="file systems are root
 @pytest.fixture(name="folders")
 def _folders(attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Path]]:
     """Those of two jobs, of which the first is the attacker's."""
-    monkeypatch.setattr(node, "guard", lambda _run: None)
-    for name in ("FOLDER", "STORAGE", "_NAMESPACES"):
+    monkeypatch.setattr(node, "start_watching", lambda _run: None)
+    for name in ("RUN_DIRECTORY", "STORAGE_ROOT", "_NAMESPACE_DIRECTORY"):
         monkeypatch.setattr(node, name, str(tmp_path / name))
     try:
         yield [begin(job, attacker.pw_uid) for job in JOBS]
@@ -54,10 +60,10 @@ def _folders(attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_p
             node.epilog(run, {"SLURM_JOB_ID": str(job)})
 
 
-def begin(job: int, uid: int, settings: Settings = SETTINGS) -> Path:
+def begin(job: int, uid: int, settings: SessionSettings = SETTINGS) -> Path:
     given = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(uid), "SLURM_JOB_NODELIST": "n1"}
-    node.prolog(run, settings, {**given, node.VARIABLE: "-;x;main;1"})
-    return Path(node.folder(job))
+    node.prolog(run, settings, {**given, node.SESSION_VARIABLE: "-;x;main;1"})
+    return Path(node.job_directory(job))
 
 
 def test_a_job_cannot_fill_run(folders: list[Path], attacker: pwd.struct_passwd) -> None:
@@ -89,7 +95,7 @@ def test_a_host_that_may_not_mount_says_so(
 ) -> None:
     """A rented container: sessions with the network of their nodes run there as well."""
     node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
-    monkeypatch.setattr(node, "_OPTIONS", "nonsense")
+    monkeypatch.setattr(node, "_MOUNT_OPTIONS", "nonsense")
     assert not (begin(JOBS[0], attacker.pw_uid) / "plan.json").exists()
     with pytest.raises(Exception, match="No file system can be mounted at"):
         node.read_plan(JOBS[0])
@@ -109,13 +115,13 @@ def mounted_below(top: str) -> list[str]:
 
 
 def trash_on_disk() -> list[str]:
-    return [str(path) for path in Path(node.STORAGE).glob(".trash-*")]
+    return [str(path) for path in Path(node.STORAGE_ROOT).glob(".trash-*")]
 
 
 @pytest.fixture(name="mounted")
 def _mounted(folders: list[Path], attacker: pwd.struct_passwd) -> Iterator[Path]:
     """File systems that the attacker has mounted in the own directory, one in another, as with fusermount3."""
-    own = Path(node.storage(JOBS[0])) / "0"
+    own = Path(node.storage_directory(JOBS[0])) / "0"
     outer = own / "a b\\" / "mount"
     as_attacker(attacker, own, f"import os; os.makedirs({str(outer.relative_to(own))!r})")
     for place in (outer, outer / "inner", outer):
@@ -124,23 +130,23 @@ def _mounted(folders: list[Path], attacker: pwd.struct_passwd) -> Iterator[Path]
     try:
         yield outer
     finally:
-        for point in reversed(mounted_below(node.STORAGE)):
+        for point in reversed(mounted_below(node.STORAGE_ROOT)):
             subprocess.run(["umount", "--lazy", point.replace("\\040", " ").replace("\\134", "\\")], check=True)
 
 
 def clean(look: Callable[[list[str]], None]) -> None:
     """As a run of the playbook does, and the watching process all the time."""
 
-    def run_it(argv: list[str], **options: Any) -> Completed:
+    def run_it(argv: list[str], **options: Any) -> CommandResult:
         look(argv)
-        return Completed(0, "", "") if argv[0] == "squeue" else run(argv, **options)
+        return CommandResult(0, "", "") if argv[0] == "squeue" else run(argv, **options)
 
-    node.clean(run_it, "n1")
+    node.clean_up(run_it, "n1")
 
 
 def test_nobody_waits_for_the_files_of_a_job(folders: list[Path], attacker: pwd.struct_passwd) -> None:
     """Neither the end of the job, nor the prolog of another: their removal takes minutes."""
-    own = Path(node.storage(JOBS[0])) / "0"
+    own = Path(node.storage_directory(JOBS[0])) / "0"
     as_attacker(attacker, own, "for number in range(500): open(str(number), 'x').close()")
     node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
     assert not own.exists()
@@ -151,7 +157,7 @@ def test_nobody_waits_for_the_files_of_a_job(folders: list[Path], attacker: pwd.
 
     def look(argv: list[str]) -> None:
         if left in argv:
-            with open(f"{node.FOLDER}/.lock") as lock:
+            with open(f"{node.RUN_DIRECTORY}/.lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free.append("ionice" in argv)
 
@@ -161,9 +167,9 @@ def test_nobody_waits_for_the_files_of_a_job(folders: list[Path], attacker: pwd.
 
 def test_what_a_user_has_mounted_goes_with_the_job(mounted: Path) -> None:
     node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
-    assert not Path(node.storage(JOBS[0])).exists()
+    assert not Path(node.storage_directory(JOBS[0])).exists()
     clean(lambda _argv: None)
-    assert (trash_on_disk(), mounted_below(node.STORAGE)) == ([], [])
+    assert (trash_on_disk(), mounted_below(node.STORAGE_ROOT)) == ([], [])
 
 
 def test_root_unmounts_nothing_elsewhere_for_a_user(
@@ -182,11 +188,11 @@ def test_root_unmounts_nothing_elsewhere_for_a_user(
         above.symlink_to(tmp_path)
         with monkeypatch.context() as patched:
             patched.setattr(trash, "_mount_points", lambda _top: points)
-            trash.empty(run, [node.STORAGE])
+            trash.remove_discarded(run, [node.STORAGE_ROOT])
         assert os.path.ismount(elsewhere)
     finally:
         subprocess.run(["umount", elsewhere], check=True)
-    trash.empty(run, [node.STORAGE])
+    trash.remove_discarded(run, [node.STORAGE_ROOT])
     assert trash_on_disk() == []
 
 
@@ -194,10 +200,10 @@ def test_nobody_takes_the_directory_of_another_user(
     attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whose first session starts later."""
-    monkeypatch.setattr(node, "guard", lambda _run: None)
-    monkeypatch.setattr(node, "STORAGE", str(tmp_path / "session"))
-    monkeypatch.setattr(node, "FOLDER", str(tmp_path / "run"))
-    settings = SETTINGS._replace(storage=shapes.STORAGE_DIR.replace(shapes.STORAGE, node.STORAGE))
+    monkeypatch.setattr(node, "start_watching", lambda _run: None)
+    monkeypatch.setattr(node, "STORAGE_ROOT", str(tmp_path / "session"))
+    monkeypatch.setattr(node, "RUN_DIRECTORY", str(tmp_path / "run"))
+    settings = SETTINGS._replace(storage=models.DEFAULT_STORAGE_DIR.replace(models.STORAGE_ROOT, node.STORAGE_ROOT))
     tmp_path.chmod(0o755)
     victim = pwd.getpwnam("nobody")
     path = settings.storage.replace("{user}", victim.pw_name)

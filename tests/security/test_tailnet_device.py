@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailnet_api
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailnet_api
 
 DEVICES = {
     "nodes": [
@@ -23,22 +23,24 @@ DEVICES = {
 @pytest.mark.parametrize(
     "said",
     [
-        tailnet_api.Sought("100.64.0.1", "gpu3", "1"),
-        tailnet_api.Sought("100.64.0.1", "gpu3", "2"),
-        tailnet_api.Sought("100.64.0.1", "gpu3"),
-        tailnet_api.Sought("100.64.0.3", "gpu3", "1"),
+        tailnet_api.DeviceIdentity("100.64.0.1", "gpu3", "1"),
+        tailnet_api.DeviceIdentity("100.64.0.1", "gpu3", "2"),
+        tailnet_api.DeviceIdentity("100.64.0.1", "gpu3"),
+        tailnet_api.DeviceIdentity("100.64.0.3", "gpu3", "1"),
     ],
 )
-def test_a_member_that_says_it_has_the_address_of_another_device_does_not_get_at_it(said: tailnet_api.Sought) -> None:
+def test_a_member_that_says_it_has_the_address_of_another_device_does_not_get_at_it(
+    said: tailnet_api.DeviceIdentity,
+) -> None:
     requests = []
 
     def fetch(method: str, url: str, body: Any) -> dict[str, Any]:
         requests.append(method)
         return DEVICES
 
-    api = tailnet_api.api_of("https://headscale.example.org")
+    api = tailnet_api.find_api("https://headscale.example.org")
     with pytest.raises(InputError, match="so it was not changed"):
-        tailnet_api.absent(api, fetch, said, check_mode=False)
+        tailnet_api.delete_device(api, fetch, said, check_mode=False)
     with pytest.raises(InputError, match="so it was not changed"):
-        tailnet_api.present(api, fetch, said, ["tag:gpu"], check_mode=False)
+        tailnet_api.ensure_tags(api, fetch, said, ["tag:gpu"], check_mode=False)
     assert requests == ["GET", "GET"]

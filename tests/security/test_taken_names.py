@@ -15,27 +15,27 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import stage
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="attacks need accounts")
 
 #: Starts a run, and copies its data, as gpumesh-train does it. Prints both directories, and what was wrong.
 _VICTIM = """
 import json, sys
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, stage
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import program, stage
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 volume, local, data, name = sys.argv[1:]
-settings = program.Settings({"volumes": [volume], "run_dir": "", "stage_dir": local + "/gpumesh-{user}"})
-found = settings.base("", True)
+settings = program.TrainSettings({"volumes": [volume], "run_dir": "", "stage_dir": local + "/gpumesh-{user}"})
+found = settings.runs_dir("", True)
 folder = f"{found}/{name}"
-Folder(folder).create(Request(name=name, command=["true"], folder=folder))
-stage.write(folder, stage.listed(data))
-staging = stage.Staging(stage.read(folder), settings.local(""), folder)
-staging.begin()
+RunDirectory(folder).create(RunRequest(name=name, command=["true"], folder=folder))
+stage.write_manifest(folder, stage.build_manifest(data))
+staging = stage.Staging(stage.read_manifest(folder), settings.staging_dir(""), folder)
+staging.start()
 staging._thread.join(60)
 staging.stop()
-print(json.dumps([found, settings.base(""), staging.path, str(staging.failure or "")]))
+print(json.dumps([found, settings.runs_dir(""), staging.data_path, str(staging.failure or "")]))
 """
 
 
@@ -113,5 +113,5 @@ def test_a_directory_that_only_an_administrator_could_create_is_used_as_it_is(tm
     (tmp_path / "team").mkdir()
     os.chown(tmp_path / "team", 1234, 1234)
     tmp_path.chmod(0o755)
-    assert stage.unless_taken(str(tmp_path / "team"), 0o700) == str(tmp_path / "team")
+    assert stage.find_private_dir(str(tmp_path / "team"), 0o700) == str(tmp_path / "team")
     assert [path.name for path in tmp_path.iterdir()] == ["team"]

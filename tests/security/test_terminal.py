@@ -14,10 +14,15 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import judge
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import (
+    judge_cluster,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import (
+    build_overview,
+    render_overview,
+)
 from ansible_collections.gpumesh.cluster.tests.support.decisions import find_cluster
 
 #: Sets the window's title, clears the screen, the same in one byte, turns the direction of writing, halves a character.
@@ -31,7 +36,7 @@ def harmless(text: str) -> bool:
 
 def record() -> model.Record:
     entries = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
-    stamp = plan.Stamp(AT, "alice")
+    stamp = plan.ChangeStamp(AT, "alice")
     return plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {}, entries, stamp), stamp)
 
 
@@ -53,9 +58,9 @@ def test_what_is_said_of_the_copies() -> None:
 
 
 def test_the_overview() -> None:
-    clusters = overview(copies(), AT)
+    clusters = build_overview(copies(), AT)
     assert harmless(json.dumps(clusters, ensure_ascii=False))
-    assert harmless(page(clusters, {"n3": EVIL}, 120))
+    assert harmless(render_overview(clusters, {"n3": EVIL}, 120))
 
 
 def test_the_verdict() -> None:
@@ -68,7 +73,7 @@ def test_the_verdict() -> None:
             "n1": {"msg": EVIL},
         },
     }
-    told = json.dumps(judge(record(), evidence, AT), ensure_ascii=False)
+    told = json.dumps(judge_cluster(record(), evidence, AT), ensure_ascii=False)
     assert "owned" in told and harmless(told)
 
 

@@ -16,8 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import digest, load
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    GpumeshError,
+    HostStateError,
+    InputError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import digest, load
 
 DESCRIBED = {"trace": "rank-0.trace.json.gz", "rank": 0, "ranks": 1}
 
@@ -38,7 +42,7 @@ def test_a_description_without_an_end_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "rank-0.json").open("wb") as stream:
         stream.truncate(1 << 30)
     with peak_below(256 << 20), pytest.raises(GpumeshError):
-        load.load(load.sources(tmp_path))
+        load.load_traces(load.find_sources(tmp_path))
 
 
 #: It compresses to a hundredth at least.
@@ -68,7 +72,7 @@ def test_a_small_file_takes_little_memory(tmp_path: Path, before: str, part: Cal
         stream.write("}" if before == "{" else "]}")
     assert (tmp_path / "trace.json.gz").stat().st_size < 2 << 20
     with peak_below(128 << 20), contextlib.suppress(GpumeshError):
-        load.load(load.sources(tmp_path))
+        load.load_traces(load.find_sources(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -83,20 +87,20 @@ def test_a_small_file_takes_little_memory(tmp_path: Path, before: str, part: Cal
     ids=["events", "threads", "kernels", "names", "launches"],
 )
 def test_events_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Callable[[int], str]) -> None:
-    monkeypatch.setattr(digest, "MOST_KEPT", 1 << 20)
+    monkeypatch.setattr(digest, "MAX_KEPT_BYTES", 1 << 20)
     (tmp_path / "trace.json").write_text("".join(["[", *many(500, part), "]"]), encoding="ascii")
-    load.load(load.sources(tmp_path))
+    load.load_traces(load.find_sources(tmp_path))
     (tmp_path / "trace.json").write_text("".join(["[", *many(20_000, part), "]"]), encoding="ascii")
     # Besides what is kept, the text and what is made of it.
     with peak_below(16 << 20), pytest.raises(InputError, match="has more events than"):
-        load.load(load.sources(tmp_path))
+        load.load_traces(load.find_sources(tmp_path))
 
 
 def test_a_value_of_many_small_ones(tmp_path: Path) -> None:
     """Each takes thirty times as much memory as its text."""
     (tmp_path / "trace.json").write_text('{"a":[' + "[]," * (5 << 20) + '[]],"traceEvents":[]}', encoding="ascii")
     with peak_below(192 << 20), pytest.raises(GpumeshError):
-        load.load(load.sources(tmp_path))
+        load.load_traces(load.find_sources(tmp_path))
 
 
 def link(path: Path, target: Path, owner: pwd.struct_passwd) -> None:
@@ -114,11 +118,11 @@ def test_links_to_what_belongs_to_somebody_else(tmp_path: Path, attacker: pwd.st
     traces.mkdir()
     link(traces / "rank-0.json", private / "rank-0.json", attacker)
     with pytest.raises(HostStateError, match="is a link of"):
-        load.sources(traces)
+        load.find_sources(traces)
     (traces / "rank-0.json").unlink()
     link(traces / "trace.json", private / "trace.json", attacker)
     with pytest.raises(HostStateError, match="is a link of"):
-        load.load(load.sources(traces))
+        load.load_traces(load.find_sources(traces))
 
 
 @pytest.mark.parametrize("place", ["profile", "profile/001"])
@@ -130,4 +134,4 @@ def test_links_to_directories_of_somebody_else(tmp_path: Path, attacker: pwd.str
     (run / place).parent.mkdir(parents=True)
     link(run / place, private, attacker)
     with pytest.raises(HostStateError, match="is a link of"):
-        load.folder_of(str(run), 0)
+        load.find_trace_dir(str(run), 0)

@@ -19,15 +19,17 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, own_certificate
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import server, settings
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.probe import Client
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_track
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate, service
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import server, settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.probe import (
+    TrackingClient,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import gpumesh_track
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
@@ -82,7 +84,7 @@ def test_an_answer_without_an_end(squatter: str, tmp_path: Path) -> None:
     with little_memory(), pytest.raises(gpumesh_track.UnreachableError):
         sender(tmp_path, squatter).send()
     with little_memory(), pytest.raises(HostStateError, match="more than"):
-        Client(squatter, "", 30, None).ask()
+        TrackingClient(squatter, "", 30, None).check_health()
 
 
 @pytest.mark.parametrize("squatter", [False], indirect=True)
@@ -96,7 +98,7 @@ def test_an_answer_for_the_terminal(
     assert "pwned" in said and printable(said) == said
 
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": "n1", "address": "10.77.0.1", "interface": "lo"}]
 #: What somebody sets who tracks experiments and sets nothing else.
 DEFAULTS = {
@@ -148,29 +150,31 @@ def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         port = free.getsockname()[1]
     record = plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP)
     found: Any = plan.set_storage(plan.commit(record, STAMP), [{"name": "shared", "mount_point": "/mnt/shared"}]).record
-    chosen = tracking.asked(found, DEFAULTS)
+    chosen = tracking.changed_settings(found, DEFAULTS)
     assert chosen is not None
     found = plan.set_tracking(found, {**chosen, "port": port}).record
-    monkeypatch.setattr(tracking, "address", lambda _record, _tracking: "127.0.0.1")
+    monkeypatch.setattr(tracking, "server_address", lambda _record, _tracking: "127.0.0.1")
     monkeypatch.setattr(settings, "FOLDER", str(tmp_path))
-    monkeypatch.setattr(settings, "trust_of", lambda name: f"{tmp_path}/tracking-ca-{name}.crt")
-    own = settings.Server.given(tracking.desired(found, "n1", own=True))
+    monkeypatch.setattr(settings, "trust_path", lambda name: f"{tmp_path}/tracking-ca-{name}.crt")
+    own = settings.TrackingServer.from_params(tracking.desired_parameters(found, "n1", makes_certificate=True))
     # Somebody else makes one just like it.
-    own_certificate.settle(run, own.identity)
-    for path in own.identity.own:
+    server_certificate.ensure_certificate(run, own.identity)
+    for path in own.identity.current_pair:
         Path(path).rename(Path(path).with_stem("squatter"))
-    made = own_certificate.settle(run, own.identity)
+    made = server_certificate.ensure_certificate(run, own.identity)
     found = plan.set_tracking(found, {"certificates": made}).record
-    for one in server.trust_files(server.requested({**tracking.desired(found, "n1"), **daemon.Places()._asdict()})):
-        Path(one.path).write_text(one.text, encoding="ascii")
-    return {**tracking.variables(found), "HOME": str(tmp_path)}
+    for one in server.trust_files(
+        server.parse_request({**tracking.desired_parameters(found, "n1"), **service.ServicePaths()._asdict()})
+    ):
+        Path(one.path).write_text(one.content, encoding="ascii")
+    return {**tracking.job_variables(found), "HOME": str(tmp_path)}
 
 
 @pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
 def test_who_listens_while_the_server_is_down_gets_no_password(jobs: dict[str, str], tmp_path: Path) -> None:
     """Without a certificate, with one of their own for the same names, and as the server itself."""
     port = int(jobs["MLFLOW_TRACKING_URI"].rpartition(":")[2])
-    own = own_certificate.own(str(tmp_path))
+    own = server_certificate.current_pair(str(tmp_path))
     squatted = str(tmp_path / "squatter.crt"), str(tmp_path / "squatter.key")
     environment = {**jobs, "MLFLOW_TRACKING_USERNAME": "alice", "MLFLOW_TRACKING_PASSWORD": "secret-of-alice"}
     (tmp_path / "points.jsonl").write_text('{"points": [["loss", 1.0, 1, 1]]}\n', encoding="ascii")
@@ -179,6 +183,8 @@ def test_who_listens_while_the_server_is_down_gets_no_password(jobs: dict[str, s
             with pytest.raises(gpumesh_track.UnreachableError if files != own else Exception):
                 gpumesh_track.Sender(str(tmp_path), environment).send()
             with pytest.raises(HostStateError):
-                Client(jobs["MLFLOW_TRACKING_URI"], jobs["MLFLOW_TRACKING_SERVER_CERT_PATH"], 30, "secret").ask()
+                TrackingClient(
+                    jobs["MLFLOW_TRACKING_URI"], jobs["MLFLOW_TRACKING_SERVER_CERT_PATH"], 30, "secret"
+                ).check_health()
             # That the server gets them shows that there was something to get.
             assert bool(passwords) == (files == own), files

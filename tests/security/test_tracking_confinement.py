@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from trials import TRIES, denied
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import confine
 
 TRIALS = f"""
 import os, resource, socket, subprocess, sys
@@ -63,7 +63,9 @@ def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.skipif(not confine.version(), reason="not checked: this kernel has no Landlock, or does not allow it here")
+@pytest.mark.skipif(
+    not confine.landlock_version(), reason="not checked: this kernel has no Landlock, or does not allow it here"
+)
 def test_it_reaches_its_own_directory_and_nothing_else(tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     for folder in (own, other):
@@ -78,11 +80,11 @@ def test_it_reaches_its_own_directory_and_nothing_else(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert said.pop("core") == "0 0"
-    wanted = {name for name, since in DENIED.items() if confine.version() >= since}
+    wanted = {name for name, since in DENIED.items() if confine.landlock_version() >= since}
     assert denied(said) == wanted, said
     assert (other / "secret").read_text() == ("secret" if "truncate" in wanted else "")
     assert os.listdir(other) == ["secret"]
-    assert (own / "note").read_text() == confine.directories([str(own)])
+    assert (own / "note").read_text() == confine.directory_identities([str(own)])
 
 
 def test_without_restrictions_it_starts_only_if_that_is_allowed(tmp_path: Path) -> None:
@@ -100,7 +102,9 @@ def test_without_restrictions_it_starts_only_if_that_is_allowed(tmp_path: Path) 
     assert (served.returncode, served.stdout) == (0, "served\n")
 
 
-@pytest.mark.skipif(not confine.version(), reason="not checked: this kernel has no Landlock, or does not allow it here")
+@pytest.mark.skipif(
+    not confine.landlock_version(), reason="not checked: this kernel has no Landlock, or does not allow it here"
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="attacks need accounts")
 def test_a_directory_that_another_user_has_put_in_its_place_is_refused(
     tmp_path: Path, attacker: pwd.struct_passwd
@@ -117,7 +121,7 @@ def test_a_directory_that_another_user_has_put_in_its_place_is_refused(
 
 
 def test_a_directory_that_is_missing_is_named() -> None:
-    if not confine.version():
+    if not confine.landlock_version():
         pytest.skip("not checked: this kernel has no Landlock, or does not allow it here")
     done = launched("--write=/nowhere", "--", sys.executable, "-c", "print('served')")
     assert done.returncode == 1 and "/nowhere: not there" in done.stderr and not done.stdout

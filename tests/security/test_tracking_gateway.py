@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import users
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import users
 from ansible_collections.gpumesh.cluster.tests.support import mlflow_program
 from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import Server
 

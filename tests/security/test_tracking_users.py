@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import users
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import users
 from ansible_collections.gpumesh.cluster.tests.support import mlflow_program
 
 #: The permissions are what MLflow grants to the creator, and what the creator may then set.

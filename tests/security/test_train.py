@@ -14,12 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import logs, program, snapshot
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import exit_status
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
+    logs,
+    program,
+    snapshot,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
+    RunRequest,
+    TrainingRun,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
+    RunDirectory,
+)
 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b2J\u202e"
 
@@ -27,15 +36,15 @@ EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b2J\u202e"
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """The runs of a user who has written everything in them."""
-    folder = Folder(f"{tmp_path}/nano")
-    request = Request(name="nano", command=[f"true{EVIL}"], folder=f"/x{EVIL}\nfake: finished", directory=f"/{EVIL}")
+    folder = RunDirectory(f"{tmp_path}/nano")
+    request = RunRequest(name="nano", command=[f"true{EVIL}"], folder=f"/x{EVIL}\nfake: finished", directory=f"/{EVIL}")
     folder.create(request._replace(folder=f"{tmp_path}/nano"))
     text = (tmp_path / "nano" / "request.json").read_text(encoding="utf-8")
     assert f'"{tmp_path}/nano"' in text
     evil = '"/x\\u001b]0;pwned\\u0007\\nfake: finished"'
     (tmp_path / "nano" / "request.json").write_text(text.replace(f'"{tmp_path}/nano"', evil), encoding="utf-8")
-    folder.write(Run("nano", state="failed", detail=f"out of memory{EVIL}\nfake: finished"))
-    folder.attempt(1).mkdir(parents=True)
+    folder.write(TrainingRun("nano", state="failed", detail=f"out of memory{EVIL}\nfake: finished"))
+    folder.attempt_dir(1).mkdir(parents=True)
     return tmp_path
 
 
@@ -54,7 +63,7 @@ def test_runs_are_shown_as_text(capsys: pytest.CaptureFixture[str], runs: Path, 
 
 
 def test_logs_are_shown_as_text(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
-    log = Folder(f"{runs}/nano").attempt(1) / "rank-0.log"
+    log = RunDirectory(f"{runs}/nano").attempt_dir(1) / "rank-0.log"
     log.write_text(f"\x1b[31mloss\x1b[0m 2.3\r\n 10 %\r 20 %\r\n{EVIL}\n", encoding="utf-8", newline="")
     status, said = shown(capsys, runs, "logs", "nano", "--attempt", "1")
     assert (status, said[:22]) == (0, "loss 2.3\n 10 %\n 20 %\n\ufffd")
@@ -71,11 +80,11 @@ def test_errors_are_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_log_without_line_ends_is_not_held_in_memory(runs: Path) -> None:
-    log = Folder(f"{runs}/nano").attempt(1) / "rank-0.log"
+    log = RunDirectory(f"{runs}/nano").attempt_dir(1) / "rank-0.log"
     with log.open("wb") as stream:
         stream.truncate(64 << 20)
     tracemalloc.start()
-    logs.copy(Folder(f"{runs}/nano"), 0, 1, lambda _text: None)
+    logs.copy_logs(RunDirectory(f"{runs}/nano"), 0, 1, lambda _text: None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20
@@ -86,7 +95,7 @@ def test_a_log_that_is_a_link_to_a_file_of_somebody_else(
 ) -> None:
     secret = runs / "secret"
     secret.write_text("the secret", encoding="ascii")
-    log = Folder(f"{runs}/nano").attempt(1) / "rank-0.log"
+    log = RunDirectory(f"{runs}/nano").attempt_dir(1) / "rank-0.log"
     log.symlink_to(secret)
     os.chown(log, attacker.pw_uid, attacker.pw_gid, follow_symlinks=False)
     status, said = shown(capsys, runs, "logs", "nano", "--attempt", "1")
@@ -100,16 +109,16 @@ def test_a_log_that_is_a_link_to_a_file_of_somebody_else(
 _LOOK = """
 import os, sys
 from pathlib import Path
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import runs, store
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import load
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import runs, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import load
 base = sys.argv[1]
 run = f"{base}/nano"
 print([path for at, _folders, files in os.walk(base) for path in files if os.access(f"{at}/{path}", os.R_OK)])
-print(store.names(base), store.is_run(run))
-request = Request(name="nano", command=["true"], folder=run)
-for look in (lambda: runs.find(base, "nano"), lambda: store.Folder(run).create(request), lambda: load.folder_of(run, 0)):
+print(store.run_names(base), store.open_if_run(run))
+request = RunRequest(name="nano", command=["true"], folder=run)
+for look in (lambda: runs.find_run(base, "nano"), lambda: store.RunDirectory(run).create(request), lambda: load.find_trace_dir(run, 0)):
     try:
         look()
     except GpumeshError as failure:
@@ -126,10 +135,10 @@ def test_the_files_of_a_run_are_for_its_owner_alone(tmp_path: Path, attacker: pw
     (source / "train.py").write_text("print()", encoding="utf-8")
     before = os.umask(0)
     try:
-        folder = Folder(str(base / "nano"))
-        request = Request(name="nano", command=["train", "--token=secret"], folder=str(folder.path))
-        folder.create(request, lambda: snapshot.take(str(source), request.folder, 1))
-        folder.write(Run("nano", "running"))
+        folder = RunDirectory(str(base / "nano"))
+        request = RunRequest(name="nano", command=["train", "--token=secret"], folder=str(folder.path))
+        folder.create(request, lambda: snapshot.create_snapshot(str(source), request.folder, 1))
+        folder.write(TrainingRun("nano", "running"))
         folder.claim(1, 0, "n1")
     finally:
         os.umask(before)

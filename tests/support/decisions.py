@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import decide_removal
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
+    InventoryView,
+    Overrides,
+    find_record,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import (
+    InventoryHost,
+    RegistrationRequest,
+    decide_registration,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.removal import decide_removal
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
+    HostResponse,
+    read_responses,
+)
 
 
 def find_cluster(
@@ -31,10 +42,10 @@ def find_cluster(
 ) -> dict[str, Any]:
     """Select the record of a cluster among these copies."""
     nothing = {"refusal": "", "record": None, "source": None, "standing": {}, "replaced": [], "remarks": []}
-    known = Known(machines, variables, manager or None)
-    word = Word(trusted or None, generation or None, successor or None)
+    known = InventoryView(machines, variables, manager or None)
+    word = Overrides(trusted or None, generation or None, successor or None)
     try:
-        found = find(read_answers(results, records), name, known, word)
+        found = find_record(read_responses(results, records), name, known, word)
     except GpumeshError as refused:
         return {**nothing, "refusal": printable(str(refused))}
     if found is None:
@@ -42,9 +53,9 @@ def find_cluster(
     return {
         "refusal": "",
         "record": found.record,
-        "source": found.source,
-        "standing": {machine: relation._asdict() for machine, relation in found.standing.items()},
-        "replaced": list(found.replaced),
+        "source": found.source_machine,
+        "standing": {machine: relation._asdict() for machine, relation in found.relations.items()},
+        "replaced": list(found.replaced_machines),
         "remarks": [printable(remark) for remark in found.remarks],
     }
 
@@ -69,7 +80,7 @@ def plan_registration(
     interfaces: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Decide how these hosts become members."""
-    wish = Wish(
+    wish = RegistrationRequest(
         name,
         subnet or None,
         manager or None,
@@ -81,7 +92,7 @@ def plan_registration(
     )
     site_of, endpoint_of = sites or {}, endpoints or {}
     hosts = {
-        machine: Host(
+        machine: InventoryHost(
             address or machine,
             site_of.get(machine) or None,
             endpoint_of.get(machine) or None,
@@ -91,7 +102,7 @@ def plan_registration(
     }
     try:
         present = model.parse(record) if record else None
-        decision, _coming = decide(wish, present, hosts, facts, read_answers(held or {}, records))
+        decision, _coming = decide_registration(wish, present, hosts, facts, read_responses(held or {}, records))
     except GpumeshError as refused:
         return {"refusal": printable(str(refused))}
     return {"refusal": "", **decision}
@@ -111,12 +122,14 @@ def plan_removal(
     playing: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Decide how these machines leave. ``playing``: by default, all that answer."""
-    answers = read_answers(results, records)
-    present = [machine for machine in answers if answers[machine].silence is None] if playing is None else playing
+    answers = read_responses(results, records)
+    present = (
+        [machine for machine in answers if answers[machine].unreachable_reason is None] if playing is None else playing
+    )
     try:
         drawn = model.parse(record) if record else None
         if drawn is not None:
-            answers.update({machine: Answer([drawn], [], None) for machine in replaced})
+            answers.update({machine: HostResponse([drawn], [], None) for machine in replaced})
         decision = decide_removal(drawn, name, leaving, known, answers, new_manager or None, manager_lost, present)
     except GpumeshError as refused:
         return {"refusal": printable(str(refused))}

@@ -24,10 +24,10 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
 
 PASSWORD = "password-of-the-checker"
-LOGIN = "Basic " + base64.b64encode(f"{settings.CHECKER}:{PASSWORD}".encode()).decode()
+LOGIN = "Basic " + base64.b64encode(f"{settings.CHECKER_NAME}:{PASSWORD}".encode()).decode()
 #: MiB that a process of the server may have.
 MEMORY = 1024
 #: Seconds, generously: MLflow starts, and answers.
@@ -99,26 +99,26 @@ class Server:
             monkeypatch.setattr(settings, name, str(folder / name.lower()))
         for name in ("AUTHENTICATION", "SECRET", "PASSPHRASE"):
             monkeypatch.setattr(settings, name, str(folder / "folder" / name.lower()))
-        monkeypatch.setattr(settings, "ALLOWED", str(folder / "scratch" / "allowed"))
-        monkeypatch.setattr(settings, "CONFINE", settings.confine.__file__)
-        own = settings.Server("lab", "localhost", "127.0.0.1", self.port, False, str(folder), 875)
-        Path(own.artifacts).mkdir(parents=True)
+        monkeypatch.setattr(settings, "ALLOWED_NOTE", str(folder / "scratch" / "allowed"))
+        monkeypatch.setattr(settings, "LAUNCHER_PATH", settings.confine.__file__)
+        own = settings.TrackingServer("lab", "localhost", "127.0.0.1", self.port, False, str(folder), 875)
+        Path(own.artifact_directory).mkdir(parents=True)
         given, ours = settings.database_url(5432), f"sqlite:///{folder}/scratch/mlflow.db"
         self.database, self.passphrase = ours, "passphrase-of-the-gateway"
         for path, text in (
             (settings.SECRET, "secret-of-the-forms"),
             (settings.PASSPHRASE, self.passphrase),
-            (settings.AUTHENTICATION, settings.authentication(5432, PASSWORD).replace(given, ours)),
+            (settings.AUTHENTICATION, settings.format_authentication(5432, PASSWORD).replace(given, ours)),
         ):
             Path(path).write_text(text, encoding="ascii")
         environment = str(Path(python()).parent.parent)
         # Where MLflow is installed on hosts, so that the environment stays as it is.
         packages = folder / "packages"
-        for path, text in settings.plugin(environment, "3").items():
+        for path, text in settings.plugin_files(environment, "3").items():
             copy = packages / path.partition("/site-packages/")[2]
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(text, encoding="utf-8")
-        program = settings.program(own, environment, 5432).replace(given, ours)
+        program = settings.format_program(own, environment, 5432).replace(given, ours)
         program = re.sub(r"--workers=\d+", "--workers=1", re.sub(r"--memory=\d+", f"--memory={MEMORY}", program))
         program = program.replace("exec ", f"export PYTHONPATH={packages}\nexec ").replace(
             "--read=", f"--read={packages} --read=", 1

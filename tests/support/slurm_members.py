@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lab_hosts import Lab
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
 
 #: s4 has supervisord instead of systemd.
 MACHINES = ("s1", "s2", "s3", "s4")
@@ -24,7 +24,7 @@ SLURM = "gpumesh.cluster.slurm"
 #: The newest version of the REST interface in each of Debian's versions of Slurm.
 REST = {"22.05": "v0.0.38", "24.11": "v0.0.41"}
 #: The daemons on the manager, and on the others.
-DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd", rest.PROXY)}
+DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd", rest.PROXY_SERVICE)}
 OTHERS = ("munge", "slurmd")
 #: Requests the nodes in one version of the REST interface, with a valid and an invalid token, from a server that it
 #: verifies against a file; and from one that it verifies against the certificates of the system.
@@ -103,7 +103,7 @@ def token(lab: Lab, manager: str) -> str:
 def ask_rest(lab: Lab, client: str, manager: str) -> list[str]:
     """What the REST interface answers a member with a token, with a wrong one, and without its certificate."""
     url = f"https://{ADDRESSES[manager]}:6820{rest_path(lab)}"
-    return lab.run(client, "python3", "-c", _ASK, url, rest.TRUST, token(lab, manager)).splitlines()
+    return lab.run(client, "python3", "-c", _ASK, url, rest.TRUST_PATH, token(lab, manager)).splitlines()
 
 
 def listeners(lab: Lab) -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import sent
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
+    collect_sent_records,
+)
 
 
 def telling(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -22,6 +24,6 @@ def telling(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _told(document: Any) -> Any:
-    for digest, record in sent([{"clusters": [document]}], {}).items():
+    for digest, record in collect_sent_records([{"clusters": [document]}], {}).items():
         return {"name": record["name"], "generation": record["generation"], "digest": digest}
     return document

@@ -19,28 +19,28 @@ from namespaces import call, joined
 #: Does what the module wireguard does, in a namespace and with a configuration folder of its own.
 PROGRAM = """
 import json, sys
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface, keys, preshared, rotation, wireguard
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import interface, keys, preshared, rotation, wireguard
 asked = json.load(sys.stdin)
-host = interface.Host(run, asked["check"], asked["folder"])
+host = interface.WireguardHost(run, asked["check"], asked["folder"])
 name = asked["interface"]
 if asked["do"] == "key":
     result = keys.ensure_key(host.key_path(name), run, False).public_key
 elif asked["do"] == "offer":
-    result = preshared.offer(host.preshared_path(name), asked["machine"], asked["peers"])
+    result = preshared.generate_keys(host.preshared_path(name), asked["machine"], asked["peers"])
 elif asked["do"] == "absent":
-    result = interface.absent(host, name).changed
+    result = interface.remove_interface(host, name).changed
 else:
     desired = wireguard.make_desired(name, asked["address"], 51820, 1420, asked["peers"])
     if asked["do"] == "replace":
-        for peer in preshared.equip(host.preshared_path(name), desired).peers:
-            rotation.replace(host, name, peer)
+        for peer in preshared.add_preshared_keys(host.preshared_path(name), desired).peers:
+            rotation.replace_peer(host, name, peer)
         result = True
     else:
-        made = interface.present(
+        made = interface.ensure_interface(
             host, name, desired, preshared_keys=asked["keys"], preshared_without=asked["without"]
         )
-        result = {"changed": made.changed, "shown": made.before + made.after, "conf": host.conf_path(name)}
+        result = {"changed": made.changed, "shown": made.diff_before + made.diff_after, "conf": host.conf_path(name)}
 json.dump(result, sys.stdout)
 """
 

@@ -163,7 +163,7 @@ def test_a_program_fails_as_ordered(tmp_path: Path, order: dict[str, Any] | None
         "RANK": "1",
         "GPUMESH_ATTEMPT": "1",
         "GPUMESH_PROGRESS_FILE": str(reported),
-        "PYTHONPATH": str(ROOT / "plugins" / "module_utils" / "train"),
+        "PYTHONPATH": str(ROOT / "plugins" / "module_utils" / "_programs" / "train"),
     }
     argv = [sys.executable, str(ROOT / "tests" / "chaos" / "launched.py"), "0", str(tmp_path / "program.py"), "more"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **variables})

@@ -12,9 +12,17 @@ from collections import Counter
 import pytest
 import session_lab
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, runtime_podman, sessions
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import Place
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PATH
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    job,
+    runtime_podman,
+    sessions,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    PROGRAM_PATH,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import (
+    ContainerPaths,
+)
 from ansible_collections.gpumesh.cluster.tests.chaos import session_experiments as experiments
 from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import (
     KILLS,
@@ -61,18 +69,18 @@ def test_the_moment_is_within_what_is_hit() -> None:
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
-        ("prolog", f"{_SHEBANG} {PATH} prolog"),
-        ("epilog", f"{_SHEBANG} {PATH} epilog"),
-        ("task", f"{_SHEBANG} {PATH} container 0"),
-        ("batch", f"{_SHEBANG} {PATH} supervise"),
+        ("prolog", f"{_SHEBANG} {PROGRAM_PATH} prolog"),
+        ("epilog", f"{_SHEBANG} {PROGRAM_PATH} epilog"),
+        ("task", f"{_SHEBANG} {PROGRAM_PATH} container 0"),
+        ("batch", f"{_SHEBANG} {PROGRAM_PATH} supervise"),
         (
             "podman",
-            " ".join(["/usr/bin/podman", *runtime_podman.command(Place("/r", "/s", "/i"))[1:]])
-            + f" run --rm --name={runtime_podman.NAME} --pidfile=/r/pid",
+            " ".join(["/usr/bin/podman", *runtime_podman.container_command(ContainerPaths("/r", "/s", "/i"))[1:]])
+            + f" run --rm --name={runtime_podman.CONTAINER_NAME} --pidfile=/r/pid",
         ),
         (
             "conmon",
-            f"/usr/bin/conmon --api-version 1 -c 0a -u 0a -r /usr/bin/crun -n {runtime_podman.NAME} --exit-dir /x",
+            f"/usr/bin/conmon --api-version 1 -c 0a -u 0a -r /usr/bin/crun -n {runtime_podman.CONTAINER_NAME} --exit-dir /x",
         ),
     ],
 )
@@ -109,7 +117,7 @@ def test_why_a_session_has_not_started() -> None:
     (found,) = job.parse_queue(
         "7|alice|RUNNING|gpu[1-3]|gpu1|None|gpumesh-session 5;demo;main,sub;1,0+0,2+0,1 running\n"
     )
-    runs = sessions.line(found, "demo")
+    runs = sessions.format_session(found, "demo")
     assert experiments.reason(f"demo: job 7, log /tmp/x\n{runs}\n") == ""
     assert experiments.reason(
         "demo: job 7, log /tmp/x\ngpumesh-session: The session 'demo' has failed: no.\n"

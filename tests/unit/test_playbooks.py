@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run, ansible
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 from ansible_collections.gpumesh.cluster.tests.support.task_files import tasks_of
 
-STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
 GROUP = "lookup('gpumesh.cluster.play_hosts', cluster_hosts | default('cluster')"
 HANDED_ON = "{{ hostvars['localhost'].cluster_play_%s | default([], true) or '!all' }}"
@@ -118,7 +118,7 @@ def test_a_playbook_that_would_do_nothing_fails(tmp_path: Path, playbook: str) -
         ([], "", "has no hosts, or could not be read"),
         (["--limit", "n2"], INVENTORY, "the limit 'n2' excludes all hosts of 'cluster' (n1)."),
         (["-e", "cluster_without=n1"], INVENTORY, "there are no hosts 'cluster,!n1'"),
-        (["-e", "cluster_without=n9"], INVENTORY, "cluster_without has n9, which the inventory has not"),
+        (["-e", "cluster_without=n9"], INVENTORY, "cluster_without has n9, which is not in the inventory"),
         (["-e", "cluster_without=@/etc/hostname"], INVENTORY, "'@/etc/hostname'"),
         (["--tags", "slurm,slrum"], INVENTORY, "and --tags slrum excludes what it needs"),
         (["--skip-tags", "always"], INVENTORY, "and --skip-tags always excludes what it needs"),

@@ -17,18 +17,28 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailscale, wireguard
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan, values
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts, conf, hostlist
-from ansible_collections.gpumesh.cluster.plugins.module_utils.units import size_of
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import storage
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
+    model,
+    plan,
+    values,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.units import parse_size
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import rules
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailscale, wireguard
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    accounts,
+    conf,
+    hostlist,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
+    parse_machine_names,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import storage
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
 
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 VOLUME: dict[str, Any] = {
     "name": "data",
     "server": "n1",
@@ -115,7 +125,7 @@ VALUES: list[tuple[Callable[[str], str], tuple[str, ...], Callable[[str], Any]]]
     (values.absolute_path, ("/srv/data", "/srv/a.b/c+d"), is_path),
     (values.mount_point, ("/data", "/home/a"), is_path),
     (values.timestamp, ("2026-11-20T20:31:00Z",), plain),
-    (values.line, ("alice@n1",), lambda text: text.encode()),
+    (values.printable_line, ("alice@n1",), lambda text: text.encode()),
 ]
 
 
@@ -159,8 +169,8 @@ def settled(record: model.Record) -> None:
     """An accepted record can be written, read back, and converted to what all layers apply."""
     assert model.parse(json.loads(json.dumps(record))) == record
     for member in record["members"]:
-        storage.mounts(record, member["machine"])
-        storage.exports(record, member["machine"])
+        storage.list_mounts(record, member["machine"])
+        storage.render_exports(record, member["machine"])
     for member in record["members"]:
         if member["endpoint"]:
             wireguard.split_endpoint(member["endpoint"])
@@ -198,20 +208,20 @@ def make_tunnel(text: str) -> None:
 
 
 TEXTS: list[tuple[str, Callable[[Any], Any], tuple[Any, ...]]] = [
-    ("machine_names", machine_names, ("gpu1, gpu2 gpu3",)),
+    ("machine_names", parse_machine_names, ("gpu1, gpu2 gpu3",)),
     ("split_endpoint", wireguard.split_endpoint, ("gw.example.com:51820", "[2001:db8::1]:51820")),
-    ("expand", hostlist.expand, ("n[1-3,5],m", "a[01-03]b[1-2]")),
-    ("compress", lambda text: hostlist.compress(text.split()), ("n1 n2 n03",)),
-    ("size_of", lambda text: size_of("data", text), ("500G", "1.5TiB")),
-    ("value_text", lambda text: conf.value_text("Key", text), ("a,b",)),
+    ("expand", hostlist.expand_hostlist, ("n[1-3,5],m", "a[01-03]b[1-2]")),
+    ("compress", lambda text: hostlist.compress_hostlist(text.split()), ("n1 n2 n03",)),
+    ("size_of", lambda text: parse_size("data", text), ("500G", "1.5TiB")),
+    ("value_text", lambda text: conf.format_value("Key", text), ("a,b",)),
     ("check_key", conf.check_key, ("SlurmctldPort",)),
-    ("conf.parse", conf.parse, ("ClusterName=lab\nNodeName=n[1-3] CPUs=2 # x\nInclude /etc/x\n",)),
+    ("conf.parse", conf.parse_settings, ("ClusterName=lab\nNodeName=n[1-3] CPUs=2 # x\nInclude /etc/x\n",)),
     ("parse_pairs", conf.parse_pairs, ("NodeName=n1 CPUs=2 OS=Linux 6.1 #1 Reason=a b",)),
-    ("meaning", lambda text: accounts.meaning("MaxWall", text), ("2-12:30:00", "1:00")),
+    ("meaning", lambda text: accounts.normalise_setting("MaxWall", text), ("2-12:30:00", "1:00")),
     ("parse_table", lambda text: accounts.parse_table(text, ["a", "b"]), ("x|y\nz|w",)),
-    ("ports", lambda text: rules._ports([text]), ("6817-6819", "2049")),
-    ("networks", lambda text: rules._networks([text]), ("10.1.0.0/16", "fd00::/64")),
-    ("addresses", lambda text: rules._addresses([text]), ("10.1.0.1", "fd00::1")),
+    ("ports", lambda text: rules._merge_ports([text]), ("6817-6819", "2049")),
+    ("networks", lambda text: rules._parse_networks([text]), ("10.1.0.0/16", "fd00::/64")),
+    ("addresses", lambda text: rules._parse_addresses([text]), ("10.1.0.1", "fd00::1")),
     ("hostname", lambda text: tailscale.make_desired({"hostname": text}), ("gpu1",)),
     ("tags", lambda text: tailscale.make_desired({"tags": [text]}), ("tag:gpu",)),
     ("routes", lambda text: tailscale.make_desired({"advertise_routes": [text]}), ("10.1.0.0/16",)),

@@ -19,24 +19,17 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import (
-    daemon,
-    holders,
-    host_files,
-    layers,
-    mount_table,
-    owners,
-    processes,
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import (
+    parse as collective,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import parse as collective
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, handshakes, host, program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import rotation, tailnet_api, tailscale, wireguard
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net import gpus, hostname, iproute, kernel, kinds, rdma
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
+    gpu,
+    handshakes,
+    host,
+    program,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
     arp,
-    detach,
     lease,
     perftest,
     ports,
@@ -44,14 +37,58 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import (
     routes,
     runner,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts, conf, database, show
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import host as slurm_host
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host as ssh_host
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import server as ssh_server
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags, fstab, mounts, quota, volumes
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import claims
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
+    background,
+    managed_files,
+    mount_table,
+    processes,
+    service,
+    volume_users,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import (
+    gpus,
+    hostname,
+    iproute,
+    kernel,
+    kinds,
+    rdma,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import (
+    rotation,
+    tailnet_api,
+    tailscale,
+    wireguard,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    accounts,
+    conf,
+    database,
+    show,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import host as slurm_host
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
+    host as ssh_host,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
+    server as ssh_server,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import (
+    flags,
+    fstab,
+    mounts,
+    quota,
+    volumes,
+)
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils.net.recorded import FIXTURES, lay_out
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import (
+    FIXTURES,
+    create_tree,
+)
 
 HERE = Path(__file__).parent / "module_utils"
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
@@ -104,34 +141,34 @@ def of_perftest(text: str) -> None:
 
 
 def of_fstab(text: str) -> None:
-    for line in fstab.parse(text, "lab").values():
-        flags.of_line(line)
-        flags.line_without(line)
+    for line in fstab.parse_own_lines(text, "lab").values():
+        flags.parse_line_options(line)
+        flags.strip_line_flags(line)
 
 
 def of_projects(text: str) -> None:
     projid, _rule, projects = text.partition("---\n")
-    found = quota.Files(*(host_files.Current(host_files.FILE, part) for part in (projid, projects)))
-    quota.parse(found, "lab")
-    quota.number_for("lab", "data", found)
+    found = quota.ProjectFiles(*(managed_files.CurrentFile(managed_files.FILE, part) for part in (projid, projects)))
+    quota.parse_projects(found, "lab")
+    quota.choose_number("lab", "data", found)
 
 
 def of_unit(text: str) -> None:
-    for name in mounts.parse_ours({"a.mount": text}, "lab"):
-        mounts.mount_point_of(name)
-    flags.unit_without(text)
+    for name in mounts.select_own_units({"a.mount": text}, "lab"):
+        mounts.parse_mount_point(name)
+    flags.strip_unit_flags(text)
 
 
 def of_mounts(text: str) -> None:
     mount_table.parse_mountinfo(text)
-    host.users_folders(mount_table.parse_mountinfo(text), "/nowhere")
-    host.kind_at("/mnt/a", host.parse_mounted(text), True)
-    volumes.mount_of(mount_table.parse_mountinfo(text), "/mnt/a")
+    host.find_user_directories(mount_table.parse_mountinfo(text), "/nowhere")
+    host.find_filesystem_type("/mnt/a", host.parse_filesystem_types(text), True)
+    volumes.require_mount(mount_table.parse_mountinfo(text), "/mnt/a")
 
 
 def of_services(text: str) -> None:
-    for unit, properties in layers.parse_units(text).items():
-        layers.service_differences(unit, properties, ["/etc/passwd"])
+    for unit, properties in drift.parse_units(text).items():
+        drift.describe_service_problems(unit, properties, ["/etc/passwd"])
 
 
 TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], Any]]] = [
@@ -172,23 +209,23 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
     ("handshakes", handshakes.parse_handshakes, (f"{KEY}\t1790000000\n",), nothing),
     ("allowed IPs", handshakes.parse_addresses, (f"{KEY}\t10.98.0.2/32 10.98.0.3/32\n",), nothing),
     ("comments", program.parse_comments, ("NodeName=n1 Arch=x86_64 Comment=gpumesh: health.gpu_ecc\n",), nothing),
-    ("perftest", of_perftest, fixtures("reach", "perftest/*.txt"), nothing),
+    ("perftest", of_perftest, fixtures("_checks/reachability", "perftest/*.txt"), nothing),
     ("iperf3", runner.parse_iperf3, ('{"end": {"sum_received": {"bits_per_second": 1e9}}}',), nothing),
     (
         "routes",
-        lambda text: routes.parse(["10.0.0.2", "fd00::2"], text, ""),
+        lambda text: routes.parse_routes(["10.0.0.2", "fd00::2"], text, ""),
         ('[{"dst":"10.0.0.2","dev":"eth0","prefsrc":"10.0.0.1","via":{"family":"inet6","host":"fe80::1"}}]\n[]\n',),
         nothing,
     ),
     (
         "errors of routes",
-        lambda text: routes.parse(["10.0.0.2"], "", text),
+        lambda text: routes.parse_routes(["10.0.0.2"], "", text),
         ("RTNETLINK answers: Network is unreachable\nCommand failed -:1\n",),
         nothing,
     ),
     ("range of ports", ports.parse_range, ("32768-60999",), nothing),
-    ("question", lambda text: detach.parse_question(text.encode("utf-8", "replace")), ("stop 4242 777",), nothing),
-    ("lease", lease.from_text, ("4242 777",), nothing),
+    ("question", lambda text: background.parse_request(text.encode("utf-8", "replace")), ("stop 4242 777",), nothing),
+    ("lease", lease.parse_process, ("4242 777",), nothing),
     ("process", lease._parse_stat, ("42 (a) b) S 1 " + " ".join(map(str, range(40))),), nothing),
     ("version of Slurm", slurm_host.parse_version, ("slurm-wlm 24.11.5", "slurm 22.05.8-x"), nothing),
     (
@@ -197,22 +234,22 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         ("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\n",),
         nothing,
     ),
-    ("model of a GPU", slurm_host.gres_type, ("NVIDIA H100 80GB HBM3",), nothing),
-    ("nodes", show.parse_nodes_text, fixtures("slurm", "*.node.txt"), nothing),
-    ("jobs", show.parse_jobs_text, fixtures("slurm", "*.job.txt"), nothing),
-    ("partitions", show.parse_partitions_text, fixtures("slurm", "*.partition.txt"), nothing),
-    ("state of a node", lambda text: show.node_state(text.split("+")), ("IDLE+DRAIN", "mixed-"), nothing),
-    ("minutes", show.minutes, ("1-02:30:00", "UNLIMITED"), nothing),
+    ("model of a GPU", slurm_host.format_gres_type, ("NVIDIA H100 80GB HBM3",), nothing),
+    ("nodes", show.parse_nodes_text, fixtures("_layers/slurm", "*.node.txt"), nothing),
+    ("jobs", show.parse_jobs_text, fixtures("_layers/slurm", "*.job.txt"), nothing),
+    ("partitions", show.parse_partitions_text, fixtures("_layers/slurm", "*.partition.txt"), nothing),
+    ("state of a node", lambda text: show.parse_node_state(text.split("+")), ("IDLE+DRAIN", "mixed-"), nothing),
+    ("minutes", show.parse_time_limit, ("1-02:30:00", "UNLIMITED"), nothing),
     ("accounts", lambda text: accounts.parse_table(text, ["a", "b"]), ("x|y\nz|w",), nothing),
-    ("slurm.conf", conf.parse, ("ClusterName=lab\nNodeName=n[1-3] CPUs=2 # x\nInclude /etc/x\n",), nothing),
-    ("slurmdbd", database.complaint, ("slurmdbd: error: Access denied\n",), nothing),
+    ("slurm.conf", conf.parse_settings, ("ClusterName=lab\nNodeName=n[1-3] CPUs=2 # x\nInclude /etc/x\n",), nothing),
+    ("slurmdbd", database.extract_error, ("slurmdbd: error: Access denied\n",), nothing),
     (
         "ping of a tailnet",
         tailscale.parse_ping,
         ("pong from n2 (100.64.0.2) via 198.51.100.7:41641 in 5ms\n",),
         nothing,
     ),
-    ("wg dump", wireguard.parse_dump, fixtures("mesh", "wg_dump.txt"), nothing),
+    ("wg dump", wireguard.parse_dump, fixtures("_layers/mesh", "wg_dump.txt"), nothing),
     (
         "wg-quick",
         wireguard.parse_conf,
@@ -225,7 +262,12 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         ("36 35 98:0 /a /mnt rw,noatime shared:1 - ext3 /dev/root rw\n37 36 0:9 / /mnt/a rw - nfs4 n1:/x rw\n",),
         nothing,
     ),
-    ("mounts", lambda text: holders.mounted(text, ["/mnt/a b"]), ("n1:/srv/two /mnt/a\\040b nfs4 rw 0 0\n",), nothing),
+    (
+        "mounts",
+        lambda text: volume_users.select_mounted(text, ["/mnt/a b"]),
+        ("n1:/srv/two /mnt/a\\040b nfs4 rw 0 0\n",),
+        nothing,
+    ),
     ("sockets", processes.parse_tcp_sockets, (TCP,), nothing),
     (
         "units",
@@ -233,10 +275,10 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         ("Id=a.service\nLoadState=loaded\nActiveState=active\nUnitFileState=enabled\nMainPID=1\n\nId=b.service\n",),
         nothing,
     ),
-    ("unit", daemon.parse_unit, ("LoadState=loaded\nActiveState=active\n",), nothing),
+    ("unit", service.parse_unit_properties, ("LoadState=loaded\nActiveState=active\n",), nothing),
     (
         "supervisord",
-        lambda text: (daemon.parse_status(text), daemon.parse_pid(text)),
+        lambda text: (service.parse_status(text), service.parse_pid(text)),
         ("slurmd   RUNNING   pid 12, uptime 0:00:12\n",),
         nothing,
     ),
@@ -258,26 +300,36 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         ("gpumesh.lab.data:1500000000\nother:7\n---\n1500000000:/srv/data\n7:/x\n",),
         nothing,
     ),
-    ("quotas", quota.parse_usage, fixtures("storage", "xfs_quota/*.txt"), nothing),
+    ("quotas", quota.parse_usage, fixtures("_layers/storage", "xfs_quota/*.txt"), nothing),
     (
         "block",
-        lambda text: host_files.block_in("/f", text, "# {mark} ours"),
+        lambda text: managed_files.find_block("/f", text, "# {mark} ours"),
         ("x\n# BEGIN ours\ny\n# END ours\n",),
         nothing,
     ),
-    ("collectives", collective.parse_text, fixtures("collective", "*.txt"), nothing),
+    ("collectives", collective.parse_text, fixtures("_checks/collective", "*.txt"), nothing),
     (
         "certificate",
         ssh_host.parse_certificate,
         (CERTIFICATE,),
         nothing,
     ),
-    ("sshd", ssh_server.parse, ("pubkeyauthentication yes\npermitrootlogin no\nhostkey /etc/ssh/k\n",), nothing),
-    ("hosts", lambda text: hostname.judge("n1", text, ["127.0.1.1"]), ("127.0.1.1 n1 n1.x # ours\n",), nothing),
+    (
+        "sshd",
+        ssh_server.parse_sshd_settings,
+        ("pubkeyauthentication yes\npermitrootlogin no\nhostkey /etc/ssh/k\n",),
+        nothing,
+    ),
+    (
+        "hosts",
+        lambda text: hostname.assess_resolution("n1", text, ["127.0.1.1"]),
+        ("127.0.1.1 n1 n1.x # ours\n",),
+        nothing,
+    ),
     ("state of a port", rdma.parse_state, ("4: ACTIVE",), nothing),
     ("rate of a port", rdma.parse_rate, ("200 Gb/sec (4X HDR)",), nothing),
-    ("speed", lambda text: kinds.speed_of(text, "ethernet", True), ("10000", "-1"), nothing),
-    ("owners", owners.parse, (owners.render({"munge": owners.Owner("lab", "0" * 32)}),), nothing),
+    ("speed", lambda text: kinds.parse_speed(text, "ethernet", True), ("10000", "-1"), nothing),
+    ("owners", claims.parse_claims, (claims.render_claims({"munge": claims.Owner("lab", "0" * 32)}),), nothing),
 ]
 
 
@@ -302,19 +354,19 @@ def test_numbers_that_are_none(
 
 def of_tailnet(server: str | None, text: str) -> None:
     try:
-        answer = from_json(text)
+        answer = parse_json(text)
     except ValueError:
         return
     if isinstance(answer, dict):
-        tailnet_api.parse_devices(tailnet_api.api_of(server), answer)
+        tailnet_api.parse_devices(tailnet_api.find_api(server), answer)
 
 
 def of_frame(text: str) -> None:
     message = protocol.parse_body(text.encode("utf-8", "surrogatepass"))
     for read in (
-        lambda: protocol.text_of(message, "machine"),
-        lambda: protocol.number_of(message, "size", 100),
-        lambda: protocol.time_of(message, "sent"),
+        lambda: protocol.read_text_field(message, "machine"),
+        lambda: protocol.read_integer_field(message, "size", 100),
+        lambda: protocol.read_time_field(message, "sent"),
     ):
         with contextlib.suppress(GpumeshError):
             read()
@@ -400,9 +452,9 @@ JSONS: list[tuple[str, Callable[[str], Any], Any]] = [
         lambda text: rotation.parse_message(text.encode("utf-8", "replace")),
         {"step": "a", "key": KEY},
     ),
-    ("recorded nodes", show.parse_nodes_json, json.loads(fixtures("slurm", "*.node.json")[0])),
-    ("recorded jobs", show.parse_jobs_json, json.loads(fixtures("slurm", "*.job.json")[0])),
-    ("recorded link", wireguard.parse_link, json.loads(fixtures("mesh", "ip_address_userspace.json")[0])),
+    ("recorded nodes", show.parse_nodes_json, json.loads(fixtures("_layers/slurm", "*.node.json")[0])),
+    ("recorded jobs", show.parse_jobs_json, json.loads(fixtures("_layers/slurm", "*.job.json")[0])),
+    ("recorded link", wireguard.parse_link, json.loads(fixtures("_layers/mesh", "ip_address_userspace.json")[0])),
     ("frame", of_frame, {"machine": "n1", "echo": "a", "size": 5, "sent": 1.5}),
 ]
 
@@ -418,7 +470,7 @@ def test_json(name: str, take: Callable[[str], Any], good: Any) -> None:
 
 def test_datagrams_and_frames_of_a_network() -> None:
     token = "t" * 64
-    sent = protocol.pack_datagram(token, protocol.Datagram(protocol.REQUEST, b"12345678", 1, 100), 72)
+    sent = protocol.pack_datagram(token, protocol.Datagram(protocol.REQUEST_KIND, b"12345678", 1, 100), 72)
     reply = struct.pack("!6s6sH", b"a" * 6, b"b" * 6, 0x0806) + struct.pack(
         "!HHBBH6s4s6s4s", 1, 0x0800, 6, 4, 2, b"b" * 6, b"\x0a\0\0\1", b"a" * 6, b"\x0a\0\0\2"
     )
@@ -440,7 +492,7 @@ class Told(Tree):
         self._texts = texts
 
     def read(self, *parts: str) -> str | None:
-        place = os.path.relpath(os.path.realpath(self.path(*parts)), self._root)
+        place = os.path.relpath(os.path.realpath(self.path(*parts)), self._root_directory)
         text = self._texts.get(place)
         return text.strip() if isinstance(text, str) else None
 
@@ -448,7 +500,7 @@ class Told(Tree):
 @pytest.mark.parametrize("case", ["infiniband_ipoib", "cloud_google_tcpx"])
 def test_files_of_the_kernel(tmp_path: Path, case: str) -> None:
     root = str(tmp_path)
-    lay_out(case, tmp_path)
+    create_tree(case, tmp_path)
     recorded = json.loads((FIXTURES / case / "tree.json").read_text(encoding="utf-8"))
     texts = {name: text for name, text in recorded.items() if isinstance(text, str)}
     texts["proc/sys/net/ipv4/ip_local_port_range"] = "32768\t60999"
@@ -457,8 +509,8 @@ def test_files_of_the_kernel(tmp_path: Path, case: str) -> None:
         tree = Told(root, told if isinstance(told, dict) else {})
         found = rdma.read_ports(tree)
         judged(host.judge_rdma(found, None))
-        perftest.choose(found, "ib0", lambda program: program)
-        gpus.read_gpus(tree, tree.pci_devices())
+        perftest.choose_endpoint(found, "ib0", lambda program: program)
+        gpus.read_gpus(tree, tree.list_pci_devices())
         kernel.read_local_ports(tree)
 
     endures(take, (texts,), (GpumeshError,), share=10)

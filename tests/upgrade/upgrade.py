@@ -42,7 +42,7 @@ from session_lab import LAB, by, everywhere, inside, job_of, places, role, start
 from tracking_lab import MACHINES, MANAGER, PASSWORDS, TrackingLab
 from train_runs import BARE, ENDED, PATIENCE, all_samples
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.version import VERSION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.version import VERSION
 
 SCENARIO = session_lab.SCENARIO
 #: The commit from which origin/main itself is upgraded: the main branch when this test was written.
@@ -87,8 +87,8 @@ def check_out(commit: str, folder: Path) -> None:
     (folder / TREE).mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     subprocess.run(["tar", "--extract", f"--directory={folder / TREE}"], input=archive, check=True)
-    noted = folder / TREE / "plugins" / "module_utils" / "version.py"
-    if noted.exists():
+    # Where the file is, and where it was in older commits.
+    for noted in (folder / TREE / "plugins" / "module_utils").glob("**/version.py"):
         text = noted.read_text(encoding="utf-8")
         noted.write_text(NOTED.sub(f'VERSION = "{VERSION}-dev.0"', text) if is_current(text) else text, "utf-8")
 

@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The environment that a distributed program finds in its Slurm job, in every dialect, from one model.
+"""Set the environment of a distributed program in its Slurm job, in every dialect, from one model.
 
 Slurm runs this before each task (TaskProlog) and reads its output: ``export NAME=value`` and ``unset NAME``. With
 ``--login`` it prints the same for a shell, for a login into a job.
 
-The way of the data: the variables that Slurm has set -> World (nodes in rank order, tasks, GPUs, this task's place)
--> variables. What is true of this node comes from job_environment.json beside this file.
+The data flow: the variables that Slurm has set -> World (nodes in rank order, tasks, GPUs, this task's position)
+-> variables. The settings of this node come from job_environment.json beside this file.
 
-It runs once a task, so it imports little, and it never fails a job: where something cannot be known, the variable is
-left alone.
+The program runs once per task, so it imports little. It never fails a job: if something is unknown, its variables are
+not changed.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ TYPE_CHECKING = False  # The typing module costs milliseconds that every task wo
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
-SETTINGS = "/etc/gpumesh/job_environment.json"
-#: What a bash script in a job reads first; sets the variables that have several lines.
+SETTINGS_PATH = "/etc/gpumesh/job_environment.json"
+#: The file that a bash script in a job reads first, which sets the variables with several lines.
 BASH_ENV_FILE = "/etc/gpumesh/job_environment.bash"
-#: Set for the tasks of sessions.
+#: The variable that is set for the tasks of sessions.
 SESSION = "GPUMESH_SESSION_PLACE"
-#: Made by the role, like /tmp: everyone may write, only the owner may delete.
-RUNTIME = "/run/gpumesh/jobs"
-#: What we have set, as NAME=CHECKSUM words. A variable that still has our value may be replaced in a nested step or
-#: job; one that differs is the user's, or torchrun's.
-MARKER = "GPUMESH_JOB_ENVIRONMENT"
+#: The directory of hostfiles, which the role creates like /tmp: everyone may write, only the owner may delete.
+RUNTIME_DIRECTORY = "/run/gpumesh/jobs"
+#: The variable that lists what we have set, as NAME=CHECKSUM words. A variable that still has our value may be replaced
+#: in a nested step or job; one that differs belongs to the user, or to torchrun.
+MARKER_VARIABLE = "GPUMESH_JOB_ENVIRONMENT"
 #: Slurm's numbers for the batch, extern and interactive steps start here.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 DIALECTS = ("backendai", "dstack", "skypilot", "runpod", "torchrun")
-#: As many hosts as Slurm itself allows in one range.
-LONGEST_RANGE = 65536
-#: Steps of one job that run at the same time on the same first node must not share a port; a prime spreads them.
+#: The maximum number of hosts in one range, as in Slurm itself.
+MAX_RANGE_SIZE = 65536
+#: The distance between the ports of two steps of a job, which may start on the same node at once. A prime spreads them.
 STEP_STRIDE = 997
 
 
 class Node:
-    """One node of the world, in rank order. ``group`` is its component in a heterogeneous job, else 0."""
+    """One node of the world, in rank order. ``group``: its component in a heterogeneous job, otherwise 0."""
 
     __slots__ = ("address", "gpus", "group", "name", "tasks")
 
@@ -60,9 +60,9 @@ class Node:
 class World:
     """The processes that start together: a job step, or a whole job as its batch script sees it.
 
-    ``rank`` and ``local_rank`` are None where the reader is no task: in a batch script of several tasks or a login.
-    ``master`` is None where the node of rank 0 cannot be told. ``mixed``: the job has several components, of which
-    this world may be one. ``roles``: of each node, where they are other than main and sub.
+    ``rank`` and ``local_rank`` are None in a batch script of several tasks and in a login, which are not tasks.
+    ``master`` is None if the node of rank 0 is unknown. ``mixed``: the job has several components, of which this world
+    may be one. ``roles``: the role of each node, if they are not main and sub.
     """
 
     __slots__ = ("job", "local_rank", "master", "mixed", "node_rank", "nodes", "rank", "roles", "size", "step")
@@ -93,40 +93,40 @@ class World:
 
     @property
     def node(self) -> Node:
-        """The node that this runs on."""
+        """Return the node that this program runs on."""
         return self.nodes[self.node_rank]
 
 
 # --- Slurm's notations -------------------------------------------------------------------------------------------
 
 
-def expand_hostlist(text: str) -> List[str]:
-    """``n[1-3,7],gpu[01-02]-ib`` to its names. Raises ValueError for what is no host list."""
-    names: List[str] = []
-    for item in _split_outside_brackets(text):
-        names.extend(_expand_item(item))
-    return names
+def expand_hostlist(hostlist: str) -> List[str]:
+    """Expand a host list such as ``n[1-3,7],gpu[01-02]-ib`` to its names. Raises ValueError for an invalid one."""
+    node_names: List[str] = []
+    for host_item in _split_outside_brackets(hostlist):
+        node_names.extend(_expand_item(host_item))
+    return node_names
 
 
 def expand_counts(text: str) -> List[int]:
-    """``2(x3),1`` to [2, 2, 2, 1]."""
-    counts: List[int] = []
-    for item in text.split(","):
-        count, _times, repeat = item.partition("(x")
-        counts.extend([int(count)] * (int(repeat.rstrip(")")) if repeat else 1))
-    return counts
+    """Expand counts such as ``2(x3),1`` to [2, 2, 2, 1]."""
+    task_counts: List[int] = []
+    for count_item in text.split(","):
+        task_count, _times, repeat_count = count_item.partition("(x")
+        task_counts.extend([int(task_count)] * (int(repeat_count.rstrip(")")) if repeat_count else 1))
+    return task_counts
 
 
 def _split_outside_brackets(text: str) -> List[str]:
     items, depth, start = [], 0, 0
-    for position, letter in enumerate(text):
+    for letter_index, letter in enumerate(text):
         if letter == "[":
             depth += 1
         elif letter == "]":
             depth -= 1
         elif letter == "," and depth == 0:
-            items.append(text[start:position])
-            start = position + 1
+            items.append(text[start:letter_index])
+            start = letter_index + 1
     items.append(text[start:])
     if depth or not all(items):
         raise ValueError(f"not a host list: {text!r}")
@@ -134,79 +134,82 @@ def _split_outside_brackets(text: str) -> List[str]:
 
 
 def _expand_item(item: str) -> List[str]:
-    prefix, bracket, rest = item.partition("[")
+    name_prefix, bracket, after_bracket = item.partition("[")
     if not bracket:
         return [item]
-    ranges, bracket, suffix = rest.partition("]")
+    range_text, bracket, name_suffix = after_bracket.partition("]")
     if not bracket:
         raise ValueError(f"not a host list: {item!r}")
-    tails = _expand_item(suffix) if suffix else [""]
-    names: List[str] = []
-    for part in ranges.split(","):
-        first, _dash, last = part.partition("-")
-        low, high = int(first), int(last or first)
-        if not 0 <= high - low < LONGEST_RANGE:
+    suffix_names = _expand_item(name_suffix) if name_suffix else [""]
+    node_names: List[str] = []
+    for range_part in range_text.split(","):
+        first_text, _dash, last_text = range_part.partition("-")
+        first_number, last_number = int(first_text), int(last_text or first_text)
+        if not 0 <= last_number - first_number < MAX_RANGE_SIZE:
             raise ValueError(f"not a host list: {item!r}")
-        for number in range(low, high + 1):
+        for number in range(first_number, last_number + 1):
             # Leading zeros belong to the name: 08-11 is 08, 09, 10, 11.
-            names.extend(prefix + str(number).zfill(len(first)) + tail for tail in tails)
-    return names
+            node_names.extend(name_prefix + str(number).zfill(len(first_text)) + tail for tail in suffix_names)
+    return node_names
 
 
 def gpus_in_gres(gres: str) -> int:
-    """``gpu:h100:2(IDX:0-1),gpu:a100:1`` to 3. Commas inside the index list are not separators."""
-    total, depth, item = 0, 0, ""
-    for letter in gres + ",":
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            words = item.partition("(")[0].split(":")
-            if words[0] == "gpu" and words[-1].isdigit():
-                total += int(words[-1])
-            item = ""
-        else:
-            item += letter
-    return total
+    """Count the GPUs in a gres, such as 3 in ``gpu:h100:2(IDX:0-1),gpu:a100:1``.
 
-
-def parse_nodes(text: str) -> List[str]:
-    """The names in the output of ``scontrol -o show nodes``, which has a line a node."""
-    words = [line.split(None, 1)[0].partition("=") for line in text.splitlines() if line.strip()]
-    return [name for key, _equals, name in words if key == "NodeName"]
-
-
-def in_rank_order(names: List[str], show: Callable[..., str]) -> List[str]:
-    """The nodes of a job as Slurm numbers them: in the order of its table, which is that of their registration.
-
-    The host list of a job goes by name. Raises ValueError where the table cannot be had.
+    Commas inside the index list are not separators.
     """
-    if len(names) < 2:
-        return names
-    place = {name: number for number, name in enumerate(parse_nodes(show("nodes")))}
-    unknown = [name for name in names if name not in place]
-    if unknown:
-        raise ValueError("scontrol does not show the nodes " + ", ".join(unknown))
-    return sorted(names, key=place.__getitem__)
+    gpu_total, bracket_depth, gres_item = 0, 0, ""
+    for letter in gres + ",":
+        bracket_depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and bracket_depth == 0:
+            gres_fields = gres_item.partition("(")[0].split(":")
+            if gres_fields[0] == "gpu" and gres_fields[-1].isdigit():
+                gpu_total += int(gres_fields[-1])
+            gres_item = ""
+        else:
+            gres_item += letter
+    return gpu_total
 
 
-def parse_job(text: str) -> List[Dict[str, str]]:
-    """The output of ``scontrol -d -o show job ID``, a line a component, as the keys that are of use here.
+def parse_nodes(scontrol_output: str) -> List[str]:
+    """Parse the names in the output of ``scontrol -o show nodes``, which has one line per node."""
+    name_fields = [line.split(None, 1)[0].partition("=") for line in scontrol_output.splitlines() if line.strip()]
+    return [name for key, _equals, name in name_fields if key == "NodeName"]
 
-    ``gpus`` of a node is in its ``GRES``: NODE=COUNT words under the key ``gpus``.
+
+def sort_by_rank(node_names: List[str], show: Callable[..., str]) -> List[str]:
+    """Sort the nodes of a job as Slurm numbers them: in the order of its table, which is that of their registration.
+
+    The host list of a job is sorted by name. Raises ValueError if the table is unavailable.
+    """
+    if len(node_names) < 2:
+        return node_names
+    table_index = {name: number for number, name in enumerate(parse_nodes(show("nodes")))}
+    unknown_nodes = [name for name in node_names if name not in table_index]
+    if unknown_nodes:
+        raise ValueError("scontrol does not show the nodes " + ", ".join(unknown_nodes))
+    return sorted(node_names, key=table_index.__getitem__)
+
+
+def parse_job(scontrol_output: str) -> List[Dict[str, str]]:
+    """Parse the output of ``scontrol -d -o show job ID``, which has one line per component, into the fields of each.
+
+    The numbers of GPUs, from ``GRES`` of each node, are NODE=COUNT words in the field ``gpus``.
     """
     components = []
-    for line in text.splitlines():
+    for line in scontrol_output.splitlines():
         component: Dict[str, str] = {}
-        nodes, gpus = "", []
-        for word in line.split():
-            key, _equals, value = word.partition("=")
-            if key == "Nodes":
-                nodes = value
-            elif key == "GRES" and nodes:
-                gpus += [f"{name}={gpus_in_gres(value)}" for name in expand_hostlist(nodes)]
-            elif key not in component:
-                component[key] = value
+        hostlist, gpu_counts = "", []
+        for field in line.split():
+            field_name, _equals, field_content = field.partition("=")
+            if field_name == "Nodes":
+                hostlist = field_content
+            elif field_name == "GRES" and hostlist:
+                gpu_counts += [f"{name}={gpus_in_gres(field_content)}" for name in expand_hostlist(hostlist)]
+            elif field_name not in component:
+                component[field_name] = field_content
         if "JobId" in component:
-            component["gpus"] = " ".join(gpus)
+            component["gpus"] = " ".join(gpu_counts)
             components.append(component)
     return components
 
@@ -216,202 +219,229 @@ def parse_job(text: str) -> List[Dict[str, str]]:
 
 def read_world(
     env: Mapping[str, str],
-    members: Mapping[str, str],
-    batch: bool,
+    addresses_by_member: Mapping[str, str],
+    is_batch: bool,
     show: Callable[..., str],
 ) -> World:
-    """The world that ``env``, the environment of a task, describes.
+    """Return the world that ``env``, the environment of a task, describes.
 
-    ``members`` are the cluster addresses by node name. ``batch``: this is the batch script and not a step's task.
-    ``show`` asks the controller for the job, or for its nodes; used only where the environment does not tell: where the
-    components of a job differ, where its nodes may have unequal numbers of GPUs, and in batch scripts of several nodes.
-    Raises KeyError or ValueError where the environment is not a job's.
+    ``addresses_by_member``: the cluster addresses by node name. ``is_batch``: this is the batch script and not a task
+    of a step. ``show`` asks the controller for the job, or for its nodes. It is used only if the environment is not
+    sufficient: if the components of a job differ, if its nodes may have unequal numbers of GPUs, and in batch scripts
+    of several nodes. Raises KeyError or ValueError if the environment is not that of a job.
     """
-    step = 0 if batch else _step(env)
+    step = 0 if is_batch else _step_number(env)
     if step is None:
-        batch, step = True, 0
-    groups = [in_rank_order(group, show) for group in _groups(env)]
-    if batch:
-        counts = _job_counts(env, groups, show)
+        is_batch, step = True, 0
+    component_nodes = [sort_by_rank(group, show) for group in _component_nodes(env)]
+    if is_batch:
+        tasks_by_node = _job_counts(env, component_nodes, show)
     else:
-        counts = dict(zip(expand_hostlist(env["SLURM_STEP_NODELIST"]), expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])))
-    # Slurm writes a mixed step's nodes sorted by name, yet numbers them component by component.
-    names = [name for group in groups for name in group if name in counts] if groups else list(counts)
-    here = env.get("SLURMD_NODENAME") or names[int(env.get("SLURM_NODEID", "0"))]
-    group_of = {name: number for number, group in enumerate(groups) for name in group}
-    component = [name for name in names if group_of.get(name, 0) == group_of.get(here, 0)]
-    gpus = _gpus(env, {name: counts[name] for name in names}, component, here, show)
-    nodes = [
-        Node(name, members.get(name, name), group_of.get(name, 0), counts[name], gpus.get(name, 0)) for name in names
+        tasks_by_node = dict(
+            zip(expand_hostlist(env["SLURM_STEP_NODELIST"]), expand_counts(env["SLURM_STEP_TASKS_PER_NODE"]))
+        )
+    # Slurm lists the nodes of a heterogeneous step by name, but numbers them component by component.
+    node_names = (
+        [name for group in component_nodes for name in group if name in tasks_by_node]
+        if component_nodes
+        else list(tasks_by_node)
+    )
+    own_node = env.get("SLURMD_NODENAME") or node_names[int(env.get("SLURM_NODEID", "0"))]
+    component_by_node = {name: index for index, group in enumerate(component_nodes) for name in group}
+    own_component = [
+        name for name in node_names if component_by_node.get(name, 0) == component_by_node.get(own_node, 0)
     ]
-    size = sum(node.tasks for node in nodes)
-    is_task = not batch or size == 1
-    # With an arbitrary distribution rank 0 is wherever the user put it, and no variable tells where.
-    known = batch or env.get("SLURM_DISTRIBUTION") != "arbitrary"
+    gpus_by_node = _gpus_by_node(env, {name: tasks_by_node[name] for name in node_names}, own_component, own_node, show)
+    world_nodes = [
+        Node(
+            name,
+            addresses_by_member.get(name, name),
+            component_by_node.get(name, 0),
+            tasks_by_node[name],
+            gpus_by_node.get(name, 0),
+        )
+        for name in node_names
+    ]
+    world_size = sum(node.tasks for node in world_nodes)
+    is_task = not is_batch or world_size == 1
+    # An arbitrary distribution lets the user place rank 0, and no variable tells where it is.
+    is_order_known = is_batch or env.get("SLURM_DISTRIBUTION") != "arbitrary"
     return World(
         job=int(_job_id(env, 0)),
         step=step,
-        nodes=nodes,
-        node_rank=names.index(here),
-        size=size,
+        nodes=world_nodes,
+        node_rank=node_names.index(own_node),
+        size=world_size,
         rank=int(env.get("SLURM_PROCID", "0")) if is_task else None,
         local_rank=int(env.get("SLURM_LOCALID", "0")) if is_task else None,
-        master=nodes[0].address if known else None,
-        mixed=len(groups) > 1,
+        master=world_nodes[0].address if is_order_known else None,
+        mixed=len(component_nodes) > 1,
     )
 
 
-def world_of_login(job_id: str, here: str, members: Mapping[str, str], show: Callable[..., str]) -> World:
-    """The world of a job as a login on the node ``here`` sees it. Raises like read_world."""
+def world_of_login(
+    job_id: str, own_node: str, addresses_by_member: Mapping[str, str], show: Callable[..., str]
+) -> World:
+    """Return the world of a job as a login on ``own_node`` sees it. Raises the errors of read_world."""
     components = parse_job(show("job", job_id))
-    gpus = _gpus_by_components(components)
-    nodes = []
-    for number, component in enumerate(components):
-        names = in_rank_order(expand_hostlist(component["NodeList"]), show)
-        # scontrol does not say how the tasks lie on the nodes; Slurm fills the first ones up.
-        share, more = divmod(int(component.get("NumTasks", len(names))), len(names))
-        nodes += [
-            Node(name, members.get(name, name), number, share + (position < more), gpus.get(name, 0))
-            for position, name in enumerate(names)
+    gpus_by_node = _gpus_by_components(components)
+    world_nodes = []
+    for index, component in enumerate(components):
+        node_names = sort_by_rank(expand_hostlist(component["NodeList"]), show)
+        # scontrol does not show how many tasks each node has; Slurm gives the first nodes more.
+        tasks_per_node, extra_tasks = divmod(int(component.get("NumTasks", len(node_names))), len(node_names))
+        world_nodes += [
+            Node(
+                name,
+                addresses_by_member.get(name, name),
+                index,
+                tasks_per_node + (position < extra_tasks),
+                gpus_by_node.get(name, 0),
+            )
+            for position, name in enumerate(node_names)
         ]
-    names = [node.name for node in nodes]
+    node_names = [node.name for node in world_nodes]
     return World(
         job=int(components[0]["JobId"]),
         step=0,
-        nodes=nodes,
-        node_rank=names.index(here),
-        size=sum(node.tasks for node in nodes),
+        nodes=world_nodes,
+        node_rank=node_names.index(own_node),
+        size=sum(node.tasks for node in world_nodes),
         rank=None,
         local_rank=None,
-        master=nodes[0].address,
+        master=world_nodes[0].address,
         mixed=len(components) > 1,
     )
 
 
-def _step(env: Mapping[str, str]) -> Optional[int]:
-    """The number of the step, or None where this is none.
+def _step_number(env: Mapping[str, str]) -> Optional[int]:
+    """Return the number of the step; None outside a step.
 
     A job submitted from inside another job's step inherits that step's variables; they do not fit the job's own.
     """
     step = int(env.get("SLURM_STEP_ID") or FIRST_SPECIAL_STEP)
     if step >= FIRST_SPECIAL_STEP or "SLURM_STEP_NODELIST" not in env:
         return None
-    pairs = (("SLURM_NNODES", "SLURM_STEP_NUM_NODES"), ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"))
-    if any(env.get(mine) != env.get(steps) for mine, steps in pairs):
+    variable_pairs = (("SLURM_NNODES", "SLURM_STEP_NUM_NODES"), ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"))
+    if any(env.get(job_variable) != env.get(step_variable) for job_variable, step_variable in variable_pairs):
         return None
     return step
 
 
-def _groups(env: Mapping[str, str]) -> List[List[str]]:
-    """The nodes of each component of a heterogeneous job in order; empty in any other job.
+def _component_nodes(env: Mapping[str, str]) -> List[List[str]]:
+    """Return the nodes of each component of a heterogeneous job in order; empty for any other job.
 
-    srun says PACK where sbatch says HET too. Variables inherited from another job name other job ids.
+    The variables of srun contain PACK, those of sbatch also HET. Those inherited from another job have other job IDs.
     """
-    groups: List[List[str]] = []
-    ids = []
+    component_nodes: List[List[str]] = []
+    job_ids = []
     while True:
-        for word in ("HET", "PACK"):
-            suffix = f"_{word}_GROUP_{len(groups)}"
-            if "SLURM_JOB_NODELIST" + suffix in env:
-                groups.append(expand_hostlist(env["SLURM_JOB_NODELIST" + suffix]))
-                ids.append(env.get("SLURM_JOB_ID" + suffix))
+        for kind in ("HET", "PACK"):
+            variable_suffix = f"_{kind}_GROUP_{len(component_nodes)}"
+            if "SLURM_JOB_NODELIST" + variable_suffix in env:
+                component_nodes.append(expand_hostlist(env["SLURM_JOB_NODELIST" + variable_suffix]))
+                job_ids.append(env.get("SLURM_JOB_ID" + variable_suffix))
                 break
         else:
-            return groups if env.get("SLURM_JOB_ID") in ids else []
+            return component_nodes if env.get("SLURM_JOB_ID") in job_ids else []
 
 
-def _job_counts(env: Mapping[str, str], groups: List[List[str]], show: Callable[..., str]) -> Dict[str, int]:
-    """Tasks by node of a whole job."""
-    if not groups:
-        names = in_rank_order(expand_hostlist(env["SLURM_JOB_NODELIST"]), show)
-        counts = expand_counts(env.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
-        # Fewer tasks than nodes: the last nodes run none.
-        return dict(zip(names, counts + [0] * (len(names) - len(counts))))
-    tasks: Dict[str, int] = {}
-    for number, names in enumerate(groups):
-        for word in ("HET", "PACK"):
-            text = env.get(f"SLURM_TASKS_PER_NODE_{word}_GROUP_{number}")
-            if text:
-                counts = expand_counts(text)
-                tasks.update(zip(names, counts + [0] * (len(names) - len(counts))))
+def _job_counts(env: Mapping[str, str], component_nodes: List[List[str]], show: Callable[..., str]) -> Dict[str, int]:
+    """Return the number of tasks by node for a whole job."""
+    if not component_nodes:
+        node_names = sort_by_rank(expand_hostlist(env["SLURM_JOB_NODELIST"]), show)
+        task_counts = expand_counts(env.get("SLURM_TASKS_PER_NODE") or f"1(x{len(node_names)})")
+        # If there are fewer tasks than nodes, the last nodes run none.
+        return dict(zip(node_names, task_counts + [0] * (len(node_names) - len(task_counts))))
+    tasks_by_node: Dict[str, int] = {}
+    for component_index, node_names in enumerate(component_nodes):
+        for kind in ("HET", "PACK"):
+            counts_text = env.get(f"SLURM_TASKS_PER_NODE_{kind}_GROUP_{component_index}")
+            if counts_text:
+                task_counts = expand_counts(counts_text)
+                tasks_by_node.update(zip(node_names, task_counts + [0] * (len(node_names) - len(task_counts))))
                 break
         else:
-            tasks.update((name, 1) for name in names)
-    return tasks
+            tasks_by_node.update((name, 1) for name in node_names)
+    return tasks_by_node
 
 
-def _job_id(env: Mapping[str, str], component: int) -> str:
-    """The id of a component of a heterogeneous job, of which the first one's stands for the whole; else the job's."""
-    for word in ("HET", "PACK"):
-        number = env.get(f"SLURM_JOB_ID_{word}_GROUP_{component}")
-        if number and _groups(env):
-            return number
+def _job_id(env: Mapping[str, str], component_index: int) -> str:
+    """Return the ID of a component of a heterogeneous job (the first stands for the whole), or that of any other job."""
+    for kind in ("HET", "PACK"):
+        job_id = env.get(f"SLURM_JOB_ID_{kind}_GROUP_{component_index}")
+        if job_id and _component_nodes(env):
+            return job_id
     return env["SLURM_JOB_ID"]
 
 
-def _gpus(
-    env: Mapping[str, str], tasks: Mapping[str, int], component: List[str], here: str, show: Callable[..., str]
+def _gpus_by_node(
+    env: Mapping[str, str],
+    tasks_by_node: Mapping[str, int],
+    component_names: List[str],
+    own_node: str,
+    show: Callable[..., str],
 ) -> Dict[str, int]:
-    """GPUs by node. Slurm tells only those of this node; usually the others of its ``component`` have as many.
+    """Return the number of GPUs by node. Slurm sets only that of this node; usually its component has as many on each.
 
-    ``tasks``: those of each node. Raises ValueError where the controller cannot be asked for other components.
+    ``tasks_by_node``: the number of tasks. Raises ValueError if the controller cannot be asked for other components.
     """
-    own = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-    alike = dict.fromkeys(component, own)
-    mixed = len(alike) < len(tasks)
-    if not mixed and not _gpus_may_differ(env, own, tasks):
-        return alike
+    own_gpus = int(env.get("SLURM_GPUS_ON_NODE") or 0)
+    uniform = dict.fromkeys(component_names, own_gpus)
+    is_mixed = len(uniform) < len(tasks_by_node)
+    if not is_mixed and not _gpus_may_differ(env, own_gpus, tasks_by_node):
+        return uniform
     try:
-        shown = _gpus_by_components(parse_job(show("job", env["SLURM_JOB_ID"])))
+        reported_gpus = _gpus_by_components(parse_job(show("job", env["SLURM_JOB_ID"])))
     except ValueError:
-        if mixed:
+        if is_mixed:
             raise
-        return alike
-    # A step may have fewer GPUs here than the job; then those of the job elsewhere are not the step's.
-    return {**alike, **shown} if shown.get(here, 0) == own else {**shown, **alike}
+        return uniform
+    # A step may have fewer GPUs on this node than the job. Then the job's numbers on other nodes are not the step's.
+    return {**uniform, **reported_gpus} if reported_gpus.get(own_node, 0) == own_gpus else {**reported_gpus, **uniform}
 
 
-def _gpus_may_differ(env: Mapping[str, str], own: int, tasks: Mapping[str, int]) -> bool:
-    """Whether the nodes of a job may have unequal numbers of GPUs: for a total or a number a task, Slurm spreads them.
+def _gpus_may_differ(env: Mapping[str, str], own_gpus: int, tasks_by_node: Mapping[str, int]) -> bool:
+    """Return whether the nodes of a job may have unequal numbers of GPUs: Slurm spreads a total or a number per task.
 
-    Every task that gets a yes asks the controller, so an ordinary job must get a no.
+    If the result is True, every task asks the controller, so it must be False for an ordinary job.
     """
-    if len(tasks) < 2 or "SLURM_GPUS_PER_NODE" in env:
+    if len(tasks_by_node) < 2 or "SLURM_GPUS_PER_NODE" in env:
         return False
-    # Of one type or several: 3, h100:3 or h100:2,a100:1.
-    numbers = [item.rpartition(":")[2] for item in env.get("SLURM_GPUS", "").split(",")]
-    total = sum(int(number) for number in numbers if number.isdigit())
-    if total and total != own * int(env.get("SLURM_JOB_NUM_NODES") or len(tasks)):
+    # The total is of one type or several: 3, h100:3 or h100:2,a100:1.
+    gpu_numbers = [item.rpartition(":")[2] for item in env.get("SLURM_GPUS", "").split(",")]
+    gpu_total = sum(int(number) for number in gpu_numbers if number.isdigit())
+    if gpu_total and gpu_total != own_gpus * int(env.get("SLURM_JOB_NUM_NODES") or len(tasks_by_node)):
         return True
-    return own > 0 and len(set(tasks.values())) > 1
+    return own_gpus > 0 and len(set(tasks_by_node.values())) > 1
 
 
 def _gpus_by_components(components: Iterable[Mapping[str, str]]) -> Dict[str, int]:
-    words = [word for component in components for word in component["gpus"].split()]
-    return {name: int(count) for name, _equals, count in (word.partition("=") for word in words)}
+    gpu_words = [entry for component in components for entry in component["gpus"].split()]
+    return {name: int(count) for name, _equals, count in (entry.partition("=") for entry in gpu_words)}
 
 
 # --- From the world to variables ----------------------------------------------------------------------------------
 
 
-def master_port(job: int, step: int, low: int, high: int, reserved: Iterable[int] = ()) -> int:
-    """The port of rank 0: the same on all nodes without a word between them.
+def master_port(job: int, step: int, lowest_port: int, highest_port: int, reserved_ports: Iterable[int] = ()) -> int:
+    """Return the port of rank 0, which is the same on all nodes without any communication.
 
-    It comes from the job and step, in a range below the kernel's ephemeral ports, so that no outgoing connection
-    can be sitting on it.
+    The port follows from the job and step, in a range below the kernel's ephemeral ports, so that no outgoing
+    connection can use it.
     """
-    taken = set(reserved)
-    span = high - low + 1
-    start = job + STEP_STRIDE * step
-    for offset in range(span):
-        port = low + (start + offset) % span
-        if port not in taken:
+    excluded_ports = set(reserved_ports)
+    range_size = highest_port - lowest_port + 1
+    start_offset = job + STEP_STRIDE * step
+    for offset in range(range_size):
+        port = lowest_port + (start_offset + offset) % range_size
+        if port not in excluded_ports:
             return port
-    raise ValueError(f"every port from {low} to {high} is reserved")
+    raise ValueError(f"every port from {lowest_port} to {highest_port} is reserved")
 
 
 def core_variables(world: World, port: int, hostfile: str) -> Dict[str, str]:
-    """What programs for torch.distributed, TensorFlow and MPI read."""
+    """Return the variables that programs for torch.distributed, TensorFlow and MPI read."""
     variables = {
         "WORLD_SIZE": str(world.size),
         "NODE_RANK": str(world.node_rank),
@@ -434,18 +464,23 @@ def core_variables(world: World, port: int, hostfile: str) -> Dict[str, str]:
 
 
 def tf_config(world: World, port: int) -> str:
-    """One worker a task, node by node; the tasks of one node listen on consecutive ports."""
-    workers = [f"{_bracketed(node.address)}:{port + local}" for node in world.nodes for local in range(node.tasks)]
-    before = sum(node.tasks for node in world.nodes[: world.node_rank])
-    task = {"type": "worker", "index": before + (world.local_rank or 0)}
-    return json.dumps({"cluster": {"worker": workers}, "task": task})
+    """Return TF_CONFIG with one worker per task, node by node; the tasks of one node listen on consecutive ports."""
+    worker_addresses = [
+        f"{_bracket_address(node.address)}:{port + local}" for node in world.nodes for local in range(node.tasks)
+    ]
+    earlier_tasks = sum(node.tasks for node in world.nodes[: world.node_rank])
+    task_entry = {"type": "worker", "index": earlier_tasks + (world.local_rank or 0)}
+    return json.dumps({"cluster": {"worker": worker_addresses}, "task": task_entry})
 
 
 def network_variables(world: World, interface: str, rdma: Mapping[str, List[str]]) -> Dict[str, str]:
-    """Which interface the communication libraries use. ``rdma``: ``devices`` of this node and the ``peers`` on them."""
-    devices = rdma.get("devices", [])
+    """Return the variables with the interface for communication libraries.
+
+    ``rdma``: ``devices`` of this node, and the ``peers`` that they reach.
+    """
+    rdma_devices = rdma.get("devices", [])
     variables = {
-        # The leading = asks for this very name; without it bond0 would also take bond0.2093.
+        # The leading = requests exactly this name; without it, bond0 would also match bond0.2093.
         "NCCL_SOCKET_IFNAME": "=" + interface,
         "GLOO_SOCKET_IFNAME": interface,
         "TP_SOCKET_IFNAME": interface,
@@ -453,32 +488,37 @@ def network_variables(world: World, interface: str, rdma: Mapping[str, List[str]
         "OMPI_MCA_btl_tcp_if_include": interface,
         "OMPI_MCA_oob_tcp_if_include": interface,
     }
-    if devices and {node.name for node in world.nodes} <= set(rdma.get("peers", [])):
-        variables["NCCL_IB_HCA"] = "=" + ",".join(devices)
-        variables["UCX_NET_DEVICES"] = ",".join([*devices, interface])
-    elif devices:
-        # NCCL would choose the devices and hang: they end at the edge of the site.
+    if rdma_devices and {node.name for node in world.nodes} <= set(rdma.get("peers", [])):
+        variables["NCCL_IB_HCA"] = "=" + ",".join(rdma_devices)
+        variables["UCX_NET_DEVICES"] = ",".join([*rdma_devices, interface])
+    elif rdma_devices:
+        # NCCL would choose the devices and hang, since they do not reach other sites.
         variables["NCCL_IB_DISABLE"] = "1"
     return variables
 
 
 def backendai_variables(world: World) -> Dict[str, str]:
-    """A node is what Backend.AI calls a container. main is the first one, or all of a mixed job's first component."""
-    roles = world.roles or [
+    """Return the variables of Backend.AI, for which a node is a container.
+
+    The role main belongs to the first node, or to all nodes of the first component of a heterogeneous job.
+    """
+    role_names = world.roles or [
         "main" if (node.group == 0 if world.mixed else position == 0) else "sub"
         for position, node in enumerate(world.nodes)
     ]
-    numbers = [roles[: position + 1].count(role) for position, role in enumerate(roles)]
-    names = [f"{role}{number}" for role, number in zip(roles, numbers)]
-    here = world.node_rank
+    role_numbers = [role_names[: position + 1].count(role) for position, role in enumerate(role_names)]
+    container_names = [f"{role}{number}" for role, number in zip(role_names, role_numbers)]
+    own_index = world.node_rank
     variables = {
-        "BACKENDAI_CLUSTER_SIZE": str(len(names)),
-        "BACKENDAI_CLUSTER_HOSTS": ",".join(names),
-        "BACKENDAI_CLUSTER_REPLICAS": ",".join(f"{role}:{roles.count(role)}" for role in dict.fromkeys(roles)),
-        "BACKENDAI_CLUSTER_HOST": names[here],
-        "BACKENDAI_CLUSTER_IDX": str(numbers[here]),
-        "BACKENDAI_CLUSTER_ROLE": roles[here],
-        "BACKENDAI_CLUSTER_LOCAL_RANK": str(here),
+        "BACKENDAI_CLUSTER_SIZE": str(len(container_names)),
+        "BACKENDAI_CLUSTER_HOSTS": ",".join(container_names),
+        "BACKENDAI_CLUSTER_REPLICAS": ",".join(
+            f"{role}:{role_names.count(role)}" for role in dict.fromkeys(role_names)
+        ),
+        "BACKENDAI_CLUSTER_HOST": container_names[own_index],
+        "BACKENDAI_CLUSTER_IDX": str(role_numbers[own_index]),
+        "BACKENDAI_CLUSTER_ROLE": role_names[own_index],
+        "BACKENDAI_CLUSTER_LOCAL_RANK": str(own_index),
     }
     if world.rank is not None:
         variables["WORLD_RANK"] = str(world.rank)
@@ -486,7 +526,7 @@ def backendai_variables(world: World) -> Dict[str, str]:
 
 
 def dstack_variables(world: World, hostfile: str) -> Dict[str, str]:
-    """The variables of a dstack task."""
+    """Return the variables of a dstack task."""
     variables = {
         "DSTACK_NODES_IPS": "\n".join(node.address for node in world.nodes),
         "DSTACK_MASTER_NODE_IP": world.master or world.nodes[0].address,
@@ -501,7 +541,7 @@ def dstack_variables(world: World, hostfile: str) -> Dict[str, str]:
 
 
 def skypilot_variables(world: World) -> Dict[str, str]:
-    """The variables of a SkyPilot task."""
+    """Return the variables of a SkyPilot task."""
     return {
         "SKYPILOT_NODE_IPS": "\n".join(node.address for node in world.nodes),
         "SKYPILOT_NODE_RANK": str(world.node_rank),
@@ -511,7 +551,7 @@ def skypilot_variables(world: World) -> Dict[str, str]:
 
 
 def runpod_variables(world: World, port: int) -> Dict[str, str]:
-    """The variables of a Runpod cluster. NODE_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are core ones."""
+    """Return the variables of a Runpod cluster. NODE_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are core variables."""
     return {
         "PRIMARY_ADDR": world.master or world.nodes[0].address,
         "PRIMARY_PORT": str(port),
@@ -522,7 +562,7 @@ def runpod_variables(world: World, port: int) -> Dict[str, str]:
 
 
 def torchrun_variables(world: World, port: int) -> Dict[str, str]:
-    """The defaults of torchrun's options, so that ``srun torchrun train.py`` needs none of them."""
+    """Return the defaults of torchrun's options, so that ``srun torchrun train.py`` needs none of them."""
     variables = {
         "PET_NNODES": str(len(world.nodes)),
         "PET_NODE_RANK": str(world.node_rank),
@@ -535,84 +575,97 @@ def torchrun_variables(world: World, port: int) -> Dict[str, str]:
     return variables
 
 
-def all_variables(world: World, settings: Settings, hostfile: str, given: Mapping[str, str]) -> Dict[str, str]:
-    """Everything that the settings ask for, for one task or login. The site's own variables win over ours.
+def all_variables(
+    world: World, settings: Settings, hostfile: str, user_environment: Mapping[str, str]
+) -> Dict[str, str]:
+    """Return all variables of the settings for one task or login. The site's own variables override ours.
 
-    ``given`` is what the user has set: a MASTER_ADDR or MASTER_PORT of the user's is the one in every dialect.
+    ``user_environment``: what the user has set; a MASTER_ADDR or MASTER_PORT in it is used in every dialect.
     """
-    port = master_port(world.job, world.step, settings.low, settings.high, settings.reserved_ports)
-    if given.get("MASTER_PORT", "").isdigit():
-        port = int(given["MASTER_PORT"])
-    world.master = given.get("MASTER_ADDR") or world.master
-    variables = core_variables(world, port, hostfile)
+    rank_port = master_port(world.job, world.step, settings.low, settings.high, settings.reserved_ports)
+    if user_environment.get("MASTER_PORT", "").isdigit():
+        rank_port = int(user_environment["MASTER_PORT"])
+    world.master = user_environment.get("MASTER_ADDR") or world.master
+    variables = core_variables(world, rank_port, hostfile)
     variables.update(network_variables(world, settings.interface, settings.rdma))
-    dialects = {
+    builders_by_dialect = {
         "backendai": lambda: backendai_variables(world),
         "dstack": lambda: dstack_variables(world, hostfile),
         "skypilot": lambda: skypilot_variables(world),
-        "runpod": lambda: runpod_variables(world, port),
-        "torchrun": lambda: torchrun_variables(world, port),
+        "runpod": lambda: runpod_variables(world, rank_port),
+        "torchrun": lambda: torchrun_variables(world, rank_port),
     }
     for dialect in settings.dialects:
-        variables.update(dialects[dialect]())
+        variables.update(builders_by_dialect[dialect]())
     if settings.tracking:
         variables.update(settings.tracking)
-        variables.update(tracking_variables(world, settings.cluster, settings.tracking["GPUMESH_GENERATION"], given))
+        variables.update(
+            tracking_variables(world, settings.cluster, settings.tracking["GPUMESH_GENERATION"], user_environment)
+        )
     variables.update(settings.variables)
     return variables
 
 
-def tracking_variables(world: World, cluster: str, generation: str, given: Mapping[str, str]) -> Dict[str, str]:
-    """For MLflow: an experiment for each user, who may not write to that of another, and what every run is tagged with."""
-    tags = {
-        "mlflow.runName": given.get("SLURM_JOB_NAME") or str(world.job),
+def tracking_variables(
+    world: World, cluster: str, generation: str, user_environment: Mapping[str, str]
+) -> Dict[str, str]:
+    """Return the variables of MLflow: the tags of each run, and the experiment of the user, who may not write to others."""
+    run_tags = {
+        "mlflow.runName": user_environment.get("SLURM_JOB_NAME") or str(world.job),
         "gpumesh.cluster": cluster,
         "gpumesh.generation": generation,
         "gpumesh.job": str(world.job),
         "gpumesh.nodes": ",".join(node.name for node in world.nodes),
     }
-    user = given.get("SLURM_JOB_USER") or given.get("USER")
-    return {"MLFLOW_RUN_CONTEXT": json.dumps(tags), **({"MLFLOW_EXPERIMENT_NAME": user} if user else {})}
+    user_name = user_environment.get("SLURM_JOB_USER") or user_environment.get("USER")
+    return {"MLFLOW_RUN_CONTEXT": json.dumps(run_tags), **({"MLFLOW_EXPERIMENT_NAME": user_name} if user_name else {})}
 
 
 def hostfile_text(nodes: Iterable[Node]) -> str:
-    """``ADDRESS slots=N`` lines for mpirun and deepspeed: a slot a GPU, or a task where the job has no GPUs."""
+    """Return ``ADDRESS slots=N`` lines for mpirun and deepspeed: a slot per GPU, or per task in a job without GPUs."""
     return "".join(f"{node.address} slots={node.gpus or node.tasks or 1}\n" for node in nodes)
 
 
 # --- From variables to what Slurm or a shell reads ----------------------------------------------------------------
 
 
-def changes(env: Mapping[str, str], wanted: Mapping[str, str]) -> Tuple[Dict[str, str], List[str]]:
-    """What to set and what to unset, so that what the user or torchrun has set stays.
+def changes(env: Mapping[str, str], desired_variables: Mapping[str, str]) -> Tuple[Dict[str, str], List[str]]:
+    """Return what to set and what to unset, so that what the user or torchrun has set stays.
 
-    A nested step or job inherits what we set for the outer one. Those values are recognised by MARKER and replaced.
+    A nested step or job inherits what we set for the outer one. MARKER_VARIABLE identifies these values, which are
+    replaced.
     """
-    ours = set(env) - set(users_own(env))
-    values = {name: value for name, value in wanted.items() if name not in env or name in ours}
-    gone = sorted(ours - set(values))
-    values[MARKER] = " ".join(f"{name}={_checksum(value)}" for name, value in sorted(values.items()))
-    return values, gone
+    own_names = set(env) - set(users_own(env))
+    set_variables = {name: value for name, value in desired_variables.items() if name not in env or name in own_names}
+    unset_names = sorted(own_names - set(set_variables))
+    set_variables[MARKER_VARIABLE] = " ".join(
+        f"{name}={_checksum(value)}" for name, value in sorted(set_variables.items())
+    )
+    return set_variables, unset_names
 
 
 def users_own(env: Mapping[str, str]) -> Dict[str, str]:
-    """The variables that do not hold what we have set."""
-    marked = dict(word.split("=", 1) for word in env.get(MARKER, "").split() if "=" in word)
-    return {name: value for name, value in env.items() if name not in marked or _checksum(value) != marked[name]}
+    """Return the variables whose values we have not set."""
+    checksums_by_name = dict(entry.split("=", 1) for entry in env.get(MARKER_VARIABLE, "").split() if "=" in entry)
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in checksums_by_name or _checksum(value) != checksums_by_name[name]
+    }
 
 
 def _checksum(value: str) -> str:
     return "{:08x}".format(crc32(value.encode("utf-8", "surrogateescape")))
 
 
-def prolog_lines(env: Mapping[str, str], values: Mapping[str, str], gone: Iterable[str]) -> str:
-    """For slurmstepd, which reads a value up to the end of its line.
+def prolog_lines(env: Mapping[str, str], set_variables: Mapping[str, str], unset_names: Iterable[str]) -> str:
+    """Return the lines for slurmstepd, which reads a value up to the end of its line.
 
-    A value of several lines cannot be said to it: bash sets it by BASH_ENV_FILE, and the programs that bash starts
-    inherit it. Here only a wrong one of ours, inherited from an outer job, is taken away.
+    A value of several lines cannot be passed to it: bash sets it from BASH_ENV_FILE, and the programs that bash starts
+    inherit it. Here, only a stale value of ours, inherited from an outer job, is unset.
     """
-    lines = ["unset " + name for name in gone]
-    for name, value in values.items():
+    lines = ["unset " + name for name in unset_names]
+    for name, value in set_variables.items():
         if "\n" not in value:
             lines.append(f"export {name}={value}")
         elif env.get(name, value) != value:
@@ -620,10 +673,10 @@ def prolog_lines(env: Mapping[str, str], values: Mapping[str, str], gone: Iterab
     return "".join(line + "\n" for line in lines)
 
 
-def shell_lines(values: Mapping[str, str], gone: Iterable[str]) -> str:
-    """For ``eval`` in a POSIX shell."""
-    lines = ["unset " + name for name in gone]
-    lines += ["export {}='{}'".format(name, value.replace("'", "'\\''")) for name, value in values.items()]
+def shell_lines(set_variables: Mapping[str, str], unset_names: Iterable[str]) -> str:
+    """Return the lines for ``eval`` in a POSIX shell."""
+    lines = ["unset " + name for name in unset_names]
+    lines += ["export {}='{}'".format(name, value.replace("'", "'\\''")) for name, value in set_variables.items()]
     return "".join(line + "\n" for line in lines)
 
 
@@ -631,7 +684,7 @@ def shell_lines(values: Mapping[str, str], gone: Iterable[str]) -> str:
 
 
 class Settings:
-    """job_environment.json: what the role has written down about this node. Raises KeyError or ValueError."""
+    """The settings of this node in job_environment.json, from the role. Raises KeyError or ValueError."""
 
     __slots__ = (
         "cluster",
@@ -646,49 +699,50 @@ class Settings:
         "variables",
     )
 
-    def __init__(self, text: str) -> None:
-        document = json.loads(text)
-        self.members: Dict[str, str] = document["members"]
-        self.interface: str = document["interface"]
-        self.low, self.high = document["port_range"]
-        self.reserved_ports: List[int] = document["reserved_ports"]
-        self.dialects: List[str] = document["dialects"]
-        self.rdma: Dict[str, List[str]] = document["rdma"]
-        self.variables: Dict[str, str] = document["variables"]
-        self.cluster: str = document.get("cluster", "")
-        self.tracking: Dict[str, str] = document.get("tracking", {})
+    def __init__(self, settings_text: str) -> None:
+        settings_document = json.loads(settings_text)
+        self.members: Dict[str, str] = settings_document["members"]
+        self.interface: str = settings_document["interface"]
+        self.low, self.high = settings_document["port_range"]
+        self.reserved_ports: List[int] = settings_document["reserved_ports"]
+        self.dialects: List[str] = settings_document["dialects"]
+        self.rdma: Dict[str, List[str]] = settings_document["rdma"]
+        self.variables: Dict[str, str] = settings_document["variables"]
+        self.cluster: str = settings_document.get("cluster", "")
+        self.tracking: Dict[str, str] = settings_document.get("tracking", {})
 
 
-def write_hostfile(folder: str, name: str, text: str) -> str:
-    """The path of a file with this text that belongs to us, or the empty text where none can be made.
+def write_hostfile(directory: str, file_name: str, content: str) -> str:
+    """Write a file with this content, and return its path; empty if that is impossible.
 
-    Everyone may write in the folder, so a file of that name may be a trap: it is never followed and never trusted.
+    Everyone may write in the directory, so a file of that name may be a trap: links are never followed, and a file is
+    kept only if it belongs to this user.
     """
-    path = os.path.join(folder, name)
-    temporary = f"{path}.{os.getpid()}"
+    path = os.path.join(directory, file_name)
+    temporary_path = f"{path}.{os.getpid()}"
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
-            if os.fstat(stream.fileno()).st_uid == os.getuid() and stream.read() == text:
+            if os.fstat(stream.fileno()).st_uid == os.getuid() and stream.read() == content:
                 return path
     except OSError:
         pass
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        os.rename(temporary, path)
+        file_descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(file_descriptor, "w") as stream:
+            stream.write(content)
+        os.rename(temporary_path, path)
     except OSError:
         return ""
     return path
 
 
-def show(*what: str) -> str:
-    """What the controller knows of a job or of all nodes. Raises ValueError where it cannot be asked."""
-    path = os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin"
+def show(*show_arguments: str) -> str:
+    """Return what the controller shows of a job or of all nodes. Raises ValueError if it cannot be asked."""
+    search_path = os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin"
     try:
         return subprocess.run(
-            ["scontrol", "--all", "-d", "-o", "show", *what],
-            env={**os.environ, "PATH": path},
+            ["scontrol", "--all", "-d", "-o", "show", *show_arguments],
+            env={**os.environ, "PATH": search_path},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,
@@ -697,24 +751,24 @@ def show(*what: str) -> str:
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as failure:
-        raise ValueError(f"scontrol cannot show {' '.join(what)}: {failure}") from failure
+        raise ValueError(f"scontrol cannot show {' '.join(show_arguments)}: {failure}") from failure
 
 
-def job_of_login() -> str:
-    """The job whose control group this process is in (pam_slurm_adopt puts a login there), or the empty text."""
-    given = os.environ.get("SLURM_JOB_ID", "")
-    if given.isdigit():
-        return given
+def find_login_job() -> str:
+    """Return the job whose control group this process is in, as with pam_slurm_adopt; empty if there is none."""
+    job_variable = os.environ.get("SLURM_JOB_ID", "")
+    if job_variable.isdigit():
+        return job_variable
     with open("/proc/self/cgroup") as stream:
         for line in stream:
-            for part in line.strip().split("/"):
-                if part.startswith("job_") and part[4:].isdigit():
-                    return part[4:]
+            for cgroup_part in line.strip().split("/"):
+                if cgroup_part.startswith("job_") and cgroup_part[4:].isdigit():
+                    return cgroup_part[4:]
     return ""
 
 
 def _in_batch_step() -> bool:
-    """Whether Slurm started us for the batch script: slurmstepd names its step in its command line."""
+    """Return whether Slurm started us for the batch script: slurmstepd names its step in its command line."""
     try:
         with open(f"/proc/{os.getppid()}/cmdline") as stream:
             return ".batch]" in stream.read()
@@ -726,47 +780,47 @@ def _node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
-def run(login: bool, settings_path: str = SETTINGS, runtime: str = RUNTIME) -> str:
-    """The lines for Slurm, or for a shell."""
+def run(login: bool, settings_path: str = SETTINGS_PATH, runtime: str = RUNTIME_DIRECTORY) -> str:
+    """Return the lines for Slurm, or for a shell."""
     with open(settings_path) as stream:
         settings = Settings(stream.read())
     env = os.environ
     if login:
-        job_id = job_of_login()
+        job_id = find_login_job()
         if not job_id:
             return ""
         world = world_of_login(job_id, _node_name(), settings.members, show)
     else:
         world = read_world(env, settings.members, _in_batch_step(), show)
-    # By the id that Slurm's epilog is told on this node.
+    # The name of the file has the job ID that Slurm's epilog gets on this node.
     job = world.job if login else _job_id(env, world.node.group)
-    name = f"{job}.{world.step}.hosts" if world.rank is not None else f"{job}.hosts"
-    text = hostfile_text(world.nodes)
-    hostfile = write_hostfile(runtime, name, text)
-    wanted = all_variables(world, settings, hostfile, users_own(env))
-    multiline = sorted(name for name, value in wanted.items() if "\n" in value)
-    if multiline:
-        wanted["GPUMESH_MULTILINE"] = ",".join(multiline)
-        wanted["BASH_ENV"] = BASH_ENV_FILE
-    values, gone = changes(env, wanted)
-    return shell_lines(values, gone) if login else prolog_lines(env, values, gone)
+    variable_name = f"{job}.{world.step}.hosts" if world.rank is not None else f"{job}.hosts"
+    hostfile_content = hostfile_text(world.nodes)
+    hostfile_path = write_hostfile(runtime, variable_name, hostfile_content)
+    desired_variables = all_variables(world, settings, hostfile_path, users_own(env))
+    multiline_names = sorted(variable_name for variable_name, value in desired_variables.items() if "\n" in value)
+    if multiline_names:
+        desired_variables["GPUMESH_MULTILINE"] = ",".join(multiline_names)
+        desired_variables["BASH_ENV"] = BASH_ENV_FILE
+    set_variables, unset_names = changes(env, desired_variables)
+    return shell_lines(set_variables, unset_names) if login else prolog_lines(env, set_variables, unset_names)
 
 
 def main(arguments: List[str]) -> int:
-    """Print the lines. Exits 0 whatever happens, since Slurm ends a task whose prolog fails."""
+    """Print the lines. Returns 0 whatever happens, since Slurm ends a task whose prolog fails."""
     if SESSION in os.environ:
-        # The containers of a session have an environment of their own.
+        # The containers of a session have their own environment.
         return 0
     try:
         sys.stdout.write(run(login="--login" in arguments))
     except (OSError, ValueError, KeyError, IndexError) as failure:
-        # At a login the job may be another node's; that is nothing to bother people with.
+        # A login may belong to a job of another node, so it is not worth a message.
         if "--login" not in arguments:
             sys.stderr.write(f"gpumesh: the job environment is not set: {type(failure).__name__}: {failure}\n")
     return 0
 
 
-def _bracketed(address: str) -> str:
+def _bracket_address(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 

@@ -25,26 +25,26 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from namespaces import call, joined
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import TABLE
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import TABLE_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMBER, STRANGER, OTHER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.1"
 #: Runs the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
 PROGRAM = """
 import json, os, sys
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules, ssh, table
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import rules, ssh, table
 asked = json.load(sys.stdin)
-host = table.Host(run, asked["check"], asked["folder"], "", asked["folder"])
+host = table.FirewallHost(run, asked["check"], asked["folder"], "", asked["folder"])
 try:
     if asked["given"] is None:
-        result = table.absent(host, asked["cluster"])
+        result = table.ensure_absent(host, asked["cluster"])
     elif "admitted" in asked["given"]:
-        result = table.admitted(host, asked["given"]["admitted"], 900)
+        result = table.admit_addresses(host, asked["given"]["admitted"], 900)
     else:
-        reached = ssh.reached("/proc", os.getpid())
-        result = table.present(host, asked["cluster"], rules.make_desired(asked["cluster"], asked["given"], reached))
+        reached = ssh.read_ssh_access("/proc", os.getpid())
+        result = table.ensure_present(host, asked["cluster"], rules.parse_desired_firewall(asked["cluster"], asked["given"], reached))
 except GpumeshError as error:
     sys.exit(str(error))
 json.dump(result._asdict(), sys.stdout)
@@ -135,7 +135,7 @@ class Pair:
         return said.strip() == "through"
 
     def _drops(self) -> int:
-        shown = self.run(self.host, "nft", "list", "table", "inet", TABLE)
+        shown = self.run(self.host, "nft", "list", "table", "inet", TABLE_NAME)
         return sum(int(count) for count in re.findall(r"counter packets (\d+) bytes \d+ drop", shown))
 
 
@@ -232,11 +232,11 @@ def test_what_was_changed_by_hand_comes_back(pair: Pair) -> None:
     # Packets change the counters, and only them.
     assert pair.dropped(STRANGER, 2049)
     assert not pair.apply(GIVEN)["changed"]
-    pair.run(pair.host, "nft", "add", "element", "inet", TABLE, "member_lab_4", f"{{ {STRANGER} }}")
+    pair.run(pair.host, "nft", "add", "element", "inet", TABLE_NAME, "member_lab_4", f"{{ {STRANGER} }}")
     assert pair.through(STRANGER, 2049)
     assert pair.apply(GIVEN)["changed"]
     assert pair.dropped(STRANGER, 2049)
-    pair.run(pair.host, "nft", "delete", "table", "inet", TABLE)
+    pair.run(pair.host, "nft", "delete", "table", "inet", TABLE_NAME)
     assert pair.apply(GIVEN)["changed"]
     assert pair.dropped(STRANGER, 2049)
 
@@ -340,7 +340,7 @@ def test_machines_that_join_are_let_in_until_the_table_is_loaded_again(pair: Pai
     assert pair.dropped(OTHER, 2049)
     # Nothing that a killed run leaves lasts, even if another run has extended it.
     pair.apply(joining)
-    listed = pair.run(pair.host, "nft", "list", "set", "inet", TABLE, "joining_4")
+    listed = pair.run(pair.host, "nft", "list", "set", "inet", TABLE_NAME, "joining_4")
     assert re.search(rf"{STRANGER} timeout 15m expires 14m", listed), listed
     # A run with the same members changes nothing, and one with others empties the set.
     assert not pair.apply(GIVEN)["changed"]
@@ -429,10 +429,10 @@ def test_the_table_of_an_earlier_version_is_replaced(pair: Pair, given: dict[str
 def test_the_file_for_the_next_boot_has_every_part(pair: Pair) -> None:
     pair.apply(GIVEN)
     pair.apply(TWO, cluster="two")
-    listed = pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE)
+    listed = pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE_NAME)
     pair.run(pair.host, "nft", "flush", "ruleset")
-    pair.run(pair.host, "nft", "--file", str(pair.folder / f"{TABLE}.nft"))
-    assert pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE) == listed
+    pair.run(pair.host, "nft", "--file", str(pair.folder / f"{TABLE_NAME}.nft"))
+    assert pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE_NAME) == listed
     assert not pair.apply(GIVEN)["changed"]
 
 

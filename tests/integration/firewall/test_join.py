@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import TABLE
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import TABLE_NAME
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, network
 
 #: What the roles write goes to a memory of this host.
@@ -43,7 +43,7 @@ def changed(farm: Farm, *tasks: dict[str, Any], **variables: Any) -> str:
 
 
 def table(host: Host) -> str:
-    return host.run("nft", "--stateless", "list", "table", "inet", TABLE)
+    return host.run("nft", "--stateless", "list", "table", "inet", TABLE_NAME)
 
 
 def test_a_machine_joins_members_that_have_firewalls(farm: Farm) -> None:

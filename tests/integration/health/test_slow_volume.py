@@ -20,10 +20,12 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import (
+    build_zipapp,
+)
 from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 MODULE = Path(__file__).parents[3] / "plugins" / "modules" / "node_health.py"
-STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 MACHINES = ("n1", "n2", "n3", "n4")
 VOLUME, CHECK = "/mnt/volume", "storage.mounts"
 SECONDS = 2.0
@@ -118,8 +120,10 @@ class Cluster:
             store.write(plan.commit(plan.Draft(stored.record, [*draft.changes, *stored.changes]), STAMP))
         for machine in MACHINES:
             (self.nodes / machine).write_text("{}", encoding="utf-8")
-            settings = program.Settings("lab", machine, str(folder / "records"), [CHECK], 95, mount_timeout=SECONDS)
-            self._write(folder / machine, build(sys.executable, program.__name__, settings._asdict()))
+            settings = program.HealthSettings(
+                "lab", machine, str(folder / "records"), [CHECK], 95, mount_timeout=SECONDS
+            )
+            self._write(folder / machine, build_zipapp(sys.executable, program.__name__, settings._asdict()))
         script = SCONTROL.format(python=sys.executable, folder=str(self.nodes))
         self._write(folder / "bin" / "scontrol", script.encode())
 
@@ -168,7 +172,7 @@ def test_a_volume_that_is_dead_drains_a_node_and_not_all(tmp_path: Path, dead: l
             pool.submit(one_of_them.look, {"n1": dead, **dict.fromkeys(MACHINES[1:], well)}),
         ]
         shared, alone = (each.result() for each in both)
-    noted = {machine: {"comment": f"{program.NOTE}{CHECK}"} for machine in MACHINES}
+    noted = {machine: {"comment": f"{program.COMMENT_PREFIX}{CHECK}"} for machine in MACHINES}
     assert all_of_them.shown() == noted, shared
     assert {one.returncode for one in shared.values()} == {0}, "jobs go on starting"
     assert "kept in service" in shared["n1"].stdout

@@ -13,14 +13,14 @@ from tunnel_pair import End, Pair
 
 PROGRAM = """
 import json, sys
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import handshakes
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import Context, make_checks
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import handshakes
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import CheckContext, run_selected_checks
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 asked = json.load(sys.stdin)
-handshakes.PATIENCE = asked.pop("patience", handshakes.PATIENCE)
-json.dump(make_checks(Context(Expected(**asked), Tree(), run), "a", ["mesh.handshake"])[0], sys.stdout)
+handshakes.HANDSHAKE_TIMEOUT = asked.pop("patience", handshakes.HANDSHAKE_TIMEOUT)
+json.dump(run_selected_checks(CheckContext(ExpectedState(**asked), Tree(), run), "a", ["mesh.handshake"])[0], sys.stdout)
 """
 
 

@@ -17,11 +17,11 @@ NUMBER = 1000
 
 ASK = """
 import json, sys
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import arp
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import arp
 
 addresses, batch = json.loads(sys.argv[1]), int(sys.argv[2])
-arp._BATCH, arp._BUFFER = batch or arp._BATCH, arp._BUFFER if not batch else 1
-print(json.dumps(arp.ask(arp.read_nic("eth0"), dict.fromkeys(addresses, "10.60.0.1"), 4.0)))
+arp._BATCH_SIZE, arp._RECEIVE_BUFFER = batch or arp._BATCH_SIZE, arp._RECEIVE_BUFFER if not batch else 1
+print(json.dumps(arp.query_macs(arp.read_nic("eth0"), dict.fromkeys(addresses, "10.60.0.1"), 4.0)))
 """
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import judge
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
+    judge_reachability,
+)
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Network, kill_group, record_of
 
 ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
@@ -163,7 +165,7 @@ def test_a_port_of_another_run_that_ends_meanwhile_is_not_refused(net: Network) 
     for one, other in (members, members[::-1]):
         peers = [{"machine": other.machine, "address": other.address, "ports": listening[other.machine]["ports"]}]
         probed[one.machine] = one.probe(run="second", token="T0ken", peers=peers, timeout=4)
-    found = judge({"listen": listening, "probe": probed}, record_of(members))
+    found = judge_reachability({"listen": listening, "probe": probed}, record_of(members))
     assert found["counts"] == {"ok": 2}, found["pairs"]
 
 
@@ -174,8 +176,8 @@ def test_a_service_gets_its_port(net: Network) -> None:
         assert "ports" in listened, listened
     code = (
         "import socket\n"
-        "from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach\n"
-        "detach.stop_all()\n"
+        "from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background\n"
+        "background.stop_all_runs()\n"
         f"for port in {PORTS}:\n"
         "    socket.create_server(('0.0.0.0', port))\n"
     )

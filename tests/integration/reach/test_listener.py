@@ -21,8 +21,8 @@ TOKEN = "the-token-of-this-run"
 #: Speaks to the listener from another host. What it prints is what the stranger learns.
 STRANGER = """
 import json, socket, sys
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import protocol
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.runner import Channel
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import protocol
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.runner import ListenerChannel
 
 def raw(address, port, *messages):
     with socket.create_connection((address, port), 60) as tcp:
@@ -48,7 +48,7 @@ def datagrams(address, port, *messages, first=0.5):
         return answers
 
 def session(address, port, token):
-    channel = Channel(address, port, token, "n2", 60)
+    channel = ListenerChannel(address, port, token, "n2", 60)
     return channel
 
 print(json.dumps(eval(sys.argv[1])))
@@ -89,13 +89,13 @@ def test_strangers_learn_nothing(pair: tuple[Host, Host]) -> None:
     # Noise, a frame that claims to be huge, another protocol: hung up without a byte.
     assert ask(other, f"raw({address}, {tcp}, b'GET / HTTP/1.0\\r\\n\\r\\n')") == [0]
     assert ask(other, f"raw({address}, {tcp}, b'\\xff\\xff\\xff\\xff' + b'x' * 100)") == [0]
-    hello = "protocol.frame({'gpumesh': 1, 'nonce': 'aa'})"
+    hello = "protocol.encode_frame({'gpumesh': 1, 'nonce': 'aa'})"
     # After the nonce of the listener a wrong proof gets nothing.
-    claim = "protocol.frame({'proof': 'ab' * 32, 'machine': 'n2', 'echo': ''})"
+    claim = "protocol.encode_frame({'proof': 'ab' * 32, 'machine': 'n2', 'echo': ''})"
     answers = ask(other, f"raw({address}, {tcp}, {hello}, {claim})")
     assert answers[0] > 0 and answers[1] == 0
     # An order before the proof too.
-    assert ask(other, f"raw({address}, {tcp}, {hello}, protocol.frame({{'do': 'give', 'size': 1000}}))")[1] == 0
+    assert ask(other, f"raw({address}, {tcp}, {hello}, protocol.encode_frame({{'do': 'give', 'size': 1000}}))")[1] == 0
     # A datagram without a session, even with the token.
     request = "protocol.pack_datagram('{}', protocol.Datagram(1, b'12345678', 1, 1400), 100)"
     assert ask(other, f"datagrams({address}, {udp}, b'noise', {request.format('wrong')}, {request.format(TOKEN)})") == [
@@ -112,7 +112,7 @@ def test_a_recorded_datagram_is_answered_once(pair: tuple[Host, Host]) -> None:
     expression = (
         f"(lambda channel: (lambda welcome: datagrams('{one.address}', {ports['udp']},"
         f" *[protocol.pack_datagram('{TOKEN}', protocol.Datagram(1, bytes.fromhex(welcome['session']), 7, 1400), 100)] * 2, first=60))"
-        f"(channel.welcome))(session('{one.address}', {ports['tcp']}, '{TOKEN}'))"
+        f"(channel.welcome_message))(session('{one.address}', {ports['tcp']}, '{TOKEN}'))"
     )
     assert ask(other, expression) == [1372, 0]
 

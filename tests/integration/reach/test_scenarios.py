@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_matrix import draw
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import judge
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import (
+    draw_matrix,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
+    judge_reachability,
+)
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import (
     Host,
     Network,
@@ -24,7 +28,7 @@ Judged = dict[str, Any]
 
 
 def judged(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any) -> Judged:
-    return judge(measure(members, silent, **options), record_of(members))
+    return judge_reachability(measure(members, silent, **options), record_of(members))
 
 
 def verdicts(found: Judged) -> dict[tuple[str, str], str]:
@@ -42,7 +46,7 @@ def faults(found: Judged) -> dict[tuple[str, str], str]:
 def test_a_sound_network_passes_and_nothing_stays_behind(net: Network) -> None:
     members = [net.member(number) for number in (1, 2, 3)]
     found = judged(members)
-    assert faults(found) == {}, draw(found["pairs"])
+    assert faults(found) == {}, draw_matrix(found["pairs"])
     assert found["status"] == "pass"
     assert found["hosts"] == []
     assert found["summary"] == "All 6 pairs reach each other."
@@ -78,7 +82,7 @@ def test_a_member_behind_nat_is_seen_as_another_address(net: Network) -> None:
     for member in members:
         member.ip("route", "add", "10.60.0.0/24", "via", "10.50.0.9")
     found = judged([*members, hidden])
-    assert faults(found) == {("n3", "n1"): "nat", ("n3", "n2"): "nat"}, draw(found["pairs"])
+    assert faults(found) == {("n3", "n1"): "nat", ("n3", "n2"): "nat"}, draw_matrix(found["pairs"])
     assert "10.50.0.9" in pair(found, "n3", "n1")["message"]
     assert "wireguard" in pair(found, "n3", "n1")["remedy"]
 
@@ -90,7 +94,7 @@ def test_a_dropped_ephemeral_range_is_filtered(net: Network) -> None:
            ct state established,related accept; tcp dport 32768-60999 drop; udp dport 32768-60999 drop; }; }"""
     )
     found = judged(members)
-    assert faults(found) == {("n1", "n2"): "filtered", ("n3", "n2"): "filtered"}, draw(found["pairs"])
+    assert faults(found) == {("n1", "n2"): "filtered", ("n3", "n2"): "filtered"}, draw_matrix(found["pairs"])
     broken = pair(found, "n1", "n2")
     assert "TCP 22, 6817 pass" in broken["message"]
     assert "whole ephemeral range" in broken["remedy"]
@@ -127,7 +131,9 @@ def test_a_path_that_swallows_large_packets_is_a_black_hole(net: Network) -> Non
            oifname n2eth0 meta length > 1372 drop; }; }"""
     )
     found = judged(members)
-    assert faults(found) == {("n1", "n2"): "mtu_black_hole", ("n3", "n2"): "mtu_black_hole"}, draw(found["pairs"])
+    assert faults(found) == {("n1", "n2"): "mtu_black_hole", ("n3", "n2"): "mtu_black_hole"}, draw_matrix(
+        found["pairs"]
+    )
     broken = pair(found, "n1", "n2")
     size = broken["path_mtu"]
     # The bridge counts what is above Ethernet, or the whole frame: both are this network's truth.
@@ -153,7 +159,7 @@ def test_a_router_that_says_what_fits_is_no_black_hole(net: Network) -> None:
     one.ip("route", "add", "10.60.0.0/24", "via", "10.50.0.9")
     router.sysctl("net.ipv4.ip_forward", "1")
     found = judged([one, far])
-    assert faults(found) == {}, draw(found["pairs"])
+    assert faults(found) == {}, draw_matrix(found["pairs"])
     assert pair(found, "n1", "n2")["path_mtu"] == 1400
 
 
@@ -163,7 +169,9 @@ def test_two_nics_on_one_subnet_answer_from_the_wrong_one(net: Network) -> None:
     members[1].ip("route", "replace", "10.50.0.0/24", "dev", "eth0", "src", "10.50.0.2", "metric", "100")
     members[1].ip("route", "del", "10.50.0.0/24", "dev", "eth0", "proto", "kernel")
     found = judged(members)
-    assert faults(found) == {("n2", "n1"): "wrong_interface", ("n2", "n3"): "wrong_interface"}, draw(found["pairs"])
+    assert faults(found) == {("n2", "n1"): "wrong_interface", ("n2", "n3"): "wrong_interface"}, draw_matrix(
+        found["pairs"]
+    )
     message = pair(found, "n2", "n1")["message"]
     assert "eth1 instead of eth0" in message and "10.50.0.22" in message
 
@@ -175,7 +183,7 @@ def test_a_firewall_of_one_way_is_asymmetric(net: Network) -> None:
            ip saddr 10.50.0.1 drop; }; }"""
     )
     found = judged(members)
-    assert faults(found) == {("n1", "n2"): "asymmetric"}, draw(found["pairs"])
+    assert faults(found) == {("n1", "n2"): "asymmetric"}, draw_matrix(found["pairs"])
     assert "n2 reaches n1" in pair(found, "n1", "n2")["message"]
 
 
@@ -190,7 +198,7 @@ def test_a_dead_member_costs_bounded_time_and_is_named(net: Network) -> None:
         ("n2", "n3"): "no_answer",
         ("n3", "n1"): "not_checked",
         ("n3", "n2"): "not_checked",
-    }, draw(found["pairs"])
+    }, draw_matrix(found["pairs"])
     assert pair(found, "n1", "n3")["status"] == "fail"
     assert "ARP" in pair(found, "n1", "n3")["message"]
     assert pair(found, "n3", "n1")["status"] == "error"
@@ -212,7 +220,7 @@ def test_docker_that_overlaps_the_lan_is_the_wrong_interface(net: Network) -> No
     members[1].ip("addr", "add", "10.50.0.126/25", "dev", "docker0")
     members[1].ip("link", "set", "docker0", "up")
     found = judged(members)
-    assert verdicts(found)["n2", "n1"] == verdicts(found)["n2", "n3"] == "wrong_interface", draw(found["pairs"])
+    assert verdicts(found)["n2", "n1"] == verdicts(found)["n2", "n3"] == "wrong_interface", draw_matrix(found["pairs"])
     broken = pair(found, "n2", "n1")
     assert "docker0" in broken["message"] and "daemon.json" in broken["remedy"]
     # What is sent to it arrives, but its answers go into the bridge.
@@ -224,7 +232,7 @@ def test_a_name_that_is_loopback(net: Network) -> None:
     members = [net.member(number) for number in (1, 2)]
     members[1].hosts_file = "127.0.0.1 localhost\n127.0.1.1 n2\n"
     found = judged(members)
-    assert faults(found) == {("n1", "n2"): "name_is_loopback"}, draw(found["pairs"])
+    assert faults(found) == {("n1", "n2"): "name_is_loopback"}, draw_matrix(found["pairs"])
     assert "127.0.1.1" in pair(found, "n1", "n2")["message"]
     assert [(finding["host"], finding["verdict"]) for finding in found["hosts"]] == [("n2", "name_is_loopback")]
     assert faults(judged(members, check_name=False)) == {}
@@ -237,7 +245,7 @@ def test_a_clock_that_is_ten_minutes_off(net: Network, tmp_path: Path) -> None:
     members[1].wrapper = ["env", f"PYTHONPATH={tmp_path}"]
     found = judged(members)
     broken = {ends for ends, verdict in verdicts(found).items() if verdict == "clock_skew"}
-    assert broken == {("n1", "n2"), ("n2", "n1"), ("n2", "n3"), ("n3", "n2")}, draw(found["pairs"])
+    assert broken == {("n1", "n2"), ("n2", "n1"), ("n2", "n3"), ("n3", "n2")}, draw_matrix(found["pairs"])
     assert abs(pair(found, "n1", "n2")["offset_s"] - 600) < 10
     assert abs(pair(found, "n2", "n1")["offset_s"] + 600) < 10
     assert [(finding["host"], finding["verdict"]) for finding in found["hosts"]] == [("n2", "clock_skew")]
@@ -255,7 +263,7 @@ def test_an_address_that_a_stranger_has_too(net: Network) -> None:
         ("n2", "n1"),
         ("n2", "n3"),
         ("n3", "n2"),
-    }, draw(found["pairs"])
+    }, draw_matrix(found["pairs"])
     assert mac in pair(found, "n1", "n2")["message"]
     assert verdicts(found)["n1", "n3"] == "ok"
     assert [(finding["host"], finding["verdict"]) for finding in found["hosts"]] == [("n2", "duplicate_address")]
@@ -265,7 +273,7 @@ def test_an_address_that_another_member_has_too_names_the_member(net: Network) -
     members = [net.member(number) for number in (1, 2, 3)]
     members[2].ip("addr", "add", "10.50.0.2/24", "dev", "eth0")
     found = judged(members)
-    assert verdicts(found)["n1", "n2"] == "duplicate_address", draw(found["pairs"])
+    assert verdicts(found)["n1", "n2"] == "duplicate_address", draw_matrix(found["pairs"])
     assert "n3" in pair(found, "n1", "n2")["message"]
     assert verdicts(found)["n3", "n2"] == "duplicate_address"
 
@@ -295,6 +303,6 @@ def test_ipv6(net: Network) -> None:
         member.hosts_file = f"::1 localhost\nfd50::{number} {member.machine}\n"
         member.ip("addr", "add", f"fd50::{number}/64", "dev", "eth0", "nodad")
     found = judged(members)
-    assert faults(found) == {}, draw(found["pairs"])
+    assert faults(found) == {}, draw_matrix(found["pairs"])
     assert {item["path_mtu"] for item in found["pairs"]} == {1500}
     assert {check["status"] for check in found["checks"] if check["id"] == "reachability.unique_address"} == {"skipped"}

@@ -20,9 +20,16 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import package
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    network,
+    node,
+    plan,
+    program,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    SessionSettings,
+)
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import call
 
 NODE, MEMBER, STRANGER, GATEWAY, DOCKER = "gmf-node", "gmf-member", "gmf-stranger", "gmf-gateway", "gmf-docker"
@@ -30,10 +37,10 @@ LAN, MESH, SERVER = "192.0.2.1", "10.99.0.1", "203.0.113.7"
 POOL = "10.192.0.0/10"
 JOB = 900500
 #: Of the first container.
-INSIDE = str(plan.subnet([POOL], plan.slot_of(plan.parse_token("+;demo;main;1"), JOB, [POOL]))[1])
+INSIDE = str(plan.slot_subnet([POOL], plan.session_slot(plan.parse_token("+;demo;main;1"), JOB, [POOL]))[1])
 PATIENCE = 180.0
 NOBODY = 65534
-SETTINGS = Settings(
+SETTINGS = SessionSettings(
     "node",
     "node",
     "wg0",
@@ -193,7 +200,7 @@ def _hosts() -> Iterator[None]:
             ip(space, f"address add {SERVER}/32 dev lo")
         for address in ("10.192.9.9", "10.192.9.10", MESH):
             ip(STRANGER, f"address add {address}/32 dev lo")
-        rules(NODE, network.table(SETTINGS))
+        rules(NODE, network.format_table(SETTINGS))
         # As WireGuard does: from this peer, only packets with its address.
         rules(
             MEMBER,
@@ -210,14 +217,16 @@ class Session:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        package.part(str(path), package.build(sys.executable, program.__name__, SETTINGS._asdict())).apply()
+        program_archive.zipapp_change(
+            str(path), program_archive.build_zipapp(sys.executable, program.__name__, SETTINGS._asdict())
+        ).apply()
 
     def call(self, verb: str) -> subprocess.Popen[bytes]:
         given = {
             "SLURM_JOB_ID": str(JOB),
             "SLURM_JOB_UID": str(NOBODY),
             "SLURM_JOB_NODELIST": "node",
-            node.VARIABLE: "+;demo;main,sub;1,2",
+            node.SESSION_VARIABLE: "+;demo;main,sub;1,2",
         }
         return subprocess.Popen(["nsenter", f"--net=/run/netns/{NODE}", self.path, verb], env={**os.environ, **given})
 
@@ -255,7 +264,7 @@ def _session(hosts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     made.kill_watchers()
 
 
-SPACE = network.namespace(JOB, 0)
+SPACE = network.namespace_name(JOB, 0)
 
 
 def docker() -> None:
@@ -271,7 +280,10 @@ def test_a_host_that_is_no_member_gets_nothing_through_a_node(session: Session, 
     session.start()
     if others == "after":
         docker()
-        until("the interfaces are the other's", lambda: json.loads(Path(node.forwarded()).read_text())["former"] == {})
+        until(
+            "the interfaces are the other's",
+            lambda: json.loads(Path(node.forwarding_file()).read_text())["former"] == {},
+        )
     with ExitStack() as stack:
         served = stack.enter_context(listening(STRANGER, 8080))
         member, container, beyond = (stack.enter_context(listening(space, 2049)) for space in (MEMBER, SPACE, GATEWAY))
@@ -314,15 +326,15 @@ def test_the_former_settings_are_back_after_the_last_session_and_after_a_crash(s
     session.start()
     assert [forwarding(name) for name in ("all", "default", "eth0", "eth1")] == ["0", "0", "1", "1"]
     # An interface that forwarded before belongs to somebody else; nothing leads to wg0.
-    assert json.loads(Path(node.forwarded()).read_text())["former"] == {"eth0": "0", "docker0": "0"}
+    assert json.loads(Path(node.forwarding_file()).read_text())["former"] == {"eth0": "0", "docker0": "0"}
     assert forwarding("wg0") == "0"
     session.kill_watchers()
     for local in range(3):
-        call("ip", "netns", "delete", network.namespace(JOB, local))
+        call("ip", "netns", "delete", network.namespace_name(JOB, local))
     until("the uplinks are gone", lambda: "gms" not in inside(NODE, "ip", "link"))
     session.stop()
     assert [forwarding(name) for name in ("all", "eth0", "eth1", "docker0")] == ["0", "0", "1", "0"]
-    assert not os.path.exists(node.forwarded())
+    assert not os.path.exists(node.forwarding_file())
 
 
 def test_a_new_default_route_is_the_way_out_and_the_old_one_is_closed(session: Session) -> None:
@@ -355,8 +367,8 @@ def test_a_container_never_leaves_from_a_port_below_1024(session: Session, kind:
 
 def test_with_a_mesh_a_stranger_cannot_pose_as_a_member(session: Session) -> None:
     """To the port of the containers' packets, with the address of another member."""
-    with listening(NODE, network.PORT) as served:
+    with listening(NODE, network.VXLAN_PORT) as served:
         ip(STRANGER, "address add 10.99.0.2/32 dev lo")
-        ask(STRANGER, LAN, network.PORT, "udp", "10.99.0.2", 4444, patience=2)
-        ask(MEMBER, MESH, network.PORT, "udp", "10.99.0.2", 4445)
+        ask(STRANGER, LAN, network.VXLAN_PORT, "udp", "10.99.0.2", 4444, patience=2)
+        ask(MEMBER, MESH, network.VXLAN_PORT, "udp", "10.99.0.2", 4445)
         assert seen(served) == ("10.99.0.2", 4445)

@@ -19,11 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import package
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program, trash
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run as run_command
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    network,
+    node,
+    plan,
+    program,
+    trash,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    Container,
+    SessionSettings,
+)
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import call, joined
 
 HOSTS = {"gmh-a": "10.0.0.1", "gmh-b": "10.0.0.2"}
@@ -101,8 +110,8 @@ while True:
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's to make")
 
 
-def settings(host: str) -> Settings:
-    return Settings(
+def settings(host: str) -> SessionSettings:
+    return SessionSettings(
         host, "gmh-a", "eth0", HOSTS, ["10.192.0.0/10"], ["10.0.0.0/24"], True, [], [], [], "/var/tmp/gpumesh-{user}"
     )
 
@@ -110,7 +119,7 @@ def settings(host: str) -> Settings:
 def on(host: str):  # type: ignore[no-untyped-def]
     """Run commands on a host."""
 
-    def run(argv: Sequence[str], **options: object) -> Completed:
+    def run(argv: Sequence[str], **options: object) -> CommandResult:
         return run_command(["nsenter", f"--net=/run/netns/{host}", *argv], **options)  # type: ignore[arg-type]
 
     return run
@@ -126,7 +135,7 @@ def _hosts() -> Iterator[None]:
         for host, address in HOSTS.items():
             call("ip", "-n", host, "address", "add", f"{address}/24", "dev", "eth0")
             call("ip", "-n", host, "link", "set", "eth0", "up")
-            on(host)(["nft", "--file", "-"], stdin=network.table(settings(host)))
+            on(host)(["nft", "--file", "-"], stdin=network.format_table(settings(host)))
             inside(host, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         call("ip", "-n", "gmh-b", "address", "add", f"{OUTSIDE}/32", "dev", "lo")
         call("ip", "-n", "gmh-a", "route", "add", f"{OUTSIDE}/32", "via", HOSTS["gmh-b"])
@@ -136,13 +145,13 @@ def _hosts() -> Iterator[None]:
 def session(job: int, slot: int, count: int = 2) -> list[tuple[str, Container]]:
     """A session with so many containers on each host; its namespaces."""
     token = plan.parse_token(f"+;demo;main,sub;1,{count - 1}+0,{count}")
-    places = plan.places(token, slot, list(HOSTS), HOSTS, settings("gmh-a").pools)
+    places = plan.place_containers(token, slot, list(HOSTS), HOSTS, settings("gmh-a").pools)
     made = []
     # Each host makes its own; here they share one folder of names.
     for one in places:
         own = one._replace(local=one.local + 100 * list(HOSTS).index(one.node))
-        node.make(on(one.node), job, own, places, settings(one.node))
-        made.append((network.namespace(job, own.local), one))
+        node.create_namespace(on(one.node), job, own, places, settings(one.node))
+        made.append((network.namespace_name(job, own.local), one))
     return made
 
 
@@ -152,7 +161,7 @@ def _two(hosts: None) -> Iterator[list[list[tuple[str, Container]]]]:
         yield [session(900100, 7), session(900200, 8)]
     finally:
         for job in (900100, 900200):
-            node.forget(run_command, job)
+            node.remove_job(run_command, job)
 
 
 Two = list[list[tuple[str, Container]]]
@@ -270,17 +279,17 @@ def test_a_job_with_the_slot_of_a_session_cannot_put_packets_into_it(two: Two) -
     """On a node without that session, nothing refuses its containers, which have the session's identifiers."""
     (space, first), (other, last) = two[0][0], two[0][-1]
     token = plan.parse_token("+;demo;main,sub;1,0+0,4")
-    places = plan.places(token, 7, list(HOSTS), HOSTS, settings("gmh-a").pools)
+    places = plan.place_containers(token, 7, list(HOSTS), HOSTS, settings("gmh-a").pools)
     # The host has made sub2 and sub3 of the session, and cannot make their identifiers again.
     forged = places[4]
     assert forged.name == "sub4" and forged.vni not in {one.vni for _space, one in two[0]}
     assert places[0]._replace(local=0) == first
     try:
-        node.make(on("gmh-b"), 900400, forged, places, settings("gmh-b"))
-        senders = [network.namespace(900400, forged.local), other]
+        node.create_namespace(on("gmh-b"), 900400, forged, places, settings("gmh-b"))
+        senders = [network.namespace_name(900400, forged.local), other]
         assert first_datagram(space, 4242, senders, first.address) == last.address
     finally:
-        node.forget(run_command, 900400)
+        node.remove_job(run_command, 900400)
 
 
 def forge(sender: str, node_address: str, victim: Container, peer: Container) -> None:
@@ -290,7 +299,7 @@ def forge(sender: str, node_address: str, victim: Container, peer: Container) ->
         sys.executable,
         "-c",
         _FORGE,
-        *(str(victim.vni), network.mac(900100, victim), network.mac(900100, peer)),
+        *(str(victim.vni), network.container_mac(900100, victim), network.container_mac(900100, peer)),
         *(node_address, peer.address, victim.address, "4242"),
     )
 
@@ -348,7 +357,7 @@ def test_a_subnet_on_its_own_node_has_no_broadcast(two: Two) -> None:
     """Nothing is flooded: there is no entry for an address that is not a peer's."""
     for space, _one in two[0]:
         entries = json.loads(call("bridge", "-n", space, "-j", "fdb", "show", "dev", "vx0"))
-        peers = {network.mac(900100, peer) for _s, peer in two[0] if peer.name != _one.name}
+        peers = {network.container_mac(900100, peer) for _s, peer in two[0] if peer.name != _one.name}
         assert {entry["mac"] for entry in entries if "dst" in entry} == peers
         assert not [entry for entry in entries if entry["mac"] == "00:00:00:00:00:00"]
 
@@ -358,13 +367,13 @@ def test_a_subnet_on_its_own_node_has_no_broadcast(two: Two) -> None:
 
 def state(job: int) -> list[str]:
     """Whatever has the job's number, and what its namespaces had on the host."""
-    names = [name for name in os.listdir("/run/netns") if network.owner(name) == job]
-    names += [path for path in (node.folder(job), node.storage(job)) if os.path.exists(path)]
+    names = [name for name in os.listdir("/run/netns") if network.namespace_job(name) == job]
+    names += [path for path in (node.job_directory(job), node.storage_directory(job)) if os.path.exists(path)]
     links = json.loads(call("ip", "-n", "gmh-a", "-j", "link", "show"))
     routes = json.loads(call("ip", "-n", "gmh-a", "-j", "route", "show"))
     pools = settings("gmh-a").pools
-    slot = plan.slot_of(plan.parse_token("+;demo;main;1"), job, pools)
-    subnet = str(plan.subnet(pools, slot)).rpartition(".")[0]
+    slot = plan.session_slot(plan.parse_token("+;demo;main;1"), job, pools)
+    subnet = str(plan.slot_subnet(pools, slot)).rpartition(".")[0]
     return [*names, *(link["ifname"] for link in links if link["ifname"].startswith(f"gms{slot:04x}"))] + [
         route["dst"] for route in routes if route["dst"].startswith(f"{subnet}.")
     ]
@@ -381,11 +390,13 @@ def await_nothing(job: int, when: str) -> None:
 @pytest.fixture(name="installed")
 def _installed(hosts: None, tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "gpumesh-session"
-    package.part(str(path), package.build(sys.executable, program.__name__, settings("gmh-a")._asdict())).apply()
+    program_archive.zipapp_change(
+        str(path), program_archive.build_zipapp(sys.executable, program.__name__, settings("gmh-a")._asdict())
+    ).apply()
     yield str(path)
-    for job in node.jobs_here():
+    for job in node.leftover_jobs():
         if job == 900300:
-            node.forget(run_command, job)
+            node.remove_job(run_command, job)
 
 
 def begin(path: str, verb: str) -> subprocess.Popen[bytes]:
@@ -393,7 +404,7 @@ def begin(path: str, verb: str) -> subprocess.Popen[bytes]:
         "SLURM_JOB_ID": "900300",
         "SLURM_JOB_UID": str(NOBODY),
         "SLURM_JOB_NODELIST": "gmh-a",
-        node.VARIABLE: "+;demo;main,sub;1,2",
+        node.SESSION_VARIABLE: "+;demo;main,sub;1,2",
     }
     return subprocess.Popen(["nsenter", "--net=/run/netns/gmh-a", path, verb], env={**os.environ, **given})
 
@@ -438,13 +449,13 @@ def test_a_namespace_that_a_user_holds_open_keeps_nothing_of_the_network(install
 def test_what_a_job_leaves_is_removed_soon_after(installed: str) -> None:
     """By the watching process, also where a user has mounted something."""
     assert begin(installed, "prolog").wait() == 0
-    place = Path(node.storage(900300), "0", "mount")
+    place = Path(node.storage_directory(900300), "0", "mount")
     place.mkdir()
     call("mount", "-t", "tmpfs", "gpumesh-test", str(place))
     assert begin(installed, "epilog").wait() == 0
     await_nothing(900300, "mounted")
     end = time.monotonic() + REMOVAL
-    while [path for path in trash.found([node.FOLDER, node.STORAGE]) if "-900300-" in path]:
+    while [path for path in trash.list_discarded([node.RUN_DIRECTORY, node.STORAGE_ROOT]) if "-900300-" in path]:
         assert time.monotonic() < end
         time.sleep(0.2)
     assert "gpumesh-test" not in Path("/proc/self/mountinfo").read_text()

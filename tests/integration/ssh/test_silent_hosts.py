@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh import examine
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh import examine
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Host, Network, call, network
 
 MUTE = "import socket, time; s = socket.create_server(('', 22)); time.sleep(600)"

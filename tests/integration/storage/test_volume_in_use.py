@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
 from ansible_collections.gpumesh.cluster.tests.support.mount_space import host_with_mount
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
-STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 VOLUME = {"name": "data", "server": "n2", "path": "/srv/data", "mount_point": "/mnt/data"}
 LINE = "10.77.0.2:/srv/data /mnt/data nfs4 rw 0 0"
 FSTAB = f"# BEGIN volumes of gpumesh cluster lab\n{LINE}\n# END volumes of gpumesh cluster lab\n"

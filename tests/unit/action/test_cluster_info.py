@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from ansible.playbook.task import Task
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import to_text
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import ready
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.examined import ExaminedModule
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
+    format_record,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import filter_preload
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.examined import ExaminedModule
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 MODULE = {"changed": False, "by": "the module"}
@@ -29,9 +31,9 @@ MODULE = {"changed": False, "by": "the module"}
 def _ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the action on a host with this file as the record of lab; whether it ran the module."""
     # Only Ansible's own loader can load them.
-    monkeypatch.setattr(ready, "load_filters", lambda: None)
+    monkeypatch.setattr(filter_preload, "load_filters", lambda: None)
     action = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.action.cluster_info").ActionModule
-    monkeypatch.setattr(ExaminedModule, "outcome", lambda *_: MODULE)
+    monkeypatch.setattr(ExaminedModule, "run_module", lambda *_: MODULE)
 
     def ask(content: str | None, **arguments: Any) -> bool:
         if content is not None:
@@ -45,32 +47,32 @@ def _ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             return {"rc": done.returncode, "stdout": done.stdout}
 
         made._low_level_execute_command = execute
-        return bool(made.outcome(None, {}) == MODULE)
+        return bool(made.run_module(None, {}) == MODULE)
 
     return ask
 
 
 @pytest.mark.parametrize("generation", [1, 2, "1"])
 def test_a_record_that_is_no_newer_needs_no_module(ask: Any, generation: int | str) -> None:
-    assert not ask(to_text(RECORD), cluster="lab", generation=generation)
+    assert not ask(format_record(RECORD), cluster="lab", generation=generation)
 
 
 def test_the_module_refuses_a_newer_record(ask: Any) -> None:
-    assert ask(to_text({**RECORD, "generation": 2}), cluster="lab", generation=1)
+    assert ask(format_record({**RECORD, "generation": 2}), cluster="lab", generation=1)
 
 
 @pytest.mark.parametrize(
     "content", [None, "", "{}", '{"members": [{"generation": 1,}]}', '{\n  "name": "lab",\n  "gen']
 )
-def test_the_module_reports_a_file_that_says_nothing(ask: Any, content: str | None) -> None:
+def test_a_file_without_a_generation_is_left_to_the_module(ask: Any, content: str | None) -> None:
     assert ask(content, cluster="lab", generation=1)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"cluster": "lab"}, {"whole": []}])
-def test_other_questions_are_for_the_module(ask: Any, arguments: dict[str, Any]) -> None:
-    assert ask(to_text(RECORD), **arguments)
+def test_other_options_always_run_the_module(ask: Any, arguments: dict[str, Any]) -> None:
+    assert ask(format_record(RECORD), **arguments)
 
 
 def test_the_longest_record_begins_with_its_generation(ask: Any) -> None:
     longest = {**RECORD, "name": "c" + "9" * 39, "generation": 10**9}
-    assert not ask(to_text(longest), cluster="lab", generation=10**9)
+    assert not ask(format_record(longest), cluster="lab", generation=10**9)

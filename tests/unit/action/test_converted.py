@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import role_options, ses
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
-HERE = {"inventory_hostname": "n1", "ansible_play_batch": ["n1"]}
+HOST_VARIABLES = {"inventory_hostname": "n1", "ansible_play_batch": ["n1"]}
 #: Nothing of it is looked at before the refusal.
 RECORD: dict[str, Any] = {}
 
@@ -28,20 +28,28 @@ RECORD: dict[str, Any] = {}
         ({"train_user": 1.5}, "train_user is the number 1.5"),
     ],
 )
-def test_no_run_is_started(variables: dict[str, Any], said: str) -> None:
+def test_a_run_with_a_converted_option_is_not_started(variables: dict[str, Any], said: str) -> None:
     arguments = {"record": RECORD, "name": "nano", "command": "true"}
-    result = play(train_run.ActionModule, arguments, {}, {**HERE, **variables}).result
+    result = play(train_run.ActionModule, arguments, {}, {**HOST_VARIABLES, **variables}).result
     assert result["failed"] and said in result["msg"]
 
 
 @pytest.mark.parametrize("variables", [{"session_time": 1800}, {"session_name": 8}, {"session_partition": True}])
-def test_no_session_is_started(variables: dict[str, Any]) -> None:
-    result = play(session_run.ActionModule, {"record": RECORD, "name": "demo"}, {}, {**HERE, **variables}).result
+def test_a_session_with_a_converted_option_is_not_started(variables: dict[str, Any]) -> None:
+    result = play(
+        session_run.ActionModule, {"record": RECORD, "name": "demo"}, {}, {**HOST_VARIABLES, **variables}
+    ).result
     assert result["failed"] and f"{next(iter(variables))} is the " in result["msg"]
 
 
-def test_options_of_roles_are_refused_with_all_others() -> None:
-    variables = {**HERE, "cluster_name": 8, "mesh_port": "51821", "mesh_interface": True, "tracking_server": ""}
+def test_converted_options_of_roles_are_refused_together_with_other_errors() -> None:
+    variables = {
+        **HOST_VARIABLES,
+        "cluster_name": 8,
+        "mesh_port": "51821",
+        "mesh_interface": True,
+        "tracking_server": "",
+    }
     result = play(role_options.ActionModule, {"roles": ["cluster", "mesh", "tracking"]}, {}, variables).result
     assert [said.partition(":")[0] for said in result["invalid"]] == [
         "cluster_name is the number 8",
@@ -49,7 +57,7 @@ def test_options_of_roles_are_refused_with_all_others() -> None:
     ]
 
 
-def test_an_answer_as_awx_writes_it(tmp_path: Path) -> None:
+def test_survey_answers_in_the_form_of_awx(tmp_path: Path) -> None:
     """Whatever this ansible-core makes of it, no other time is taken: it is refused, or still a text."""
     answers = tmp_path / "extravars"
     answers.write_text("---\n!unsafe 'train_time': !unsafe '2:00:00'\n!unsafe 'train_name': !unsafe '010'\n")

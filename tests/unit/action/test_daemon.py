@@ -8,54 +8,58 @@ from __future__ import annotations
 from action_runs import play
 
 from ansible_collections.gpumesh.cluster.plugins.action.daemon import ActionModule
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN, COMPLETE, END
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import (
+    BEGIN_SCRIPT,
+    COMPLETE_SCRIPT,
+    END_SCRIPT,
+)
 
-GIVEN = {"name": "munge"}
-RAN = {"changed": True, "missing": False}
+ARGUMENTS = {"name": "munge"}
+RUN_RESULT = {"changed": True, "missing": False}
 MISSING = {"changed": False, "missing": True}
 APT = {"ansible_facts": {"pkg_mgr": "apt"}}
 
 
-def test_a_host_with_a_service_manager_is_asked_once() -> None:
-    played = play(ActionModule, GIVEN, {"gpumesh.cluster.daemon": [RAN]})
-    assert played.result == RAN
-    assert played.ran == [("gpumesh.cluster.daemon", GIVEN)]
+def test_the_module_runs_once_on_a_host_with_a_service_manager() -> None:
+    played = play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [RUN_RESULT]})
+    assert played.result == RUN_RESULT
+    assert played.ran == [("gpumesh.cluster.daemon", ARGUMENTS)]
 
 
 def test_supervisord_is_installed_where_it_is_missing() -> None:
-    results = {"gpumesh.cluster.daemon": [MISSING, RAN], "ansible.builtin.apt": [{"changed": True}]}
-    played = play(ActionModule, GIVEN, results, APT)
-    assert played.result == RAN
+    results = {"gpumesh.cluster.daemon": [MISSING, RUN_RESULT], "ansible.builtin.apt": [{"changed": True}]}
+    played = play(ActionModule, ARGUMENTS, results, APT)
+    assert played.result == RUN_RESULT
     assert [name for name, _given in played.ran] == [
         "gpumesh.cluster.daemon",
         "ansible.builtin.apt",
         "gpumesh.cluster.daemon",
     ]
     # Otherwise, Debian would start the daemon before it is configured.
-    assert played.scripts == [BEGIN, COMPLETE, END]
+    assert played.scripts == [BEGIN_SCRIPT, COMPLETE_SCRIPT, END_SCRIPT]
 
 
-def test_another_system_is_asked_for_its_package_manager() -> None:
+def test_the_package_manager_is_detected_on_other_systems() -> None:
     results = {
-        "gpumesh.cluster.daemon": [MISSING, RAN],
+        "gpumesh.cluster.daemon": [MISSING, RUN_RESULT],
         "ansible.builtin.setup": [{"ansible_facts": {"ansible_pkg_mgr": "dnf"}}],
         "ansible.builtin.dnf": [{"changed": True}],
     }
-    played = play(ActionModule, GIVEN, results)
+    played = play(ActionModule, ARGUMENTS, results)
     assert played.ran[2] == ("ansible.builtin.dnf", {"name": ["supervisor"], "state": "present"})
 
 
 def test_nothing_is_installed_in_check_mode() -> None:
-    played = play(ActionModule, GIVEN, {"gpumesh.cluster.daemon": [MISSING]}, APT, check_mode=True)
+    played = play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [MISSING]}, APT, check_mode=True)
     assert played.result == MISSING
 
 
-def test_what_fails_is_the_result() -> None:
+def test_a_failed_module_is_the_result() -> None:
     failed = {"failed": True, "msg": "munge does not start"}
-    assert play(ActionModule, GIVEN, {"gpumesh.cluster.daemon": [failed]}).result == failed
+    assert play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [failed]}).result == failed
 
 
-def test_where_supervisord_is_may_be_a_variable_of_the_host() -> None:
+def test_the_paths_of_supervisord_may_be_host_variables() -> None:
     variables = {"daemon_supervisor_programs": "/opt/programs"}
-    played = play(ActionModule, GIVEN, {"gpumesh.cluster.daemon": [RAN]}, variables)
+    played = play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [RUN_RESULT]}, variables)
     assert played.ran[0][1]["supervisor_programs"] == "/opt/programs"

@@ -11,10 +11,12 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.action.discover import ActionModule
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_discovery import RESULTS
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_discovery import (
+    RESULTS,
+)
 
 
-def discovered(check_mode: bool = False, **options: Any) -> dict[str, Any]:
+def run_discover(check_mode: bool = False, **options: Any) -> dict[str, Any]:
     variables = {
         "ansible_play_hosts_all": [*RESULTS, "silent"],
         "hostvars": {**{host: {"seen": result} for host, result in RESULTS.items()}, "silent": {}},
@@ -23,14 +25,14 @@ def discovered(check_mode: bool = False, **options: Any) -> dict[str, Any]:
 
 
 def test_the_tables_keep_to_their_width() -> None:
-    result = discovered(table_style="ascii", table_width=70)
+    result = run_discover(table_style="ascii", table_width=70)
     assert max(len(line) for line in result["text"].split("\n") if line[:1] in "+|") <= 70
     assert result["changed"] is False
 
 
-def test_the_choice_is_handed_to_the_next_job() -> None:
-    found = json.loads(discovered(output="json")["text"])
-    handed = discovered()["ansible_stats"]
+def test_the_candidates_are_set_as_stats() -> None:
+    found = json.loads(run_discover(output="json")["text"])
+    handed = run_discover()["ansible_stats"]
     assert handed["per_host"] is False
     assert handed["data"]["discover_subnets"] == [candidate["subnet"] for candidate in found["candidates"]]
     assert "silent" in handed["data"]["discover_silent_hosts"]
@@ -38,13 +40,13 @@ def test_the_choice_is_handed_to_the_next_job() -> None:
 
 def test_the_file_of_facts_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
-    assert discovered(check_mode=True, facts_file=str(path))["changed"] is True
+    assert run_discover(check_mode=True, facts_file=str(path))["changed"] is True
     assert not path.exists()
-    assert [discovered(facts_file=str(path))["changed"] for _run in range(2)] == [True, False]
-    assert json.loads(path.read_text()) == json.loads(discovered(output="json")["text"])
+    assert [run_discover(facts_file=str(path))["changed"] for _run in range(2)] == [True, False]
+    assert json.loads(path.read_text()) == json.loads(run_discover(output="json")["text"])
 
 
-def test_a_wrong_subnet_is_refused_in_words() -> None:
-    result = discovered(subnet="10.0.0.300/24")
+def test_an_invalid_subnet_is_refused_with_the_name_of_the_option() -> None:
+    result = run_discover(subnet="10.0.0.300/24")
     assert result["failed"]
     assert result["msg"].startswith("discover_subnet: '10.0.0.300/24' is an invalid subnet: ")

@@ -27,7 +27,7 @@ PROBE = """
 import json
 from pathlib import Path
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 
 class ActionModule(HostAction):
@@ -35,13 +35,13 @@ class ActionModule(HostAction):
 
     def work(self):
         options = self._task.args["options"]
-        found = {name: self.option(name, option) for name, option in options.items()}
+        found = {name: self.read_option(name, option) for name, option in options.items()}
         Path(self._task.args["dest"]).write_text(json.dumps(found), encoding="utf-8")
         return {}
 """
 
 
-def read(folder: Path, extra: dict[str, Any], *inventories: dict[str, Any]) -> list[dict[str, Any]]:
+def read_values(folder: Path, extra: dict[str, Any], *inventories: dict[str, Any]) -> list[dict[str, Any]]:
     """The values of the questions' variables in the roles, on a host for each of the inventory's values."""
     (folder / "action_plugins").mkdir()
     (folder / "action_plugins" / "probe.py").write_text(PROBE, encoding="utf-8")
@@ -58,31 +58,31 @@ def read(folder: Path, extra: dict[str, Any], *inventories: dict[str, Any]) -> l
     return [json.loads((folder / f"{host}.read").read_text(encoding="utf-8")) for host in hosts]
 
 
-def empty(question: dict[str, Any]) -> Any:
+def empty_answer(question: dict[str, Any]) -> Any:
     return [] if question["type"] == "multiselect" else ""
 
 
-SET: dict[str, Any] = {name: f"{name} of the inventory" for name in QUESTIONS}
+INVENTORY_VALUES: dict[str, Any] = {name: f"{name} of the inventory" for name in QUESTIONS}
 
 
-def test_an_empty_answer_leaves_it_to_the_inventory(tmp_path: Path) -> None:
+def test_an_empty_answer_keeps_the_value_of_the_inventory(tmp_path: Path) -> None:
     """What nobody says is not set."""
     assert len(QUESTIONS) > 20
-    extra = {name: empty(question) for name, question in QUESTIONS.items()}
-    assert read(tmp_path, extra, SET, {}) == [SET, dict.fromkeys(QUESTIONS)]
+    extra = {name: empty_answer(question) for name, question in QUESTIONS.items()}
+    assert read_values(tmp_path, extra, INVENTORY_VALUES, {}) == [INVENTORY_VALUES, dict.fromkeys(QUESTIONS)]
 
 
 def test_an_answer_wins_over_the_inventory(tmp_path: Path) -> None:
     answers = {name: f"{name} of a person" for name in QUESTIONS}
-    assert read(tmp_path, answers, SET) == [answers]
+    assert read_values(tmp_path, answers, INVENTORY_VALUES) == [answers]
 
 
-def test_what_is_empty_in_the_inventory_is_so(tmp_path: Path) -> None:
+def test_an_empty_value_of_the_inventory_counts(tmp_path: Path) -> None:
     values: list[dict[str, Any]] = [dict.fromkeys(QUESTIONS, value) for value in ("", [])]
-    assert read(tmp_path, {}, *values) == values
+    assert read_values(tmp_path, {}, *values) == values
 
 
-def test_an_empty_list_of_something_else_is_an_answer(tmp_path: Path) -> None:
+def test_an_empty_list_without_choices_is_an_answer(tmp_path: Path) -> None:
     """A run without volumes."""
     tasks = [{"gpumesh.cluster.role_options": {"roles": ["storage"]}}]
     run = run_tasks(tmp_path, {"a": {"storage_volumes": "wrong"}}, {}, tasks, "-e", '{"storage_volumes": []}')
@@ -90,7 +90,7 @@ def test_an_empty_list_of_something_else_is_an_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "run"), [([], ["all_reduce"]), (["gather"], ["gather"])])
-def test_no_collectives_are_the_default_ones(tmp_path: Path, given: list[str], run: list[str]) -> None:
+def test_an_empty_choice_of_collectives_means_the_default(tmp_path: Path, given: list[str], run: list[str]) -> None:
     names = {"ansible.builtin.include_vars": str(ROOT / "roles" / "check" / "vars" / "main.yml")}
     tasks = [names, {"ansible.builtin.assert": {"that": "__check_collective_names == wanted"}}]
     extra = json.dumps({"check_collectives": given, "wanted": run})

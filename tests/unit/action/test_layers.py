@@ -19,40 +19,42 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     storage,
     train,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 
 
-def on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **variables: Any) -> Played:
+def play_on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **variables: Any) -> Played:
     """Run an action on n1, where its module returns this result."""
     module = action.__name__.rpartition(".")[2]
-    here = {"inventory_hostname": "n1", **variables}
-    return play(action.ActionModule, arguments, {f"gpumesh.cluster.{module}": [result]}, here)
+    host_variables = {"inventory_hostname": "n1", **variables}
+    return play(action.ActionModule, arguments, {f"gpumesh.cluster.{module}": [result]}, host_variables)
 
 
-def sent(action: Any, arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
+def module_arguments_of(action: Any, arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
     """The parameters of its module."""
-    played = on_host(action, arguments, {"changed": False, "tools": True, "missing": [], "outdated": []}, **variables)
+    played = play_on_host(
+        action, arguments, {"changed": False, "tools": True, "missing": [], "outdated": []}, **variables
+    )
     ((_module, parameters),) = played.ran
     return parameters
 
 
 def test_the_record_stays_on_the_controller() -> None:
-    assert sent(names, {"record": RECORD}) == {
+    assert module_arguments_of(names, {"record": RECORD}) == {
         "cluster": "lab",
         "state": "present",
         "members": [{"address": "10.0.0.1", "names": ["n1"]}, {"address": "10.0.0.2", "names": ["n2"]}],
         "address": "10.0.0.1",
     }
-    assert sent(names, {"record": RECORD, "state": "absent"}) == {"cluster": "lab", "state": "absent"}
+    assert module_arguments_of(names, {"record": RECORD, "state": "absent"}) == {"cluster": "lab", "state": "absent"}
 
 
 @pytest.mark.parametrize("record", [{}, {**RECORD, "members": "n1"}])
-def test_what_is_no_record_is_refused_on_the_controller(record: Any) -> None:
+def test_an_invalid_record_is_refused_on_the_controller(record: Any) -> None:
     played = play(names.ActionModule, {"record": record}, {}, {"inventory_hostname": "n1"})
     assert played.result["failed"] and played.result["error"]["kind"] == "invalid_record"
 
@@ -62,45 +64,47 @@ def test_a_machine_that_is_not_a_member_is_refused() -> None:
     assert played.result["error"]["machine"] == "n9"
 
 
-def asked(**variables: Any) -> dict[str, Any]:
-    played = on_host(layer_info, {"record": RECORD}, {"changed": False, "drift": {"munge": "x"}}, **variables)
+def compare_host(**variables: Any) -> dict[str, Any]:
+    played = play_on_host(layer_info, {"record": RECORD}, {"changed": False, "drift": {"munge": "x"}}, **variables)
     assert set(played.result["drift"]) == {"munge"}
     return played.ran[0][1]
 
 
-def test_the_host_is_compared_with_what_the_roles_are_told() -> None:
+def test_the_host_is_compared_with_the_options_of_the_roles() -> None:
     def paths(**variables: Any) -> set[str]:
-        given = asked(**variables)
+        given = compare_host(**variables)
         return {entry.get("path") or entry["unit"] for entry in (*given["files"], *given["services"])}
 
     variables = {"ssh_trust_users": ["root", "alice"], "job_environment_dialects": ["torchrun"]}
     told = {"dialects": ["torchrun"], "port_range": ["15000", "24999"]}
-    modules = asked(**variables, job_environment_rdma="false")["modules"]
-    assert modules["names"] == {"state": "present", **sent(names, {"record": RECORD})}
-    assert modules["ssh"] == sent(ssh_trust, {"record": RECORD, "users": ["root", "alice"]})
-    assert modules["job environment"] == sent(job_environment, {"record": RECORD, "rdma": False, **told})
-    sharing = asked(storage_server="ganesha")["modules"]["storage"]
-    assert {**sharing, "force": False} == sent(storage, {"record": RECORD, "server": "ganesha"})
-    trains = asked(train_run_dir="/mnt/shared/runs", train_stage_dir="/scratch")["modules"]["train"]
-    assert trains == sent(train, {"record": RECORD, "run_dir": "/mnt/shared/runs", "stage_dir": "/scratch"})
+    modules = compare_host(**variables, job_environment_rdma="false")["modules"]
+    assert modules["names"] == {"state": "present", **module_arguments_of(names, {"record": RECORD})}
+    assert modules["ssh"] == module_arguments_of(ssh_trust, {"record": RECORD, "users": ["root", "alice"]})
+    assert modules["job environment"] == module_arguments_of(job_environment, {"record": RECORD, "rdma": False, **told})
+    sharing = compare_host(storage_server="ganesha")["modules"]["storage"]
+    assert {**sharing, "force": False} == module_arguments_of(storage, {"record": RECORD, "server": "ganesha"})
+    trains = compare_host(train_run_dir="/mnt/shared/runs", train_stage_dir="/scratch")["modules"]["train"]
+    assert trains == module_arguments_of(
+        train, {"record": RECORD, "run_dir": "/mnt/shared/runs", "stage_dir": "/scratch"}
+    )
     assert paths() - paths(slurm_accounting="false") == {"slurmdbd.service"}
 
 
-def test_options_that_a_layer_would_refuse_are_what_differs() -> None:
+def test_options_that_a_layer_refuses_are_reported_as_drift() -> None:
     found = {"changed": False, "drift": {"munge": "x"}}
     wrong = {"ssh_trust_users": ["a b"], "job_environment_port_range": [9, 1]}
-    played = on_host(layer_info, {"record": RECORD}, found, **wrong)
+    played = play_on_host(layer_info, {"record": RECORD}, found, **wrong)
     assert set(played.result["drift"]) == {"munge", "ssh", "job environment"}
     assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh"]
     assert set(played.ran[0][1]["modules"]) == {"names", "storage", "train", "session"}
 
 
-def test_a_host_tells_whether_it_is_a_userspace_only_member() -> None:
+def test_a_userspace_only_member_is_reported() -> None:
     tailnet = {**RECORD, "mesh": {**RECORD["mesh"], "backend": "tailscale"}}
     found = {"changed": False, "drift": {}}
 
     def told(record: Any, tun: bool, **variables: Any) -> bool:
-        played = on_host(layer_info, {"record": record}, found, __cluster_held={"tun": tun}, **variables)
+        played = play_on_host(layer_info, {"record": record}, found, __cluster_held={"tun": tun}, **variables)
         return bool(played.result["userspace_only"])
 
     assert told(tailnet, tun=False)
@@ -110,23 +114,26 @@ def test_a_host_tells_whether_it_is_a_userspace_only_member() -> None:
     assert not told(RECORD, tun=False)
 
 
-def test_who_leaves_is_told_the_name_of_the_cluster_alone() -> None:
+def test_a_removal_passes_only_the_name_of_the_cluster() -> None:
     for action in (job_environment, ssh_trust):
-        assert sent(action, {"record": RECORD, "state": "absent"}) == {"cluster": "lab", "state": "absent"}
+        assert module_arguments_of(action, {"record": RECORD, "state": "absent"}) == {
+            "cluster": "lab",
+            "state": "absent",
+        }
 
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 
 
-def test_a_key_that_the_record_has_not_is_handed_on() -> None:
+def test_a_host_key_that_the_record_lacks_is_returned_for_registration() -> None:
     found = {"changed": True, "signing_key": KEY + " root@n1", "host_keys": [KEY]}
-    played = on_host(ssh_trust, {"record": RECORD, "users": ["root"]}, found)
+    played = play_on_host(ssh_trust, {"record": RECORD, "users": ["root"]}, found)
     assert played.result["registration"] == {"machine": "n1", "ssh_public_key": KEY, "ssh_host_keys": [KEY]}
     unknown = {"changed": False, "signing_key": None, "host_keys": []}
-    assert "registration" not in on_host(ssh_trust, {"record": RECORD}, unknown).result
+    assert "registration" not in play_on_host(ssh_trust, {"record": RECORD}, unknown).result
 
 
-def test_what_all_hosts_have_registered_is_one_change_of_the_record() -> None:
+def test_the_registrations_of_all_hosts_are_one_change_of_the_record() -> None:
     entries = {"n1": {"machine": "n1", "ssh_public_key": KEY}, "n3": {"machine": "n3", "ssh_public_key": KEY}}
     results = {machine: {"keys": {"registration": entry}} for machine, entry in entries.items()}
     hostvars = {**results, "n2": {"keys": {"changed": False}}, "n4": {}, "failed": results["n1"]}
@@ -148,7 +155,7 @@ def test_what_all_hosts_have_registered_is_one_change_of_the_record() -> None:
     assert (nothing.result, nothing.ran) == ({"changed": False}, [])
     would = play(cluster_member.ActionModule, given, {}, variables, check_mode=True)
     assert (would.result, would.ran) == ({"changed": True}, []), "who would join is not in the record yet"
-    assert sent(cluster_member, expected) == expected
+    assert module_arguments_of(cluster_member, expected) == expected
 
 
 MESHED = {
@@ -162,31 +169,37 @@ MESHED = {
 RULES = {"tcp_ports": ["2049"], "open_udp_ports": ["53"]}
 
 
-def test_the_firewall_lets_the_members_in() -> None:
+def test_the_firewall_admits_the_members() -> None:
     network = {"cluster": "lab", "members": ["10.0.0.1", "10.0.0.2"], "mesh_interface": "gpumesh0", **RULES}
-    assert sent(firewall, {"record": RECORD, **RULES}) == {**network, "mesh_members": []}
+    assert module_arguments_of(firewall, {"record": RECORD, **RULES}) == {**network, "mesh_members": []}
     tunnels = {"mesh_members": ["10.99.0.1", "10.99.0.2"], "open_udp_ports": ["53", str(MESHED["mesh"]["port"])]}
-    assert sent(firewall, {"record": MESHED, **RULES}) == {**network, **tunnels}
+    assert module_arguments_of(firewall, {"record": MESHED, **RULES}) == {**network, **tunnels}
     # Machines that share only the mesh have no other address.
     tailnet = [{**member, "address": member["mesh"]["address"]} for member in MESHED["members"]]
     shared = {**MESHED, "members": tailnet, "subnet": MESHED["mesh"]["subnet"]}
-    assert sent(firewall, {"record": shared, **RULES})["members"] == []
-    assert sent(firewall, {"record": RECORD, "state": "absent", **RULES}) == {"cluster": "lab", "state": "absent"}
-    assert sent(firewall, {"cluster": "lab", "members": ["10.0.0.1"]}) == {"cluster": "lab", "members": ["10.0.0.1"]}
+    assert module_arguments_of(firewall, {"record": shared, **RULES})["members"] == []
+    assert module_arguments_of(firewall, {"record": RECORD, "state": "absent", **RULES}) == {
+        "cluster": "lab",
+        "state": "absent",
+    }
+    assert module_arguments_of(firewall, {"cluster": "lab", "members": ["10.0.0.1"]}) == {
+        "cluster": "lab",
+        "members": ["10.0.0.1"],
+    }
 
 
-def test_who_is_about_to_join_is_in_no_record() -> None:
+def test_a_machine_that_is_joining_is_admitted_without_a_record() -> None:
     given = {"cluster": "lab", "state": "admitted", "members": ["10.0.0.3"]}
-    assert sent(firewall, given, inventory_hostname="n9") == given
+    assert module_arguments_of(firewall, given, inventory_hostname="n9") == given
     lacking = play(firewall.ActionModule, given, {"gpumesh.cluster.firewall": [{"changed": False, "tools": False}]})
     assert len(lacking.ran) == 1, "nothing is installed for it"
 
 
-def test_a_stranger_gets_no_firewall_and_is_rid_of_one() -> None:
+def test_a_machine_outside_the_cluster_gets_no_firewall_but_loses_an_existing_one() -> None:
     stranger = {"inventory_hostname": "n9"}
     played = play(firewall.ActionModule, {"record": RECORD}, {}, stranger)
     assert (played.result, played.ran) == ({"changed": False}, [])
-    assert sent(firewall, {"record": RECORD, "state": "absent"}, **stranger)["state"] == "absent"
+    assert module_arguments_of(firewall, {"record": RECORD, "state": "absent"}, **stranger)["state"] == "absent"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +211,7 @@ def test_a_stranger_gets_no_firewall_and_is_rid_of_one() -> None:
         ({"cluster": "lab", "members": ["10.0.0.1"]}, False, ["firewall"]),
     ],
 )
-def test_nftables_is_installed_for_a_firewall_alone(
+def test_nftables_is_installed_only_for_a_firewall(
     arguments: dict[str, Any], check_mode: bool, runs: list[str]
 ) -> None:
     missing, loaded = {"changed": check_mode, "tools": False}, {"changed": True, "tools": True}
@@ -210,15 +223,15 @@ def test_nftables_is_installed_for_a_firewall_alone(
 
 
 @pytest.mark.parametrize("name", ["names", "firewall", "train"])
-def test_the_module_of_a_layer_learns_from_which_record_it_was_derived(name: str) -> None:
+def test_a_layer_module_receives_the_generation_of_the_record(name: str) -> None:
     action = {"names": names, "firewall": firewall, "train": train}[name]
     result = {"changed": False, "tools": True, "missing": [], "outdated": []}
     wanted = {"cluster": "lab", "generation": 1, "machine": "n1"}
-    assert on_host(action, {"record": RECORD}, result).derived_from == [(f"gpumesh.cluster.{name}", wanted)]
-    assert on_host(action, {"record": "held"}, result, held=RECORD).derived_from[0][1] == wanted
-    assert on_host(action, {"record": RECORD, "state": "absent"}, result).derived_from[0][1] is None
+    assert play_on_host(action, {"record": RECORD}, result).derived_from == [(f"gpumesh.cluster.{name}", wanted)]
+    assert play_on_host(action, {"record": "held"}, result, held=RECORD).derived_from[0][1] == wanted
+    assert play_on_host(action, {"record": RECORD, "state": "absent"}, result).derived_from[0][1] is None
 
 
-def test_a_module_that_applies_no_layer_does_not() -> None:
+def test_other_modules_do_not_receive_the_generation() -> None:
     result = {"changed": False, "drift": {}, "munge_key": ""}
-    assert on_host(layer_info, {"record": RECORD}, result).derived_from == [("gpumesh.cluster.layer_info", None)]
+    assert play_on_host(layer_info, {"record": RECORD}, result).derived_from == [("gpumesh.cluster.layer_info", None)]

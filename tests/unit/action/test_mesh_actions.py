@@ -17,15 +17,19 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     wireguard_preshared,
     wireguard_rotation,
 )
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts import key, member, record
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import (
+    key,
+    member,
+    record,
+)
 
 HEAD = member("head", 1, "a", "203.0.113.1:51820")
-DIALLED = member("dialled", 2, "b", "203.0.113.2:51820")
-NEW = {**member("new", 4, "d"), "mesh": {"address": "10.99.0.4", "public_key": None}}
-HIDDEN, ALSO = member("hidden", 5, "e"), member("also", 6, "f")
-RECORD = record(HEAD, DIALLED)
+DIALLED_MEMBER = member("dialled", 2, "b", "203.0.113.2:51820")
+NEW_MEMBER = {**member("new", 4, "d"), "mesh": {"address": "10.99.0.4", "public_key": None}}
+HIDDEN_MEMBER, OTHER_HIDDEN_MEMBER = member("hidden", 5, "e"), member("also", 6, "f")
+RECORD = record(HEAD, DIALLED_MEMBER)
 MODULE = "gpumesh.cluster.wireguard"
-RAN = {
+TUNNEL_RESULT = {
     "changed": False,
     "public_key": key("head"),
     "tools": True,
@@ -33,10 +37,10 @@ RAN = {
     "interface_up": True,
     "boot": True,
 }
-BARE = {**RAN, "public_key": None, "tools": False, "interface_up": False, "boot": False}
+BARE_RESULT = {**TUNNEL_RESULT, "public_key": None, "tools": False, "interface_up": False, "boot": False}
 
 
-def on(host: str, present: list[str] | None = None, **registered: dict[str, Any]) -> dict[str, Any]:
+def variables_of(host: str, present: list[str] | None = None, **registered: dict[str, Any]) -> dict[str, Any]:
     """The variables of a host in a play of ``present``. ``registered``: the registered results of each host, by name."""
     hosts = present or ["head", "dialled"]
     return {
@@ -47,16 +51,20 @@ def on(host: str, present: list[str] | None = None, **registered: dict[str, Any]
     }
 
 
-def tunnel(results: list[dict[str, Any]], check_mode: bool = False, **given: Any) -> Played:
+def run_wireguard(results: list[dict[str, Any]], check_mode: bool = False, **options: Any) -> Played:
     installed = {"ansible.builtin.apt": [{"changed": True}]}
     return play(
-        wireguard.ActionModule, {"record": RECORD, **given}, {MODULE: results, **installed}, on("head"), check_mode
+        wireguard.ActionModule,
+        {"record": RECORD, **options},
+        {MODULE: results, **installed},
+        variables_of("head"),
+        check_mode,
     )
 
 
-def test_a_tunnel_that_is_right_takes_one_module() -> None:
-    played = tunnel([RAN])
-    assert played.result == {**RAN, "ready": True}
+def test_an_unchanged_tunnel_takes_one_module() -> None:
+    played = run_wireguard([TUNNEL_RESULT])
+    assert played.result == {**TUNNEL_RESULT, "ready": True}
     assert [(name, given["address"]) for name, given in played.ran] == [(MODULE, "10.99.0.1/16")]
     assert "record" not in played.ran[0][1]
     assert "preshared_without" not in played.ran[0][1]
@@ -64,92 +72,101 @@ def test_a_tunnel_that_is_right_takes_one_module() -> None:
 
 @pytest.mark.parametrize(("up", "boot"), [(False, True), (True, False)])
 def test_a_tunnel_is_not_ready_before_its_service_runs_it(up: bool, boot: bool) -> None:
-    assert tunnel([{**RAN, "interface_up": up, "boot": boot}]).result["ready"] is False
+    assert run_wireguard([{**TUNNEL_RESULT, "interface_up": up, "boot": boot}]).result["ready"] is False
 
 
 @pytest.mark.parametrize(
     ("first", "packages"),
     [
-        (BARE, ["wireguard-tools"]),
-        ({**BARE, "implementation": "missing"}, ["wireguard-tools", "wireguard-go"]),
-        ({**BARE, "implementation": "userspace"}, ["wireguard-tools", "wireguard-go"]),
-        ({**RAN, "implementation": "missing"}, ["wireguard-tools", "wireguard-go"]),
+        (BARE_RESULT, ["wireguard-tools"]),
+        ({**BARE_RESULT, "implementation": "missing"}, ["wireguard-tools", "wireguard-go"]),
+        ({**BARE_RESULT, "implementation": "userspace"}, ["wireguard-tools", "wireguard-go"]),
+        ({**TUNNEL_RESULT, "implementation": "missing"}, ["wireguard-tools", "wireguard-go"]),
     ],
 )
-def test_what_is_missing_is_installed_and_the_module_runs_again(first: dict[str, Any], packages: list[str]) -> None:
-    played = tunnel([first, RAN])
+def test_missing_packages_are_installed_and_the_module_runs_again(first: dict[str, Any], packages: list[str]) -> None:
+    played = run_wireguard([first, TUNNEL_RESULT])
     assert [name for name, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE]
     assert played.ran[1][1]["name"] == packages
     assert played.result["changed"] is True
-    assert [name for name, _given in tunnel([first], check_mode=True).ran] == [MODULE]
+    assert [name for name, _given in run_wireguard([first], check_mode=True).ran] == [MODULE]
 
 
-def test_a_host_says_what_the_record_has_to_learn_of_it() -> None:
+def test_a_host_returns_its_registration_for_the_record() -> None:
     entry = {"machine": "head", "mesh": {"public_key": key("made")}}
-    assert tunnel([{**RAN, "public_key": key("made")}]).result["registration"] == entry
-    assert "registration" not in tunnel([BARE], check_mode=True).result
+    assert run_wireguard([{**TUNNEL_RESULT, "public_key": key("made")}]).result["registration"] == entry
+    assert "registration" not in run_wireguard([BARE_RESULT], check_mode=True).result
     given = {"record": RECORD, "step": "switch"}
     name = "gpumesh.cluster.wireguard_rotation"
     switched = {name: [{"changed": True, "public_key": key("made")}]}
-    assert play(wireguard_rotation.ActionModule, given, switched, on("head")).result["registration"] == entry
+    assert play(wireguard_rotation.ActionModule, given, switched, variables_of("head")).result["registration"] == entry
 
 
-def test_an_option_that_is_given_wins_over_the_record() -> None:
-    assert tunnel([RAN], listen_port=51900).ran[0][1]["listen_port"] == 51900
+def test_a_given_option_overrides_the_record() -> None:
+    assert run_wireguard([TUNNEL_RESULT], listen_port=51900).ran[0][1]["listen_port"] == 51900
 
 
-def test_without_a_record_the_module_is_run_as_it_is() -> None:
+def test_without_a_record_the_module_runs_with_the_given_options() -> None:
     given = {"interface": "gpumesh0", "state": "absent"}
-    assert play(wireguard.ActionModule, given, {MODULE: [RAN]}, on("head")).ran == [(MODULE, given)]
+    assert play(wireguard.ActionModule, given, {MODULE: [TUNNEL_RESULT]}, variables_of("head")).ran == [(MODULE, given)]
 
 
-def test_where_supervisord_is_may_be_a_variable_of_the_host() -> None:
-    variables = {**on("head"), "daemon_supervisor_programs": "/opt/programs"}
-    played = play(wireguard.ActionModule, {"record": RECORD}, {MODULE: [RAN]}, variables)
+def test_the_paths_of_supervisord_may_be_host_variables() -> None:
+    variables = {**variables_of("head"), "daemon_supervisor_programs": "/opt/programs"}
+    played = play(wireguard.ActionModule, {"record": RECORD}, {MODULE: [TUNNEL_RESULT]}, variables)
     assert played.ran[0][1]["supervisor_programs"] == "/opt/programs"
 
 
 def test_a_host_that_is_not_a_member_is_refused() -> None:
-    played = play(wireguard.ActionModule, {"record": RECORD}, {}, on("stranger"))
+    played = play(wireguard.ActionModule, {"record": RECORD}, {}, variables_of("stranger"))
     assert "stranger is not among the members" in played.result["msg"]
 
 
-def test_keys_that_pairs_share_are_taken_from_the_results_and_removed_among_those_who_are_there() -> None:
+def test_preshared_keys_come_from_the_results_and_are_removed_only_among_present_hosts() -> None:
     made = {"dialled": {"preshared_keys": {"head": "secret"}}, "head": {"preshared_keys": {}}}
     given = {"record": RECORD, "preshared": True, "preshared_results": "made"}
-    played = play(wireguard.ActionModule, given, {MODULE: [RAN]}, on("head", made=made))
+    played = play(wireguard.ActionModule, given, {MODULE: [TUNNEL_RESULT]}, variables_of("head", made=made))
     assert played.ran[0][1]["preshared_keys"] == {"dialled": "secret"}
-    assert tunnel([RAN], preshared=False).ran[0][1]["preshared_without"] == ["dialled"]
-    alone = play(wireguard.ActionModule, {"record": RECORD, "preshared": False}, {MODULE: [RAN]}, on("head", ["head"]))
+    assert run_wireguard([TUNNEL_RESULT], preshared=False).ran[0][1]["preshared_without"] == ["dialled"]
+    alone = play(
+        wireguard.ActionModule,
+        {"record": RECORD, "preshared": False},
+        {MODULE: [TUNNEL_RESULT]},
+        variables_of("head", ["head"]),
+    )
     assert alone.ran[0][1]["preshared_without"] == []
 
 
-def test_keys_for_pairs_are_asked_for_from_the_tunnels_of_the_host() -> None:
+def test_preshared_keys_are_offered_to_the_peers_of_the_host() -> None:
     name = "gpumesh.cluster.wireguard_preshared"
-    played = play(wireguard_preshared.ActionModule, {"record": RECORD, "renew": True}, {name: [{}]}, on("head"))
+    played = play(
+        wireguard_preshared.ActionModule, {"record": RECORD, "renew": True}, {name: [{}]}, variables_of("head")
+    )
     wanted = {"interface": "gpumesh0", "machine": "head", "peers": ["dialled"], "renew": True}
     assert played.ran == [(name, wanted)]
 
 
-def rotate(
+def run_rotation(
     step: str, host: str = "head", cluster: dict[str, Any] | None = None, **registered: dict[str, Any]
 ) -> Played:
     cluster = cluster or RECORD
     name = "gpumesh.cluster.wireguard_rotation"
     given = {"record": cluster, "step": step, **({"prepared": "next"} if registered else {})}
     present = [one["machine"] for one in cluster["members"]]
-    return play(wireguard_rotation.ActionModule, given, {name: [{"changed": True}]}, on(host, present, **registered))
+    return play(
+        wireguard_rotation.ActionModule, given, {name: [{"changed": True}]}, variables_of(host, present, **registered)
+    )
 
 
-def test_a_rotation_arms_each_host_with_what_the_others_have_prepared() -> None:
+def test_a_rotation_arms_each_host_with_the_prepared_keys_of_the_others() -> None:
     found = {"dialled": {"next_public_key": key("next")}}
-    peers = rotate("arm", next=found).ran[0][1]["peers"]
+    peers = run_rotation("arm", next=found).ran[0][1]["peers"]
     assert [peer["public_key"] for peer in peers] == [key("next")]
-    assert [peer["public_key"] for peer in rotate("switch").ran[0][1]["peers"]] == [key("dialled")]
+    assert [peer["public_key"] for peer in run_rotation("switch").ran[0][1]["peers"]] == [key("dialled")]
 
 
 def test_a_member_without_a_tunnel_has_no_key_to_change() -> None:
-    played = rotate("prepare", "new", record(HEAD, NEW))
+    played = run_rotation("prepare", "new", record(HEAD, NEW_MEMBER))
     assert played.result["skipped"] is True
     assert played.ran == []
 
@@ -157,31 +174,33 @@ def test_a_member_without_a_tunnel_has_no_key_to_change() -> None:
 def test_a_rotation_without_a_member_is_refused_at_every_step() -> None:
     for step in ("prepare", "arm", "switch"):
         given = {"record": RECORD, "step": step}
-        played = play(wireguard_rotation.ActionModule, given, {}, on("head", ["head"]))
+        played = play(wireguard_rotation.ActionModule, given, {}, variables_of("head", ["head"]))
         assert "Not in this play, or unreachable: dialled." in played.result["msg"]
 
 
 def test_settings_are_compared_on_the_controller() -> None:
-    given = {"record": record(NEW), "backend": "", "port": "51830", "mtu": 0}
-    assert play(mesh_settings.ActionModule, given, {}, on("new")).result == {
+    given = {"record": record(NEW_MEMBER), "backend": "", "port": "51830", "mtu": 0}
+    assert play(mesh_settings.ActionModule, given, {}, variables_of("new")).result == {
         "changed": False,
         "wanted": {"port": 51830},
     }
-    wrong = play(mesh_settings.ActionModule, {**given, "port": "wide"}, {}, on("new"))
+    wrong = play(mesh_settings.ActionModule, {**given, "port": "wide"}, {}, variables_of("new"))
     assert "port" in wrong.result["msg"]
-    listed = {"record": record(HEAD, HIDDEN, ALSO), "list_relayed": True}
-    pairs = play(mesh_settings.ActionModule, listed, {}, on("head")).result["relayed"]
+    listed = {"record": record(HEAD, HIDDEN_MEMBER, OTHER_HIDDEN_MEMBER), "list_relayed": True}
+    pairs = play(mesh_settings.ActionModule, listed, {}, variables_of("head")).result["relayed"]
     assert pairs == [{"a": "hidden", "b": "also", "relay": "head"}]
-    refused = play(mesh_settings.ActionModule, {"record": RECORD, "rotate_keys": True}, {}, on("head", ["head"]))
+    refused = play(
+        mesh_settings.ActionModule, {"record": RECORD, "rotate_keys": True}, {}, variables_of("head", ["head"])
+    )
     assert "Not in this play, or unreachable: dialled." in refused.result["msg"]
 
 
 def test_a_host_is_connected_by_the_module_of_its_backend() -> None:
     given = {"record": RECORD, "relays": ["head"], "preshared": False}
-    played = play(mesh_action.ActionModule, given, {MODULE: [RAN]}, on("head"))
-    alone = play(wireguard.ActionModule, given, {MODULE: [RAN]}, on("head"))
+    played = play(mesh_action.ActionModule, given, {MODULE: [TUNNEL_RESULT]}, variables_of("head"))
+    alone = play(wireguard.ActionModule, given, {MODULE: [TUNNEL_RESULT]}, variables_of("head"))
     assert played.ran == alone.ran and played.ran[0][1]["preshared_without"] == ["dialled"]
-    assert played.result == alone.result == {**RAN, "ready": True}
+    assert played.result == alone.result == {**TUNNEL_RESULT, "ready": True}
     none = {**RECORD, "mesh": {**RECORD["mesh"], "backend": "none"}}
-    nothing = play(mesh_action.ActionModule, {"record": none}, {}, on("head"))
+    nothing = play(mesh_action.ActionModule, {"record": none}, {}, variables_of("head"))
     assert (nothing.result, nothing.ran) == ({"changed": False, "ready": True}, [])

@@ -16,31 +16,31 @@ RECORD: dict[str, Any] = {
     "mesh": {"backend": "tailscale", "subnet": "100.64.0.0/10", "interface": "tailscale0"},
     "members": [{"machine": "p1", "mesh": {"address": "100.64.0.1"}}, {"machine": "p2", "mesh": None}],
 }
-DONE = {"changed": True, "library": "/usr/local/lib/gpumesh/libgpumesh-pod-00.so", "missing": []}
+INSTALLED = {"changed": True, "library": "/usr/local/lib/gpumesh/libgpumesh-pod-00.so", "missing": []}
 
 
-def run(*results: dict[str, Any], host: str = "p1", check: bool = False, **given: Any) -> Played:
+def run_preload(*results: dict[str, Any], host: str = "p1", check: bool = False, **options: Any) -> Played:
     variables = {"inventory_hostname": host, "hostvars": {host: {}}, "ansible_facts": {"pkg_mgr": "apt"}}
-    answers = {MODULE: list(results), APT: [{"changed": True}]}
-    return play(ActionModule, {"record": RECORD, **given}, answers, variables, check_mode=check)
+    module_results = {MODULE: list(results), APT: [{"changed": True}]}
+    return play(ActionModule, {"record": RECORD, **options}, module_results, variables, check_mode=check)
 
 
-def test_the_library_is_that_of_the_record() -> None:
-    ((_name, given),) = run(DONE).ran
+def test_the_settings_of_the_library_come_from_the_record() -> None:
+    ((_name, given),) = run_preload(INSTALLED).ran
     assert (given["address"], given["subnet"], given["proxy_port"]) == ("100.64.0.1", "100.64.0.0/10", 1055)
     assert "EXPORT int connect(" in given["source"]
 
 
-def test_the_compiler_is_installed_where_it_is_missing() -> None:
-    ran = run({**DONE, "missing": ["gcc"]}, DONE).ran
+def test_a_missing_compiler_is_installed() -> None:
+    ran = run_preload({**INSTALLED, "missing": ["gcc"]}, INSTALLED).ran
     assert [name for name, _given in ran] == [MODULE, APT, MODULE]
     assert ran[1][1]["name"] == ["gcc", "libc6-dev"]
 
 
-def test_to_remove_it_takes_no_address() -> None:
-    assert run(DONE, host="p2", state="absent").ran == [(MODULE, {"state": "absent"})]
+def test_a_removal_needs_no_address() -> None:
+    assert run_preload(INSTALLED, host="p2", state="absent").ran == [(MODULE, {"state": "absent"})]
 
 
-def test_before_the_record_has_an_address_a_look_says_that_it_would_change() -> None:
-    played = run(host="p2", check=True)
+def test_check_mode_reports_a_change_before_the_record_has_an_address() -> None:
+    played = run_preload(host="p2", check=True)
     assert played.ran == [] and played.result["changed"] is True

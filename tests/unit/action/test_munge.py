@@ -13,10 +13,10 @@ import pytest
 from action_runs import Played, play
 
 from ansible_collections.gpumesh.cluster.plugins.action.munge import ActionModule
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 OWNER = {"cluster": "lab", "cluster_id": "0" * 32}
 MANAGER = {
@@ -27,11 +27,13 @@ MANAGER = {
     "fingerprint": "f",
     "missing": [],
 }
-DONE = {"changed": False, "missing": []}
+UNCHANGED = {"changed": False, "missing": []}
 
 
-def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = False, **variables: Any) -> Played:
-    here = {
+def run_munge(
+    arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = False, **variables: Any
+) -> Played:
+    host_variables = {
         "inventory_hostname": "n2",
         "ansible_play_batch": ["n1", "n2"],
         "groups": {},
@@ -39,32 +41,32 @@ def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = 
         **variables,
     }
     given = {"gpumesh.cluster.munge": results, "ansible.builtin.apt": [{"changed": True}]}
-    return play(ActionModule, {"record": RECORD, **arguments}, given, here, check_mode)
+    return play(ActionModule, {"record": RECORD, **arguments}, given, host_variables, check_mode)
 
 
-def sent(played: Played) -> dict[str, Any]:
+def module_arguments_of(played: Played) -> dict[str, Any]:
     """The arguments of the module, without the time."""
-    ((_module, given),) = played.ran
-    assert given.pop("asked_at", 1) > 0
-    return given
+    ((_module, arguments),) = played.ran
+    assert arguments.pop("asked_at", 1) > 0
+    return arguments
 
 
 def test_the_manager_has_a_key_and_signs() -> None:
     asked = {**OWNER, "sign": True, "start": True}
-    assert sent(run({}, MANAGER)) == {**asked, "generate": True, "rotate": False}
-    assert sent(run({"rotate_key": True}, MANAGER)) == {**asked, "generate": False, "rotate": True}
+    assert module_arguments_of(run_munge({}, MANAGER)) == {**asked, "generate": True, "rotate": False}
+    assert module_arguments_of(run_munge({"rotate_key": True}, MANAGER)) == {**asked, "generate": False, "rotate": True}
 
 
-def test_a_manager_out_of_the_play_is_only_asked() -> None:
+def test_a_manager_outside_the_play_is_only_queried() -> None:
     away = {"ansible_play_batch": ["n2"]}
-    assert sent(run({}, MANAGER, **away))["start"] is False
-    lacking = run({}, {**MANAGER, "missing": ["munge"]}, **away)
+    assert module_arguments_of(run_munge({}, MANAGER, **away))["start"] is False
+    lacking = run_munge({}, {**MANAGER, "missing": ["munge"]}, **away)
     assert "munge is not installed" in lacking.result["msg"]
-    assert "msg" not in run({}, {**MANAGER, "missing": ["munge"]}, check_mode=True, **away).result
+    assert "msg" not in run_munge({}, {**MANAGER, "missing": ["munge"]}, check_mode=True, **away).result
 
 
-def test_a_member_gets_the_key_and_compares() -> None:
-    given = sent(run({"manager": MANAGER}, DONE))
+def test_a_member_receives_the_key_and_verifies_the_credential() -> None:
+    given = module_arguments_of(run_munge({"manager": MANAGER}, UNCHANGED))
     assert given == {
         **OWNER,
         "content": "a2V5",
@@ -75,8 +77,8 @@ def test_a_member_gets_the_key_and_compares() -> None:
     }
 
 
-def test_a_manager_that_signs_nothing_is_named_and_restarts_nobody() -> None:
-    played = run({"manager": {**MANAGER, "credential": "", "reason": "munged does not answer"}})
+def test_a_manager_without_a_credential_is_named_and_restarts_nothing() -> None:
+    played = run_munge({"manager": {**MANAGER, "credential": "", "reason": "munged does not answer"}})
     assert "n1 has not signed a credential: munged does not answer" in played.result["msg"]
     assert played.ran == []
 
@@ -94,48 +96,46 @@ def test_a_manager_that_signs_nothing_is_named_and_restarts_nobody() -> None:
     ids=["failed", "unreachable", "without a reason"],
 )
 @pytest.mark.parametrize("check_mode", [False, True])
-def test_without_the_manager_s_key_nothing_changes_and_the_reason_is_shown(
-    manager: dict[str, Any], words: str, check_mode: bool
-) -> None:
+def test_without_the_key_of_the_manager_nothing_changes(manager: dict[str, Any], words: str, check_mode: bool) -> None:
     for given in ({}, {"key_file": "/nonexistent"}):
-        played = run({"manager": manager, **given}, check_mode=check_mode)
+        played = run_munge({"manager": manager, **given}, check_mode=check_mode)
         assert played.result["failed"] and played.result["msg"] == words
         assert played.ran == []
 
 
-def test_a_key_of_yours_is_read_on_the_controller(tmp_path: Path) -> None:
+def test_a_given_key_file_is_read_on_the_controller(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(b"x" * 32)
     content = base64.b64encode(b"x" * 32).decode()
     for given in ({}, {"manager": {**MANAGER, "content": "masked"}}):
-        assert sent(run({"key_file": str(path), **given}, MANAGER))["content"] == content
-    refused = run({"key_file": str(tmp_path / "none")})
+        assert module_arguments_of(run_munge({"key_file": str(path), **given}, MANAGER))["content"] == content
+    refused = run_munge({"key_file": str(tmp_path / "none")})
     assert "munge_key_file: " in refused.result["msg"] and refused.ran == []
 
 
-def test_a_new_key_wants_all_members_that_have_munge() -> None:
-    refused = run({"rotate_key": True}, ansible_play_batch=["n1"])
+def test_a_key_rotation_requires_all_members_with_munge() -> None:
+    refused = run_munge({"rotate_key": True}, ansible_play_batch=["n1"])
     assert "Not in this play, or unreachable: n2." in refused.result["msg"] and refused.ran == []
     left_out = {"ansible_play_batch": ["n1"], "cluster_userspace_only": ["n2"]}
-    assert sent(run({"rotate_key": True}, MANAGER, **left_out))["rotate"]
+    assert module_arguments_of(run_munge({"rotate_key": True}, MANAGER, **left_out))["rotate"]
 
 
 @pytest.mark.parametrize(("check_mode", "runs"), [(False, ["munge", "apt", "munge"]), (True, ["munge"])])
-def test_munge_is_installed_where_it_is_missing(check_mode: bool, runs: list[str]) -> None:
+def test_a_missing_munge_is_installed(check_mode: bool, runs: list[str]) -> None:
     lacking = {"changed": check_mode, "missing": ["munge", "supervisor"]}
-    played = run({"manager": MANAGER}, lacking, DONE, check_mode=check_mode)
+    played = run_munge({"manager": MANAGER}, lacking, UNCHANGED, check_mode=check_mode)
     assert [module.rpartition(".")[2] for module, _given in played.ran] == runs
     if len(runs) > 1:
         assert played.ran[1][1]["name"] == ["munge", "supervisor"]
         assert played.ran[2][1]["asked_at"] >= played.ran[0][1]["asked_at"], "the clock went on meanwhile"
 
 
-def test_who_leaves_needs_to_know_only_its_cluster() -> None:
-    assert sent(run({"state": "absent"}, DONE)) == {**OWNER, "state": "absent"}
+def test_a_removal_needs_only_the_name_of_the_cluster() -> None:
+    assert module_arguments_of(run_munge({"state": "absent"}, UNCHANGED)) == {**OWNER, "state": "absent"}
 
 
-def test_a_delegated_task_goes_by_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ActionModule, "delegated", True)
+def test_a_delegated_task_uses_the_variables_of_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActionModule, "is_delegated", True)
     found = {"ansible_facts": {"ansible_pkg_mgr": "dnf"}}
     hostvars = {None: {"daemon_supervisor_programs": "/opt"}}
     results = {

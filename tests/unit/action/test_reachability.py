@@ -13,10 +13,15 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     reachability_peers,
     reachability_verdicts,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import lifetime
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
+    listener_lifetime,
+)
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_reach_verdicts import members, sound
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.test_reachability_verdicts import (
+    build_members,
+    healthy_results,
+)
 
 MESHED = {
     **RECORD,
@@ -34,86 +39,88 @@ def variables(number: int = 3, own: str = "n1", **more: Any) -> dict[str, Any]:
     return {"inventory_hostname": own, "ansible_play_hosts_all": machines, **more}
 
 
-def listen(given: dict[str, Any], **options: Any) -> Played:
-    arguments = {"run": "r", "token": "t", "members": members(3), **options}
-    return play(reachability_listener.ActionModule, arguments, {LISTENER: [{"changed": False}]}, given)
+def run_listener(host_variables: dict[str, Any], **options: Any) -> Played:
+    arguments = {"run": "r", "token": "t", "members": build_members(3), **options}
+    return play(reachability_listener.ActionModule, arguments, {LISTENER: [{"changed": False}]}, host_variables)
 
 
-def sent(done: Played) -> dict[str, Any]:
+def module_arguments_of(done: Played) -> dict[str, Any]:
     ((_name, arguments),) = done.ran
     return arguments
 
 
-def test_a_listener_waits_for_the_others_in_the_play() -> None:
-    arguments = sent(listen(variables(), throughput_seconds=0))
+def test_a_listener_expects_the_other_members_in_the_play() -> None:
+    arguments = module_arguments_of(run_listener(variables(), throughput_seconds=0))
     assert (arguments["machine"], arguments["address"], arguments["interface"]) == ("n1", "10.0.0.1", "eth0")
     assert arguments["visitors"] == ["n2", "n3"]
     assert "members" not in arguments
     userspace_only = {"cluster_userspace_only": ["n2"]}
-    assert sent(listen(variables(**userspace_only)))["visitors"] == ["n3"]
-    assert sent(listen(variables(2)))["visitors"] == ["n2"]
+    assert module_arguments_of(run_listener(variables(**userspace_only)))["visitors"] == ["n3"]
+    assert module_arguments_of(run_listener(variables(2)))["visitors"] == ["n2"]
 
 
 def test_a_listener_stays_for_the_throughput() -> None:
-    arguments = sent(listen(variables(), throughput_seconds=3))
+    arguments = module_arguments_of(run_listener(variables(), throughput_seconds=3))
     assert arguments["visitors"] == []
-    assert arguments["lifetime"] == lifetime(300, 3, 3) > lifetime(300, 3, 0) == 300
-    assert lifetime(300, 1000, 0) == 8000
+    assert arguments["lifetime"] == listener_lifetime(300, 3, 3) > listener_lifetime(300, 3, 0) == 300
+    assert listener_lifetime(300, 1000, 0) == 8000
 
 
 def test_a_host_that_is_not_a_member_is_left_alone() -> None:
-    assert listen(variables(own="elsewhere")).result["skipped"]
+    assert run_listener(variables(own="elsewhere")).result["skipped"]
     arguments = {"run": "r", "token": "t", "members": RECORD}
     done = play(reachability.ActionModule, arguments, {}, variables(own="elsewhere"))
     assert done.result["skipped"]
 
 
-def test_the_layer_says_at_which_addresses_members_are() -> None:
+def test_the_layer_determines_the_addresses_of_the_members() -> None:
     for layer, address, check_name in (("mesh", "10.99.0.1", True), ("subnet", "192.168.1.1", False)):
         arguments = {"run": "r", "token": "t", "members": MESHED, "layer": layer, "peers": []}
         done = play(reachability.ActionModule, arguments, {PROBE: [{"changed": False}]}, variables(2))
-        assert (sent(done)["address"], sent(done)["check_name"]) == (address, check_name)
+        assert (module_arguments_of(done)["address"], module_arguments_of(done)["check_name"]) == (address, check_name)
 
 
-def test_what_is_stopped_needs_no_members() -> None:
+def test_stopping_a_listener_needs_no_members() -> None:
     arguments = {"state": "stopped", "run": "r"}
     done = play(reachability_listener.ActionModule, arguments, {LISTENER: [{"stopped": True}]}, variables())
     assert done.ran == [(LISTENER, arguments)]
 
 
 def test_nothing_is_tested_without_members() -> None:
-    result = listen(variables(), members=[]).result
+    result = run_listener(variables(), members=[]).result
     assert result["failed"]
     assert "reachability_members" in result["msg"]
 
 
-def answers(number: int, **changed: Any) -> dict[str, Any]:
-    found = {**sound(number), **changed}
+def registered_probes(number: int, **changed: Any) -> dict[str, Any]:
+    probe_results = {**healthy_results(number), **changed}
     machines = [f"n{place}" for place in range(1, number + 1)]
     hostvars = {
-        machine: {phase: result[machine] for phase, result in found.items() if machine in result}
+        machine: {phase: result[machine] for phase, result in probe_results.items() if machine in result}
         for machine in machines
     }
     return variables(number, hostvars=hostvars)
 
 
 def test_each_member_is_a_peer_with_the_ports_of_its_listener() -> None:
-    found = sound(3)
+    found = healthy_results(3)
     del found["listen"]["n3"]
-    arguments = {"members": members(3), "registered": "listen"}
-    result = play(reachability_peers.ActionModule, arguments, {}, answers(3, listen=found["listen"])).result
+    arguments = {"members": build_members(3), "registered": "listen"}
+    result = play(reachability_peers.ActionModule, arguments, {}, registered_probes(3, listen=found["listen"])).result
     assert [peer["machine"] for peer in result["peers"]] == ["n1", "n2", "n3"]
     assert result["peers"][0]["ports"] == found["listen"]["n1"]["ports"]
     assert result["peers"][2]["ports"] == []
 
 
 def test_the_pairs_are_judged() -> None:
-    arguments = {"members": members(3), "run": "r", "registered": {"listen": "listen", "probe": "probe"}}
-    result = play(reachability_verdicts.ActionModule, arguments, {}, answers(3)).result
+    arguments = {"members": build_members(3), "run": "r", "registered": {"listen": "listen", "probe": "probe"}}
+    result = play(reachability_verdicts.ActionModule, arguments, {}, registered_probes(3)).result
     verdicts = result["verdicts"]
     assert (verdicts["status"], verdicts["layer"], verdicts["run"]) == ("pass", "mesh", "r")
     assert len(verdicts["pairs"]) == 6
     assert result["text"].startswith("from")
-    silent = {machine: result for machine, result in sound(3)["probe"].items() if machine != "n3"}
-    verdicts = play(reachability_verdicts.ActionModule, arguments, {}, answers(3, probe=silent)).result["verdicts"]
+    silent = {machine: result for machine, result in healthy_results(3)["probe"].items() if machine != "n3"}
+    verdicts = play(reachability_verdicts.ActionModule, arguments, {}, registered_probes(3, probe=silent)).result[
+        "verdicts"
+    ]
     assert {pair["status"] for pair in verdicts["pairs"] if pair["from"] == "n3"} != {"pass"}

@@ -10,28 +10,28 @@ from typing import Any
 from action_runs import Played, play
 
 from ansible_collections.gpumesh.cluster.plugins.action.names import ActionModule
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 
 
-def run(record: Any, **variables: Any) -> Played:
+def run_names(record: Any, **variables: Any) -> Played:
     given = {"inventory_hostname": "n1", **variables}
     return play(ActionModule, {"record": record}, {"gpumesh.cluster.names": [{"changed": True}]}, given)
 
 
-def test_a_name_stands_for_the_record() -> None:
-    assert run("held", held=RECORD) == run(RECORD)
-    assert run(RECORD).result["changed"]
+def test_the_record_can_be_given_by_the_name_of_its_variable() -> None:
+    assert run_names("held", held=RECORD) == run_names(RECORD)
+    assert run_names(RECORD).result["changed"]
 
 
-def test_a_name_that_no_variable_has_is_refused() -> None:
-    refused = run("held")
+def test_the_name_of_an_unknown_variable_is_refused() -> None:
+    refused = run_names("held")
     assert refused.ran == [] and "no variable held" in refused.result["msg"]
 
 
-def test_what_is_no_record_is_refused_by_either_way() -> None:
-    for refused in (run("held", held=["n1"]), run(["n1"]), run("held", held={"name": "lab"})):
+def test_an_invalid_record_is_refused_by_value_and_by_name() -> None:
+    for refused in (run_names("held", held=["n1"]), run_names(["n1"]), run_names("held", held={"name": "lab"})):
         assert refused.result["failed"] and refused.ran == []

@@ -34,7 +34,7 @@ def roles_of(path: Path) -> list[str]:
 LAYERS = [role for path in sorted((PLAYBOOKS / "layers").glob("*.yml")) for role in roles_of(path)]
 
 
-def checked(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
+def validate_options(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
     return play(
         ActionModule, {"roles": roles}, {}, {"inventory_hostname": "n1", "ansible_play_batch": ["n1"], **variables}
     ).result
@@ -52,42 +52,42 @@ def test_one_host_with_a_wrong_option_stops_the_others() -> None:
     assert all(task.get("any_errors_fatal") is True for task in tasks)
 
 
-def test_what_nobody_set_is_valid() -> None:
-    assert checked({}, LAYERS) == {"changed": False}
+def test_options_that_are_not_set_are_valid() -> None:
+    assert validate_options({}, LAYERS) == {"changed": False}
 
 
 def test_every_wrong_option_is_named_at_once() -> None:
-    result = checked({"mesh_port": "wide", "slurm_ready_timeout": "soon", "storage_volumes": None}, LAYERS)
+    result = validate_options({"mesh_port": "wide", "slurm_ready_timeout": "soon", "storage_volumes": None}, LAYERS)
     assert result["failed"]
     assert len(result["invalid"]) == 2
     assert "Nothing has been changed" in result["msg"]
     assert result["msg"].endswith("Invalid options: " + "; ".join(result["invalid"]))
 
 
-def test_a_misspelt_choice_is_told_the_choices_that_people_write() -> None:
-    result = checked({"mesh_backend": "wiregard"}, LAYERS)
+def test_a_misspelt_choice_names_the_valid_choices() -> None:
+    result = validate_options({"mesh_backend": "wiregard"}, LAYERS)
     assert result["invalid"] == ["value of mesh_backend must be one of: none, wireguard, tailscale, got: wiregard"]
 
 
 def test_settings_of_slurm_that_would_fail_later_are_refused() -> None:
-    assert checked({"slurm_conf": {"ClusterName": "other"}}, ["mesh"]) == {"changed": False}
-    result = checked({"slurm_conf": {"ClusterName": "other"}, "slurm_accounting": "yes"}, LAYERS)
+    assert validate_options({"slurm_conf": {"ClusterName": "other"}}, ["mesh"]) == {"changed": False}
+    result = validate_options({"slurm_conf": {"ClusterName": "other"}, "slurm_accounting": "yes"}, LAYERS)
     assert result["failed"]
     assert result["msg"].startswith("n1: slurm_conf sets ClusterName, ")
     assert result["msg"].endswith("Remove it. Nothing has been changed.")
     assert (
         "is not among those of a"
-        in checked(
+        in validate_options(
             {"slurm_conf": {"AccountingStorageEnforce": "all"}, "slurm_accounts": {"a": {"QOS": ["b", "c"]}}}, LAYERS
         )["msg"]
     )
 
 
-def test_a_role_that_is_not_there_is_refused() -> None:
-    assert "no role gpumesh.cluster.mess" in checked({}, ["mess"])["msg"]
+def test_an_unknown_role_is_refused() -> None:
+    assert "no role gpumesh.cluster.mess" in validate_options({}, ["mess"])["msg"]
 
 
-def test_what_refers_to_a_role_that_comes_later_is_left_to_it(tmp_path: Path) -> None:
+def test_an_option_that_refers_to_a_later_role_is_left_to_that_role(tmp_path: Path) -> None:
     tasks = [{"gpumesh.cluster.role_options": {"roles": ["slurm"]}}]
     run = run_tasks(tmp_path, {"a": {"slurm_conf": "{{ slurm_defaults_of_later }}"}}, {}, tasks)
     assert run.code == 0, run.output
@@ -102,7 +102,7 @@ def test_a_playbook_checks_the_options_of_each_layer_that_it_runs(name: str) -> 
     assert layers - {"check"} <= set(first["gpumesh.cluster.role_options"]["roles"])
 
 
-def test_a_change_of_the_manager_begins_with_the_options_of_the_scheduler() -> None:
+def test_a_change_of_the_manager_begins_by_validating_the_options_of_slurm() -> None:
     """The former controller is stopped before the new one reads them."""
     first, second = yaml.safe_load((PLAYBOOKS / "remove.yml").read_text(encoding="utf-8"))[0]["tasks"]
     assert first["gpumesh.cluster.role_options"]["roles"] == ["munge", "slurm"]

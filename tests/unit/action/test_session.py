@@ -11,30 +11,30 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action import session, session_run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import digests
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play, unpacked
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 MODULE, RUN = "gpumesh.cluster.session", "gpumesh.cluster.session_run"
-HERE = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}, "session_enabled": True}
-DONE = {"changed": False, "missing": [], "outdated": []}
+HOST_VARIABLES = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}, "session_enabled": True}
+UNCHANGED = {"changed": False, "missing": [], "outdated": []}
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_run, "_SPACING", 0.0)
+    monkeypatch.setattr(session_run, "_POLL_INTERVAL", 0.0)
 
 
-def installed(*results: dict[str, Any], check_mode: bool = False, **variables: Any) -> Played:
-    given = {MODULE: results, "ansible.builtin.apt": [{"changed": True}]}
-    return play(session.ActionModule, {"record": RECORD}, given, {**HERE, **variables}, check_mode)
+def run_session(*results: dict[str, Any], check_mode: bool = False, **variables: Any) -> Played:
+    module_results = {MODULE: results, "ansible.builtin.apt": [{"changed": True}]}
+    return play(session.ActionModule, {"record": RECORD}, module_results, {**HOST_VARIABLES, **variables}, check_mode)
 
 
-def test_a_host_is_told_of_the_members_and_what_is_closed() -> None:
-    ((module, given),) = installed(DONE).ran
+def test_a_host_receives_the_members_and_the_closed_networks() -> None:
+    ((module, given),) = run_session(UNCHANGED).ran
     assert (module, given["machine"], given["state"]) == (MODULE, "n2", "present")
     assert given["members"] == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
     assert "10.0.0.0/24" in given["closed"]
@@ -46,52 +46,56 @@ def test_the_public_address_of_a_member_is_closed_too() -> None:
     members = [{**member, "endpoint": endpoint} for member, endpoint in zip(MEMBERS, names, strict=True)]
     made = plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, members, STAMP)
     ((_module, given),) = play(
-        session.ActionModule, {"record": plan.commit(made, STAMP)}, {MODULE: [DONE]}, {**HERE}
+        session.ActionModule, {"record": plan.commit(made, STAMP)}, {MODULE: [UNCHANGED]}, {**HOST_VARIABLES}
     ).ran
     assert given["closed"] == ["10.0.0.0/24", "10.0.0.1", "203.0.113.10", "10.0.0.2"]
 
 
 def test_packages_that_are_missing_are_installed() -> None:
-    played = installed({**DONE, "missing": ["podman", "/usr/include/slurm/spank.h"]}, {**DONE, "changed": True})
+    played = run_session(
+        {**UNCHANGED, "missing": ["podman", "/usr/include/slurm/spank.h"]}, {**UNCHANGED, "changed": True}
+    )
     assert [module for module, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE]
     assert played.ran[1][1]["name"] == ["podman", "libslurm-dev"]
 
 
-def test_the_program_is_sent_to_a_host_that_lacks_it() -> None:
-    played = installed(
-        {**DONE, "missing": ["podman"]}, {**DONE, "outdated": ["gpumesh-session"]}, {**DONE, "changed": True}
+def test_the_program_is_pushed_to_a_host_that_lacks_it() -> None:
+    played = run_session(
+        {**UNCHANGED, "missing": ["podman"]},
+        {**UNCHANGED, "outdated": ["gpumesh-session"]},
+        {**UNCHANGED, "changed": True},
     )
     assert [module for module, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE, MODULE]
     given = [given for module, given in played.ran if module == MODULE]
     assert given[0] == given[1] == {name: value for name, value in given[2].items() if name != "contents"}
-    assert digests(unpacked(given[2]["contents"])) == given[0]["digests"]
+    assert source_digests(unpacked(given[2]["contents"])) == given[0]["digests"]
     assert (played.result["changed"], played.result["outdated"]) == (True, [])
 
 
 def test_nothing_is_sent_in_check_mode() -> None:
-    found = {**DONE, "changed": True, "outdated": ["gpumesh-session"]}
-    played = installed(found, check_mode=True)
+    found = {**UNCHANGED, "changed": True, "outdated": ["gpumesh-session"]}
+    played = run_session(found, check_mode=True)
     assert (len(played.ran), played.result) == (1, found)
 
 
 @pytest.mark.parametrize("variables", [{"session_runtime": "slurm"}, {"session_runtime": "podman"}, {}])
-def test_an_inventory_that_still_chooses_a_runtime_is_told_that_there_is_none_to_choose(
+def test_an_obsolete_choice_of_a_runtime_causes_a_warning(
     variables: dict[str, str],
 ) -> None:
-    for more, result in (({}, DONE), ({"session_enabled": False}, {"changed": False, "missing": []})):
-        played = installed(DONE, **variables, **more)
+    for more, result in (({}, UNCHANGED), ({"session_enabled": False}, {"changed": False, "missing": []})):
+        played = run_session(UNCHANGED, **variables, **more)
         (told,) = played.result.pop("warnings", []) or [""]
         assert played.result == result
         assert ("session_runtime has no effect" in told and "Remove session_runtime" in told) == bool(variables)
 
 
 def test_a_pool_that_the_cluster_uses_is_refused() -> None:
-    played = installed(session_subnets=["10.0.0.0/16"])
+    played = run_session(session_subnets=["10.0.0.0/16"])
     assert "overlaps with 10.0.0.0/24" in played.result["msg"]
     assert played.ran == []
 
 
-def looked(state: str, reason: str = "", changed: bool = False) -> dict[str, Any]:
+def session_result(state: str, reason: str = "", changed: bool = False) -> dict[str, Any]:
     found = {
         "job": 7,
         "line": f"demo: {state}",
@@ -103,42 +107,49 @@ def looked(state: str, reason: str = "", changed: bool = False) -> dict[str, Any
     return {"changed": changed, **found}
 
 
-def followed(*results: dict[str, Any], check_mode: bool = False, **options: Any) -> Played:
-    given = {"record": RECORD, "name": "demo", "roles": "[{name: main, image: x}]", **options}
-    return play(session_run.ActionModule, given, {RUN: results}, HERE, check_mode)
+def run_session_run(*results: dict[str, Any], check_mode: bool = False, **options: Any) -> Played:
+    arguments = {"record": RECORD, "name": "demo", "roles": "[{name: main, image: x}]", **options}
+    return play(session_run.ActionModule, arguments, {RUN: results}, HOST_VARIABLES, check_mode)
 
 
-def test_a_session_is_started_and_looked_at_until_its_containers_run() -> None:
-    played = followed(looked("waiting", changed=True), looked("fetching"), looked("starting"), looked("running"))
+def test_a_session_is_followed_until_its_containers_run() -> None:
+    played = run_session_run(
+        session_result("waiting", changed=True),
+        session_result("fetching"),
+        session_result("starting"),
+        session_result("running"),
+    )
     assert (played.result["changed"], played.result["line"]) == (True, "demo: running")
     first, *later = [given for _module, given in played.ran]
     assert json.loads(first["roles"]) == [{"name": "main", "image": "x"}]
     assert later == [{"name": "demo", "state": "followed", "job": 7}] * 3
 
 
-def test_the_error_is_the_reason() -> None:
-    played = followed(looked("waiting", changed=True), looked("failed", "The image x cannot be fetched: no such."))
+def test_a_failed_session_fails_with_its_reason() -> None:
+    played = run_session_run(
+        session_result("waiting", changed=True), session_result("failed", "The image x cannot be fetched: no such.")
+    )
     assert played.result["failed"]
     assert "The image x cannot be fetched: no such. See /mnt/x.log on n2." in played.result["msg"]
 
 
 def test_a_session_whose_command_is_done_at_once_has_not_failed() -> None:
-    assert not followed(looked("waiting", changed=True), looked("ended")).result.get("failed")
+    assert not run_session_run(session_result("waiting", changed=True), session_result("ended")).result.get("failed")
 
 
 @pytest.mark.parametrize("options", [{"wait": False}, {"state": "absent"}, {"check_mode": True}])
-def test_nobody_waits_who_does_not_want_to(options: dict[str, Any]) -> None:
-    played = followed(looked("waiting", changed=True), **options)
+def test_without_wait_the_session_is_not_followed(options: dict[str, Any]) -> None:
+    played = run_session_run(session_result("waiting", changed=True), **options)
     assert played.result["changed"] and len(played.ran) == 1
 
 
-def test_there_are_no_sessions_where_the_layer_is_off() -> None:
+def test_sessions_are_refused_if_the_layer_is_disabled() -> None:
     given = {"record": RECORD, "name": "demo"}
-    played = play(session_run.ActionModule, given, {RUN: []}, {**HERE, "session_enabled": False})
+    played = play(session_run.ActionModule, given, {RUN: []}, {**HOST_VARIABLES, "session_enabled": False})
     assert "session_enabled: true" in played.result["msg"]
     assert played.ran == []
 
 
-def test_a_host_that_never_had_sessions_is_asked_nothing() -> None:
-    played = installed(session_enabled=False)
+def test_the_module_does_not_run_if_the_layer_is_disabled() -> None:
+    played = run_session(session_enabled=False)
     assert (played.ran, played.result["changed"]) == ([], False)

@@ -12,19 +12,19 @@ import pytest
 from action_runs import Played, play
 
 from ansible_collections.gpumesh.cluster.plugins.action import slurm_accounting, slurm_state
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 HANDED_OVER = plan.commit(plan.hand_over(RECORD, "n2"), STAMP)
 SOCKET = "/run/mysqld/mysqld.sock"
-HERE = {"inventory_hostname": "n1", "ansible_facts": {"pkg_mgr": "apt"}}
+HOST_VARIABLES = {"inventory_hostname": "n1", "ansible_facts": {"pkg_mgr": "apt"}}
 SAME, CHANGED = {"changed": False}, {"changed": True}
-OURS = ["information_schema", "mysql", "performance_schema", "sys", "slurm_acct_db"]
+OWN_DATABASES = ["information_schema", "mysql", "performance_schema", "sys", "slurm_acct_db"]
 
 
-def answers(database: bool = False, others: Sequence[str] = (), there: Sequence[bool] = ()) -> dict[str, Any]:
+def module_results(database: bool = False, others: Sequence[str] = (), there: Sequence[bool] = ()) -> dict[str, Any]:
     """The results of the modules.
 
     ``database``: it has to be created; ``others``: other databases; ``there``: whether the database's folder and the
@@ -35,7 +35,9 @@ def answers(database: bool = False, others: Sequence[str] = (), there: Sequence[
         "gpumesh.cluster.slurm": [run],
         "community.mysql.mysql_user": [CHANGED],
         "community.mysql.mysql_db": [CHANGED],
-        "community.mysql.mysql_info": [{"changed": False, "databases": {name: {} for name in [*OURS, *others]}}],
+        "community.mysql.mysql_info": [
+            {"changed": False, "databases": {name: {} for name in [*OWN_DATABASES, *others]}}
+        ],
         "gpumesh.cluster.slurm_database": [CHANGED],
         "gpumesh.cluster.slurm_state": [{"changed": True, "kept": "/var/lib/slurm/slurmctld.1"}],
         "gpumesh.cluster.daemon": [CHANGED, SAME, SAME, SAME, CHANGED],
@@ -44,55 +46,64 @@ def answers(database: bool = False, others: Sequence[str] = (), there: Sequence[
     }
 
 
-def account(state: str, check_mode: bool = False, **given: Any) -> Played:
-    return play(slurm_accounting.ActionModule, {"state": state}, answers(**given), HERE, check_mode)
+def run_accounting(state: str, check_mode: bool = False, **options: Any) -> Played:
+    return play(slurm_accounting.ActionModule, {"state": state}, module_results(**options), HOST_VARIABLES, check_mode)
 
 
-def words(played: Played) -> list[tuple[str, str]]:
+def modules_with_states(played: Played) -> list[tuple[str, str]]:
     """The modules that ran, each with its state."""
     return [(name.rpartition(".")[2], str(given.get("state", ""))) for name, given in played.ran]
 
 
-def given(played: Played, module: str) -> Mapping[str, Any]:
+def arguments_of(played: Played, module: str) -> Mapping[str, Any]:
     (found,) = [arguments for name, arguments in played.ran if name.endswith(f".{module}")]
     return found
 
 
-def test_the_database_comes_after_its_account_and_before_what_is_loaded() -> None:
-    made = account("present", database=True)
-    assert words(made) == [("slurm", "stored"), ("mysql_user", ""), ("mysql_db", ""), ("slurm_database", "loaded")]
-    assert given(made, "mysql_user")["priv"] == "slurm_acct_db.*:ALL"
-    assert given(made, "mysql_user")["plugin"] == "unix_socket" and "password" not in given(made, "mysql_user")
+def test_the_account_is_created_before_the_database_is_created_and_loaded() -> None:
+    made = run_accounting("present", database=True)
+    assert modules_with_states(made) == [
+        ("slurm", "stored"),
+        ("mysql_user", ""),
+        ("mysql_db", ""),
+        ("slurm_database", "loaded"),
+    ]
+    assert arguments_of(made, "mysql_user")["priv"] == "slurm_acct_db.*:ALL"
+    assert arguments_of(made, "mysql_user")["plugin"] == "unix_socket" and "password" not in arguments_of(
+        made, "mysql_user"
+    )
     assert {one.get("login_unix_socket", one.get("socket", SOCKET)) for _name, one in made.ran} == {SOCKET}
     assert made.result["changed"]
 
 
-def test_what_is_there_stays_as_it_is() -> None:
-    steady = account("present")
-    assert words(steady) == [("slurm", "stored")] and not steady.result["changed"]
+def test_an_existing_database_is_unchanged() -> None:
+    steady = run_accounting("present")
+    assert modules_with_states(steady) == [("slurm", "stored")] and not steady.result["changed"]
 
 
-def test_in_check_mode_nothing_is_carried() -> None:
-    assert ("slurm_database", "loaded") not in words(account("present", check_mode=True, database=True))
-    assert words(account("saved", check_mode=True)) == [("slurm", "stored")]
+def test_check_mode_loads_and_saves_nothing() -> None:
+    assert ("slurm_database", "loaded") not in modules_with_states(
+        run_accounting("present", check_mode=True, database=True)
+    )
+    assert modules_with_states(run_accounting("saved", check_mode=True)) == [("slurm", "stored")]
 
 
-def test_mariadb_stays_for_those_who_have_something_in_it() -> None:
+def test_mariadb_is_kept_if_it_has_other_databases() -> None:
     for others, stopped in (([], True), (["wiki"], False)):
         for state in ("stopped", "absent"):
-            done = words(account(state, others=others))
+            done = modules_with_states(run_accounting(state, others=others))
             assert (("daemon", "absent") in done) == stopped
             assert (("mysql_db", "absent") in done) == (state == "absent")
             # An interrupted run may have stopped it already.
             assert done[0] == ("slurm", "stored")
 
 
-def test_mariadb_is_installed_where_it_is_missing() -> None:
-    said = answers()
+def test_a_missing_mariadb_is_installed() -> None:
+    said = module_results()
     said["gpumesh.cluster.slurm"].insert(0, {"changed": False, "missing": ["mariadbd"]})
     said["ansible.builtin.apt"] = [CHANGED]
-    played = play(slurm_accounting.ActionModule, {}, said, HERE)
-    assert given(played, "apt")["name"] == ["slurmdbd", "mariadb-server", "python3-pymysql"]
+    played = play(slurm_accounting.ActionModule, {}, said, HOST_VARIABLES)
+    assert arguments_of(played, "apt")["name"] == ["slurmdbd", "mariadb-server", "python3-pymysql"]
     assert played.result["changed"]
 
 
@@ -106,12 +117,12 @@ def test_mariadb_is_installed_where_it_is_missing() -> None:
         (True, [False, False], []),
     ],
 )
-def test_a_queue_goes_after_its_daemons_and_its_accounting(
+def test_a_queue_is_retired_after_its_daemons_and_its_accounting(
     keep: bool, there: list[bool], accounting: list[str]
 ) -> None:
     arguments = {"state": "retired", "keep": keep}
-    played = play(slurm_state.ActionModule, arguments, answers(there=there), HERE)
-    ran = [(name, state) for name, state in words(played) if name != "stat"]
+    played = play(slurm_state.ActionModule, arguments, module_results(there=there), HOST_VARIABLES)
+    ran = [(name, state) for name, state in modules_with_states(played) if name != "stat"]
     assert ran[:4] == [("daemon", "absent")] * 4
     assert [one["name"] for name, one in played.ran if name.endswith(".daemon")][:4] == [
         "stunnel@gpumesh-rest",
@@ -122,13 +133,13 @@ def test_a_queue_goes_after_its_daemons_and_its_accounting(
     stopped = [("daemon", "absent")] if accounting else []
     assert [state for _name, state in ran[4 : 4 + len(accounting)]] == accounting
     assert ran[4 + len(accounting) :] == [*stopped, ("file", "absent"), ("slurm_state", "retired")]
-    assert given(played, "slurm_state") == {"state": "retired", "keep": keep}
+    assert arguments_of(played, "slurm_state") == {"state": "retired", "keep": keep}
     assert played.result["kept"] == "/var/lib/slurm/slurmctld.1"
 
 
-def test_a_manager_hands_nothing_over_to_itself() -> None:
+def test_a_handover_to_the_manager_itself_is_ignored() -> None:
     """The variables of a hand-over may be given again, when the queue has moved."""
-    here = {**HERE, "inventory_hostname": "n2", "groups": {"all": ["n1", "n2"]}}
+    here = {**HOST_VARIABLES, "inventory_hostname": "n2", "groups": {"all": ["n1", "n2"]}}
     found = {"changed": False, "used": False, "marker": None, "node": True}
     for handing, former in (("n2", "n1"), ("n1", "n1"), ("", "n1")):
         arguments = {"record": HANDED_OVER, "state": "inspected", "handing": handing}

@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played
 
 NAME = "gpumesh.cluster.storage"
 VOLUME = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
-RAN = {"changed": True, "missing": []}
+STORAGE_RESULT = {"changed": True, "missing": []}
 RECORD = {
     "schema_version": 1,
     "id": "0" * 32,
@@ -45,7 +45,7 @@ RECORD = {
 }
 
 
-def run(
+def run_storage(
     *results: dict[str, Any],
     check_mode: bool = False,
     manager: str = "apt",
@@ -65,9 +65,9 @@ def run(
     return play(ActionModule, {"record": RECORD, **arguments}, modules, variables, check_mode)
 
 
-def test_the_host_gets_its_own_part_of_the_record() -> None:
-    played = run(RAN, force=True, server="ganesha")
-    assert played.result == RAN
+def test_the_host_receives_only_its_volumes() -> None:
+    played = run_storage(STORAGE_RESULT, force=True, server="ganesha")
+    assert played.result == STORAGE_RESULT
     ((name, given),) = played.ran
     assert name == NAME
     assert "record" not in given
@@ -75,16 +75,18 @@ def test_the_host_gets_its_own_part_of_the_record() -> None:
     assert [mount["mount_point"] for mount in given["mounts"]] == ["/mnt/data"]
 
 
-def test_other_volumes_can_be_looked_at_beforehand() -> None:
-    assert run(RAN, volumes=[]).ran[0][1]["mounts"] == []
+def test_given_volumes_are_compared_before_they_are_recorded() -> None:
+    assert run_storage(STORAGE_RESULT, volumes=[]).ran[0][1]["mounts"] == []
     # A form may leave fields empty.
-    given = run(RAN, host="n1", volumes=[{**VOLUME, "mount_point": "/data", "quota": None}]).ran[0][1]
+    given = run_storage(STORAGE_RESULT, host="n1", volumes=[{**VOLUME, "mount_point": "/data", "quota": None}]).ran[0][
+        1
+    ]
     assert [mount["mount_point"] for mount in given["mounts"]] == ["/data"]
     assert given["quotas"] == []
 
 
-def test_volumes_that_cannot_be_are_refused_before_the_host_is_asked() -> None:
-    played = run(volumes=[{**VOLUME, "server": "n9"}])
+def test_invalid_volumes_are_refused_before_the_module_runs() -> None:
+    played = run_storage(volumes=[{**VOLUME, "server": "n9"}])
     assert played.result["failed"]
     assert "The server 'n9' of volume 'data' is not among the members" in played.result["msg"]
     assert played.ran == []
@@ -93,47 +95,49 @@ def test_volumes_that_cannot_be_are_refused_before_the_host_is_asked() -> None:
 @pytest.mark.parametrize(
     "volumes", [[], [{**VOLUME, "path": "/srv/other"}], [{**VOLUME, "server": "n2"}], [{**VOLUME, "name": "new"}]]
 )
-def test_no_volume_is_taken_from_members_outside_the_play(volumes: list[dict[str, Any]]) -> None:
-    refused = run(host="n1", hosts=["n1"], volumes=volumes)
+def test_no_volume_is_withdrawn_from_members_outside_the_play(volumes: list[dict[str, Any]]) -> None:
+    refused = run_storage(host="n1", hosts=["n1"], volumes=volumes)
     assert refused.ran == []
     assert refused.result["msg"].startswith("Not in this play, or unreachable: n2. Volume data may be in use there")
     assert "cluster_force=true" in refused.result["msg"]
     assert refused.result["error"]["machines"] == ["n2"]
     # With all members that mount it, their own checks decide; whoever forces it has read the message.
-    assert not run(RAN, host="n1", volumes=volumes).result.get("failed")
-    assert not run(RAN, host="n1", hosts=["n1"], skipped=["n2"], volumes=volumes).result.get("failed")
-    assert not run(RAN, host="n1", hosts=["n1"], force=True, volumes=volumes).result.get("failed")
+    assert not run_storage(STORAGE_RESULT, host="n1", volumes=volumes).result.get("failed")
+    assert not run_storage(STORAGE_RESULT, host="n1", hosts=["n1"], skipped=["n2"], volumes=volumes).result.get(
+        "failed"
+    )
+    assert not run_storage(STORAGE_RESULT, host="n1", hosts=["n1"], force=True, volumes=volumes).result.get("failed")
 
 
 def test_backend_none_withdraws_no_export_from_members_outside_the_play() -> None:
     def check(result: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
-        return run(result or RAN, check_mode=True, backend="none", **given).result
+        return run_storage(result or STORAGE_RESULT, check_mode=True, backend="none", **given).result
 
     refused = check(host="n1", hosts=["n1"])
     assert refused["msg"].startswith("Not in this play, or unreachable: n2. Volume data may be in use there")
     assert not check(host="n1").get("failed")
     assert not check(host="n1", hosts=["n1"], force=True).get("failed")
-    # It exports nothing, or no longer.
+    # The host exports nothing, or no longer does.
     assert not check(host="n2", hosts=["n2"]).get("failed")
     assert not check({"changed": False, "missing": []}, host="n1", hosts=["n1"]).get("failed")
 
 
-def test_what_takes_no_export_away_needs_only_its_own_hosts() -> None:
+def test_a_change_without_a_withdrawn_export_needs_only_its_hosts() -> None:
     other = {**VOLUME, "name": "other", "mount_point": "/mnt/other"}
     for volumes in ([VOLUME, other], [{**VOLUME, "mount_point": "/data", "read_only": True}]):
-        assert not run(RAN, host="n1", hosts=["n1"], volumes=volumes).result.get("failed")
+        assert not run_storage(STORAGE_RESULT, host="n1", hosts=["n1"], volumes=volumes).result.get("failed")
 
 
 @pytest.mark.parametrize(
     ("manager", "packages"), [("apt", ["nfs-common", "xfsprogs"]), ("dnf", ["nfs-utils", "xfsprogs"])]
 )
-def test_what_is_missing_is_installed(manager: str, packages: list[str]) -> None:
-    played = run({"changed": True, "missing": ["client", "quota"]}, RAN, manager=manager)
-    assert played.result == RAN
+def test_missing_packages_are_installed(manager: str, packages: list[str]) -> None:
+    played = run_storage({"changed": True, "missing": ["client", "quota"]}, STORAGE_RESULT, manager=manager)
+    assert played.result == STORAGE_RESULT
     assert [name for name, _given in played.ran] == [NAME, f"ansible.builtin.{manager}", NAME]
     assert played.ran[1][1]["name"] == packages
 
 
 def test_nothing_is_installed_in_check_mode() -> None:
     missing = {"changed": True, "missing": ["client"]}
-    assert run(missing, check_mode=True).result == missing
+    assert run_storage(missing, check_mode=True).result == missing

@@ -13,118 +13,126 @@ import pytest
 from ansible.parsing.dataloader import DataLoader
 
 from ansible_collections.gpumesh.cluster.plugins.action import tracking, tracking_test
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import job_environment
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking as derived
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.firewall import desired as firewall
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.tracking import tracking_checks
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.tracking import (
+    tracking_checks,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import job_environment
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking as derived
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import (
+    desired_parameters as firewall,
+)
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{number}", "address": f"10.0.0.{number}", "interface": "eth0"} for number in (1, 2)]
-MADE = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
-OFF = plan.set_storage(MADE, [{"name": "shared", "mount_point": "/mnt/shared"}]).record
-ON = plan.set_tracking(OFF, {"server": "n2"}).record
-SECURE = plan.set_tracking(OFF, {"server": "n2", "tls": True}).record
+CREATED_RECORD = plan.commit(
+    plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP
+)
+TRACKING_OFF = plan.set_storage(CREATED_RECORD, [{"name": "shared", "mount_point": "/mnt/shared"}]).record
+TRACKING_ON = plan.set_tracking(TRACKING_OFF, {"server": "n2"}).record
+TRACKING_WITH_TLS = plan.set_tracking(TRACKING_OFF, {"server": "n2", "tls": True}).record
 MODULE = "gpumesh.cluster.tracking"
 COLLECTION = Path(__file__).resolve().parents[3]
 WITH_OPENSSL = pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
-DONE = {"changed": False, "missing": [], "leftover": False}
+UNCHANGED = {"changed": False, "missing": [], "leftover": False}
 
 
-def played(machine: str = "n2", record: Any = ON, **options: Any) -> Played:
-    return play(tracking.ActionModule, {"record": record, **options}, {MODULE: [DONE]}, {"inventory_hostname": machine})
+def run_tracking(machine: str = "n2", record: Any = TRACKING_ON, **options: Any) -> Played:
+    return play(
+        tracking.ActionModule, {"record": record, **options}, {MODULE: [UNCHANGED]}, {"inventory_hostname": machine}
+    )
 
 
-def sent(run: Played) -> dict[str, Any]:
+def module_arguments_of(run: Played) -> dict[str, Any]:
     ((_module, parameters),) = run.ran
     return parameters
 
 
-def asked(record: Any, **options: Any) -> Any:
-    return played(record=record, state="asked", **options).result
+def derive_settings(record: Any, **options: Any) -> Any:
+    return run_tracking(record=record, state="asked", **options).result
 
 
-def test_the_member_that_the_record_names_serves_and_others_do_not() -> None:
-    own, other = sent(played("n2")), sent(played("n1"))
+def test_only_the_member_named_in_the_record_serves() -> None:
+    own, other = module_arguments_of(run_tracking("n2")), module_arguments_of(run_tracking("n1"))
     assert (own["serves"], own["address"], own["mount_point"]) == (True, "10.0.0.2", "/mnt/shared")
     assert "mlflow==3.17.2" in own["requirements"] and "--hash=sha256:" in own["requirements"]
     assert (other["serves"], other["requirements"]) == (False, "")
 
 
-def test_what_a_server_needs_is_installed_with_the_packages_of_debian() -> None:
-    lacking = {**DONE, "missing": ["postgresql"]}
-    apt = {"ansible.builtin.apt": [{"changed": True}], MODULE: [lacking, DONE]}
+def test_missing_packages_are_installed_on_debian() -> None:
+    lacking = {**UNCHANGED, "missing": ["postgresql"]}
+    apt = {"ansible.builtin.apt": [{"changed": True}], MODULE: [lacking, UNCHANGED]}
     variables = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}}
-    run = play(tracking.ActionModule, {"record": ON, "state": "installed"}, apt, variables)
+    run = play(tracking.ActionModule, {"record": TRACKING_ON, "state": "installed"}, apt, variables)
     assert (
         run.result["changed"] and [given.get("state") for name, given in run.ran if name == MODULE] == ["installed"] * 2
     )
 
 
-def test_it_is_off_until_somebody_asks_for_it() -> None:
-    assert asked(OFF)["settings"] is None
-    assert asked(OFF, start=True)["settings"] == {"tls": True}
-    assert asked(OFF, server="n1")["settings"] == {"server": "n1", "tls": True}
-    assert asked(OFF, tracked="absent")["settings"] is None
+def test_tracking_is_off_by_default() -> None:
+    assert derive_settings(TRACKING_OFF)["settings"] is None
+    assert derive_settings(TRACKING_OFF, start=True)["settings"] == {"tls": True}
+    assert derive_settings(TRACKING_OFF, server="n1")["settings"] == {"server": "n1", "tls": True}
+    assert derive_settings(TRACKING_OFF, tracked="absent")["settings"] is None
 
 
-def test_only_what_differs_is_written_to_the_record() -> None:
-    assert asked(ON, start=True, server="n2", port=5000)["settings"] is None
-    found = asked(ON, server="n1")
+def test_only_changed_settings_are_written_to_the_record() -> None:
+    assert derive_settings(TRACKING_ON, start=True, server="n2", port=5000)["settings"] is None
+    found = derive_settings(TRACKING_ON, server="n1")
     assert found == {"changed": False, "settings": {"server": "n1"}, "own": False, "former": "n2", "was_on": False}
-    assert asked(ON, certificate_file="/x")["settings"] == {"tls": True, "certificates": []}
-    assert asked(SECURE, certificate_file="/x")["settings"] is None
-    assert asked(ON, tracked="absent")["settings"] == {"enabled": False}
+    assert derive_settings(TRACKING_ON, certificate_file="/x")["settings"] == {"tls": True, "certificates": []}
+    assert derive_settings(TRACKING_WITH_TLS, certificate_file="/x")["settings"] is None
+    assert derive_settings(TRACKING_ON, tracked="absent")["settings"] == {"enabled": False}
 
 
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-OWN = plan.set_tracking(ON, {"tls": True, "certificates": [PEM]}).record
+OWN_CERTIFICATE = plan.set_tracking(TRACKING_ON, {"tls": True, "certificates": [PEM]}).record
 
 
 @pytest.mark.parametrize(
     ("record", "options", "settings", "own"),
     [
         # A new server has TLS, and makes its certificate itself. An answer that AWX passes as an empty text is none.
-        (OFF, {"start": True, "tls": ""}, {"tls": True}, True),
-        (OFF, {"start": True, "tls": "true"}, {"tls": True}, True),
-        (OFF, {"start": True, "tls": False}, {"tls": False}, False),
-        (OFF, {"start": True, "certificate_file": "/x"}, {"tls": True, "certificates": []}, False),
-        (OFF, {}, None, False),
+        (TRACKING_OFF, {"start": True, "tls": ""}, {"tls": True}, True),
+        (TRACKING_OFF, {"start": True, "tls": "true"}, {"tls": True}, True),
+        (TRACKING_OFF, {"start": True, "tls": False}, {"tls": False}, False),
+        (TRACKING_OFF, {"start": True, "certificate_file": "/x"}, {"tls": True, "certificates": []}, False),
+        (TRACKING_OFF, {}, None, False),
         # What there is stays, unless something else is asked for.
-        (ON, {}, None, False),
-        (ON, {"tls": True}, {"tls": True}, True),
-        (SECURE, {"tls": True}, None, False),
-        (SECURE, {"tls": False}, {"tls": False}, False),
-        (OWN, {}, None, True),
-        (OWN, {"tls": True, "server": "n1"}, {"tls": True, "server": "n1"}, True),
-        (OWN, {"tls": False}, {"tls": False}, False),
-        (OWN, {"certificate_file": "/x"}, {"tls": True, "certificates": []}, False),
-        (OWN, {"tracked": "absent"}, {"enabled": False}, False),
+        (TRACKING_ON, {}, None, False),
+        (TRACKING_ON, {"tls": True}, {"tls": True}, True),
+        (TRACKING_WITH_TLS, {"tls": True}, None, False),
+        (TRACKING_WITH_TLS, {"tls": False}, {"tls": False}, False),
+        (OWN_CERTIFICATE, {}, None, True),
+        (OWN_CERTIFICATE, {"tls": True, "server": "n1"}, {"tls": True, "server": "n1"}, True),
+        (OWN_CERTIFICATE, {"tls": False}, {"tls": False}, False),
+        (OWN_CERTIFICATE, {"certificate_file": "/x"}, {"tls": True, "certificates": []}, False),
+        (OWN_CERTIFICATE, {"tracked": "absent"}, {"enabled": False}, False),
     ],
 )
 def test_a_server_has_tls_unless_that_is_switched_off(record: Any, options: Any, settings: Any, own: bool) -> None:
-    found = asked(record, **options)
+    found = derive_settings(record, **options)
     assert (found["settings"], found["own"]) == (settings, own)
 
 
 def test_tls_is_not_switched_off_with_a_certificate() -> None:
-    refused = asked(ON, tls=False, certificate_file="/x")
+    refused = derive_settings(TRACKING_ON, tls=False, certificate_file="/x")
     assert refused["failed"] and "tracking_tls is false, and tracking_certificate_file is set" in refused["msg"]
 
 
 @pytest.mark.parametrize(
     ("record", "wanted", "made", "settings"),
     [
-        (ON, {"tls": True}, [PEM], {"tls": True, "certificates": [PEM]}),
-        (OWN, None, [PEM], None),
-        (OWN, None, [PEM, PEM], {"certificates": [PEM, PEM]}),
-        (OWN, {"port": 5001}, [PEM], {"port": 5001}),
+        (TRACKING_ON, {"tls": True}, [PEM], {"tls": True, "certificates": [PEM]}),
+        (OWN_CERTIFICATE, None, [PEM], None),
+        (OWN_CERTIFICATE, None, [PEM, PEM], {"certificates": [PEM, PEM]}),
+        (OWN_CERTIFICATE, {"port": 5001}, [PEM], {"port": 5001}),
         # Check mode, or a server that is not in the run.
-        (ON, {"tls": True}, None, {"tls": True}),
-        (OWN, None, None, None),
+        (TRACKING_ON, {"tls": True}, None, {"tls": True}),
+        (OWN_CERTIFICATE, None, None, None),
     ],
 )
 def test_the_record_has_the_certificates_that_the_server_has_made(
@@ -137,21 +145,23 @@ def test_the_record_has_the_certificates_that_the_server_has_made(
 
 
 def test_members_trust_the_certificates_in_the_record(tmp_path: Path) -> None:
-    both = plan.set_tracking(OWN, {"certificates": [PEM, PEM]}).record
+    both = plan.set_tracking(OWN_CERTIFICATE, {"certificates": [PEM, PEM]}).record
     for machine in ("n1", "n2"):
-        parameters = sent(played(machine, both))
+        parameters = module_arguments_of(run_tracking(machine, both))
         assert (parameters["trust"], parameters["own_certificate"]) == (PEM + PEM, True)
     # The certificate is for the address, so that containers need no name for it.
-    assert derived.variables(OWN)["MLFLOW_TRACKING_URI"] == "https://10.0.0.2:5000"
-    assert derived.variables(OWN)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
+    assert derived.job_variables(OWN_CERTIFICATE)["MLFLOW_TRACKING_URI"] == "https://10.0.0.2:5000"
+    assert (
+        derived.job_variables(OWN_CERTIFICATE)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
+    )
     # Before the record has it, nothing is missing yet.
-    assert sent(played("n2", SECURE, own=True))["own_certificate"]
+    assert module_arguments_of(run_tracking("n2", TRACKING_WITH_TLS, own=True))["own_certificate"]
     (tmp_path / "ca").write_text(PEM, encoding="ascii")
-    refused = played("n1", OWN, ca_file=str(tmp_path / "ca")).result
+    refused = run_tracking("n1", OWN_CERTIFICATE, ca_file=str(tmp_path / "ca")).result
     assert refused["failed"] and "the server makes its own certificate" in refused["msg"]
 
 
-MOVED = plan.set_tracking(ON, {"server": "n1"}).record
+TRACKING_MOVED = plan.set_tracking(TRACKING_ON, {"server": "n1"}).record
 
 
 @pytest.mark.parametrize(
@@ -160,63 +170,66 @@ MOVED = plan.set_tracking(ON, {"server": "n1"}).record
         ("15", "17", True),
         ("15", "9.6", False),
         ("15", "15", False),
-        # It is unknown.
+        # A version is unknown.
         ("", "17", False),
         ("15", "", False),
     ],
 )
-def test_it_does_not_move_to_an_older_postgresql(own: str, other: str, refused: bool) -> None:
+def test_the_server_does_not_move_to_an_older_postgresql(own: str, other: str, refused: bool) -> None:
     previews = {"n1": {"postgresql": own}, "n2": {"postgresql": other}}
     if not refused:
-        assert derived.moved_from(MOVED, "n2", previews) == "n2"
+        assert derived.find_moved_server(TRACKING_MOVED, "n2", previews) == "n2"
         return
     with pytest.raises(InputError, match="n1 has PostgreSQL 15, which cannot load the database of n2, since that has"):
-        derived.moved_from(MOVED, "n2", previews)
+        derived.find_moved_server(TRACKING_MOVED, "n2", previews)
 
 
-def test_it_moves_only_if_both_members_take_part_or_the_former_one_is_given_up() -> None:
+def test_a_move_requires_both_members_unless_it_is_forced() -> None:
     both: dict[str, Any] = {"n1": {}, "n2": {}}
-    assert derived.moved_from(MOVED, "n2", both) == "n2"
-    assert derived.moved_from(ON, "n2", both) == derived.moved_from(ON, "", both) == ""
-    assert derived.moved_from(OFF, "", {}) == derived.moved_from(OFF, "n2", both) == ""
+    assert derived.find_moved_server(TRACKING_MOVED, "n2", both) == "n2"
+    assert derived.find_moved_server(TRACKING_ON, "n2", both) == derived.find_moved_server(TRACKING_ON, "", both) == ""
+    assert derived.find_moved_server(TRACKING_OFF, "", {}) == derived.find_moved_server(TRACKING_OFF, "n2", both) == ""
     for present, silent in ((["n1"], "n2"), (["n2"], "n1")):
         with pytest.raises(InputError, match=f"cannot be moved: {silent} cannot be reached, or is not in this run"):
-            derived.moved_from(MOVED, "n2", {machine: {} for machine in present})
-    assert derived.moved_from(MOVED, "n2", {"n1": {}}, force=True) == "n2"
+            derived.find_moved_server(TRACKING_MOVED, "n2", {machine: {} for machine in present})
+    assert derived.find_moved_server(TRACKING_MOVED, "n2", {"n1": {}}, allow_loss=True) == "n2"
     with pytest.raises(InputError, match="cannot be moved: n1 cannot be reached"):
-        derived.moved_from(MOVED, "n2", {"n2": {}}, force=True)
+        derived.find_moved_server(TRACKING_MOVED, "n2", {"n2": {}}, allow_loss=True)
 
 
-def test_it_is_switched_off_only_if_the_server_takes_part_or_is_left_for_later() -> None:
+def test_tracking_is_switched_off_only_if_the_server_takes_part_unless_forced() -> None:
     with pytest.raises(InputError, match="cannot be switched off: its server n2 cannot be reached") as refused:
-        derived.moved_from(OFF, "n2", {"n1": {}})
+        derived.find_moved_server(TRACKING_OFF, "n2", {"n1": {}})
     assert "cluster_force=true" in refused.value.remedy
-    assert derived.moved_from(OFF, "n2", {"n1": {}}, force=True) == ""
+    assert derived.find_moved_server(TRACKING_OFF, "n2", {"n1": {}}, allow_loss=True) == ""
 
 
 def test_a_server_that_was_away_when_it_was_switched_off_is_removed_later() -> None:
-    """Also if its volume was lost, since remove has then switched it off."""
-    on = plan.commit(plan.set_tracking(OFF, {"server": "n2"}), STAMP)
+    """This includes a server whose volume was lost, since remove has then switched tracking off."""
+    on = plan.commit(plan.set_tracking(TRACKING_OFF, {"server": "n2"}), STAMP)
     off = plan.commit(plan.set_tracking(on, {"enabled": False}), STAMP)
-    assert [asked(record)["was_on"] for record in (OFF, on, off)] == [False, False, True]
+    assert [derive_settings(record)["was_on"] for record in (TRACKING_OFF, on, off)] == [False, False, True]
     volume = {"name": "data", "mount_point": "/mnt/d", "server": "n1", "path": "/srv/d"}
-    lost = plan.commit(plan.set_storage(MADE, [volume]), STAMP)
+    lost = plan.commit(plan.set_storage(CREATED_RECORD, [volume]), STAMP)
     lost = plan.commit(plan.set_tracking(lost, {"server": "n2"}), STAMP)
     gone = plan.commit(plan.remove(lost, ["n1"], STAMP, "n2", force=True), STAMP)
-    assert gone["tracking"] is None and asked(gone)["was_on"]
+    assert gone["tracking"] is None and derive_settings(gone)["was_on"]
 
 
 @pytest.mark.parametrize(
     ("state", "given"), [("agreed", {}), ("movable", {"former": "n2"}), ("trusted", {"wanted": None})]
 )
-def test_what_fails_on_one_host_stops_the_change_on_each(state: str, given: dict[str, Any]) -> None:
-    """Each fails by itself: a failure that is fatal for all could not be rescued, and site would end."""
+def test_a_failure_on_one_host_stops_the_change_on_all(state: str, given: dict[str, Any]) -> None:
+    """Every host fails individually, since a failure that is fatal for all could not be rescued, and site would end."""
 
     def agree(machine: str, result: dict[str, Any]) -> Any:
         hostvars = {"n1": {"tried": {"changed": False}}, "n2": {"tried": result}}
         variables = {"inventory_hostname": machine, "ansible_play_batch": ["n1", "n2"], "hostvars": hostvars}
         return play(
-            tracking.ActionModule, {"record": MOVED, "state": state, "registered": "tried", **given}, {}, variables
+            tracking.ActionModule,
+            {"record": TRACKING_MOVED, "state": state, "registered": "tried", **given},
+            {},
+            variables,
         )
 
     for machine in ("n1", "n2"):
@@ -231,7 +244,7 @@ def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
     def move(*present: str, **more: Any) -> Any:
         hosts = {"ansible_play_batch": list(present), "hostvars": {"n1": {}, "n2": {}}}
         variables = {"inventory_hostname": "n1", **hosts, **more}
-        given = {"record": MOVED, "state": "movable", "former": "n2", "registered": "preview"}
+        given = {"record": TRACKING_MOVED, "state": "movable", "former": "n2", "registered": "preview"}
         return play(tracking.ActionModule, given, {}, variables).result
 
     assert move("n1", "n2")["leaves"] == "n2"
@@ -241,7 +254,7 @@ def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
         assert move("n1", "n2", cluster_userspace_only=[machine])["failed"]
 
 
-def test_a_relative_file_is_where_ansible_was_started_or_beside_the_users_own_playbook(
+def test_a_relative_path_starts_at_the_working_directory_or_the_playbook_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, here, beside = COLLECTION / "playbooks", tmp_path / "here", tmp_path / "beside"
@@ -251,15 +264,20 @@ def test_a_relative_file_is_where_ansible_was_started_or_beside_the_users_own_pl
     monkeypatch.chdir(here)
     for folder, name in ((ours, "here"), (beside, "beside")):
         monkeypatch.setattr(DataLoader, "get_basedir", lambda _loader, folder=folder: str(folder))
-        assert [user["name"] for user in json.loads(sent(played("n2", users_file="users"))["users"])] == [name]
+        assert [
+            user["name"] for user in json.loads(module_arguments_of(run_tracking("n2", users_file="users"))["users"])
+        ] == [name]
 
 
 @WITH_OPENSSL
-def test_files_go_to_whom_they_are_for(tmp_path: Path) -> None:
+def test_each_file_is_sent_only_to_the_hosts_that_need_it(tmp_path: Path) -> None:
     made, key = certificates.self_signed(tmp_path, "n2")
     (tmp_path / "users").write_text("# x\nadmin:the-admins-secret\nbob:\n", encoding="utf-8")
     given = {"users_file": str(tmp_path / "users"), "certificate_file": str(made), "key_file": str(key)}
-    own, other = sent(played("n2", SECURE, **given)), sent(played("n1", SECURE, **given))
+    own, other = (
+        module_arguments_of(run_tracking("n2", TRACKING_WITH_TLS, **given)),
+        module_arguments_of(run_tracking("n1", TRACKING_WITH_TLS, **given)),
+    )
     text = made.read_text()
     assert (own["certificate"], own["key"], own["trust"]) == (text, key.read_text(), text)
     assert json.loads(own["users"]) == [
@@ -268,34 +286,37 @@ def test_files_go_to_whom_they_are_for(tmp_path: Path) -> None:
     ]
     assert other["trust"] == text
     assert not {"key", "users", "certificate"} & set(other)
-    refused = played("n2", SECURE, certificate_file=str(made)).result
+    refused = run_tracking("n2", TRACKING_WITH_TLS, certificate_file=str(made)).result
     assert refused["failed"] and "belong together" in refused["msg"]
-    absent = played("n2", users_file=str(tmp_path / "none")).result["msg"]
+    absent = run_tracking("n2", users_file=str(tmp_path / "none")).result["msg"]
     assert "cannot be read: " in absent and "remote_src" not in absent
     assert absent.endswith(". Correct the path.") and ".." not in absent
 
 
 @WITH_OPENSSL
-def test_the_private_key_in_a_certificates_file_is_for_the_server_alone(tmp_path: Path) -> None:
+def test_a_private_key_in_a_certificate_file_is_sent_only_to_the_server(tmp_path: Path) -> None:
     made, key = certificates.self_signed(tmp_path, "n2")
     combined = tmp_path / "combined.pem"
     combined.write_text(key.read_text() + made.read_text())
     given = {"certificate_file": str(combined), "key_file": str(combined)}
-    own, other = sent(played("n2", SECURE, **given)), sent(played("n1", SECURE, **given))
+    own, other = (
+        module_arguments_of(run_tracking("n2", TRACKING_WITH_TLS, **given)),
+        module_arguments_of(run_tracking("n1", TRACKING_WITH_TLS, **given)),
+    )
     assert "PRIVATE KEY" not in own["certificate"] + own["trust"] and "PRIVATE KEY" in own["key"]
     assert "PRIVATE KEY" not in str(other) and other["trust"] == made.read_text()
     # The same with a CA's file, which may be given alone.
-    alone = sent(played("n1", SECURE, ca_file=str(combined)))
+    alone = module_arguments_of(run_tracking("n1", TRACKING_WITH_TLS, ca_file=str(combined)))
     assert alone["trust"] == made.read_text()
-    refused = played("n1", SECURE, ca_file=str(key)).result
+    refused = run_tracking("n1", TRACKING_WITH_TLS, ca_file=str(key)).result
     assert refused["failed"] and f"tracking_ca_file: {key} contains no certificate" in refused["msg"]
 
 
 @WITH_OPENSSL
 @pytest.mark.parametrize("machine", ["n1", "n2"])
-def test_a_certificate_that_does_not_work_is_sent_to_nobody(tmp_path: Path, machine: str) -> None:
+def test_an_unusable_certificate_is_not_sent(tmp_path: Path, machine: str) -> None:
     made, key = certificates.self_signed(tmp_path, "n1")
-    run = played(machine, SECURE, certificate_file=str(made), key_file=str(key))
+    run = run_tracking(machine, TRACKING_WITH_TLS, certificate_file=str(made), key_file=str(key))
     assert f"tracking_certificate_file: {made} is not for the name 'n2'" in run.result["msg"]
     assert not run.ran
 
@@ -310,57 +331,59 @@ def test_a_certificate_that_does_not_work_is_sent_to_nobody(tmp_path: Path, mach
         ("gpumesh:long-enough-x", "'gpumesh' is the account of the check"),
     ],
 )
-def test_users_that_are_wrong_are_refused_without_their_passwords(text: str, words: str) -> None:
+def test_invalid_users_are_refused_without_showing_passwords(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as refused:
         derived.parse_users(text, "f")
     assert "long-enough" not in str(refused.value) and "short'" not in str(refused.value)
 
 
-def test_jobs_find_it_where_it_is_on_and_nothing_where_it_is_off() -> None:
+def test_jobs_get_the_address_of_the_server_only_if_tracking_is_on() -> None:
     def told(record: Any) -> Any:
-        return job_environment.settings(record, "n1", [15000, 24999])["tracking"]
+        return job_environment.environment_settings(record, "n1", [15000, 24999])["tracking"]
 
-    assert told(OFF) == {}
-    assert told(ON) == {"MLFLOW_TRACKING_URI": "http://10.0.0.2:5000", "GPUMESH_GENERATION": "1"}
-    assert told(SECURE)["MLFLOW_TRACKING_URI"] == "https://n2:5000"
-    assert told(SECURE)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
+    assert told(TRACKING_OFF) == {}
+    assert told(TRACKING_ON) == {"MLFLOW_TRACKING_URI": "http://10.0.0.2:5000", "GPUMESH_GENERATION": "1"}
+    assert told(TRACKING_WITH_TLS)["MLFLOW_TRACKING_URI"] == "https://n2:5000"
+    assert told(TRACKING_WITH_TLS)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
 
 
-def test_its_port_is_for_members_alone() -> None:
-    assert firewall(OFF, {"tcp_ports": ["22"]})["tcp_ports"] == ["22"]
-    assert firewall(ON, {"tcp_ports": ["22"]})["tcp_ports"] == ["22", "5000"]
+def test_only_members_can_reach_the_port_of_the_server() -> None:
+    assert firewall(TRACKING_OFF, {"tcp_ports": ["22"]})["tcp_ports"] == ["22"]
+    assert firewall(TRACKING_ON, {"tcp_ports": ["22"]})["tcp_ports"] == ["22", "5000"]
 
 
 def test_a_server_that_would_not_be_a_member_is_refused() -> None:
-    derived.refuse_server("", ON)
-    derived.refuse_server("n1", ON)
+    derived.refuse_server("", TRACKING_ON)
+    derived.refuse_server("n1", TRACKING_ON)
     with pytest.raises(InputError, match="tracking_server 'bad' is not among the members of 'lab'"):
-        derived.refuse_server("bad", ON)
+        derived.refuse_server("bad", TRACKING_ON)
 
 
 def test_only_the_server_writes_a_run_for_the_check() -> None:
     def test(machine: str) -> dict[str, Any]:
         name = "gpumesh.cluster.tracking_test"
-        given = {"record": SECURE}
-        return sent(play(tracking_test.ActionModule, given, {name: [{}]}, {"inventory_hostname": machine}))
+        given = {"record": TRACKING_WITH_TLS}
+        return module_arguments_of(
+            play(tracking_test.ActionModule, given, {name: [{}]}, {"inventory_hostname": machine})
+        )
 
     assert (test("n2")["write"], test("n1")["write"]) == (True, False)
     assert test("n1")["uri"] == "https://n2:5000"
     assert test("n1")["trust"] == "/etc/gpumesh/tracking-ca-lab.crt"
 
 
-def test_the_verdict_on_it() -> None:
+def test_the_tracking_checks_of_a_verdict() -> None:
     results = {"n1": {"problem": "no route", "wrote": False}, "n2": {"problem": "", "wrote": True}}
 
     def found(record: Any, *answered: str) -> dict[str, str]:
         return {f"{one['id']}@{one['host']}": one["status"] for one in tracking_checks(record, answered, results)}
 
-    assert found(OFF, "n1", "n2") == {}
-    assert found(ON, "n1", "n2") == {"tracking.answer@n1": "fail", "tracking.run@n2": "pass"}
-    assert found(ON, "n1") == {"tracking.answer@n1": "fail", "tracking.run@n2": "skipped"}
+    assert found(TRACKING_OFF, "n1", "n2") == {}
+    assert found(TRACKING_ON, "n1", "n2") == {"tracking.answer@n1": "fail", "tracking.run@n2": "pass"}
+    assert found(TRACKING_ON, "n1") == {"tracking.answer@n1": "fail", "tracking.run@n2": "skipped"}
     results["n2"] = {"problem": "", "wrote": False}
-    assert found(ON, "n1", "n2")["tracking.run@n2"] == "fail"
-    assert {one["status"] for one in tracking_checks(ON, ["n1", "n2"], None)} == {"skipped"}
+    assert found(TRACKING_ON, "n1", "n2")["tracking.run@n2"] == "fail"
+    assert {one["status"] for one in tracking_checks(TRACKING_ON, ["n1", "n2"], None)} == {"skipped"}
 
 
 @pytest.mark.parametrize(
@@ -376,9 +399,12 @@ def test_the_verdict_on_it() -> None:
         (1, None, "skipped", ""),
     ],
 )
-def test_the_verdict_on_the_certificate(certificates: int, left: int | None, status: str, remedy: str) -> None:
-    assert SECURE["tracking"] is not None
-    record: Any = {**SECURE, "tracking": {**SECURE["tracking"], "certificates": ["pem"] * certificates}}
+def test_the_certificate_check_of_a_verdict(certificates: int, left: int | None, status: str, remedy: str) -> None:
+    assert TRACKING_WITH_TLS["tracking"] is not None
+    record: Any = {
+        **TRACKING_WITH_TLS,
+        "tracking": {**TRACKING_WITH_TLS["tracking"], "certificates": ["pem"] * certificates},
+    }
     shown = {} if left is None else {"days_left": left, "expires": "2028-11-20T20:31:00Z"}
     results = {"n1": {"problem": ""}, "n2": {"problem": "", "wrote": True, **shown}}
     found = {one["id"]: one for one in tracking_checks(record, ["n1", "n2"], results)}

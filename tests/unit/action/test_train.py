@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action import train, train_run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import digests
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import contents
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import program_sources
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play, unpacked
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
 VOLUMES = [
     {"name": "data", "mount_point": "/mnt/data", "read_only": True},
@@ -24,81 +24,83 @@ VOLUMES = [
 EMPTY = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 RECORD = plan.set_storage(EMPTY, VOLUMES).record
 MODULE, RUN = "gpumesh.cluster.train", "gpumesh.cluster.train_run"
-DONE = {"changed": False, "outdated": []}
-HERE = {"inventory_hostname": "n1"}
+UNCHANGED = {"changed": False, "outdated": []}
+HOST_VARIABLES = {"inventory_hostname": "n1"}
 
 
-def looked(state: str, action: str = "attached", changed: bool = False) -> dict[str, Any]:
+def run_result(state: str, action: str = "attached", changed: bool = False) -> dict[str, Any]:
     ended = state in ("finished", "failed")
     return {"changed": changed, "action": action, "ended": ended, "line": f"nano: {state}", "run": {"state": state}}
 
 
-def followed(*results: dict[str, Any], **options: Any) -> Played:
-    given = {"record": RECORD, "name": "nano", "command": "true", **options}
-    return play(train_run.ActionModule, given, {RUN: results}, HERE)
+def run_train(*results: dict[str, Any], **options: Any) -> Played:
+    arguments = {"record": RECORD, "name": "nano", "command": "true", **options}
+    return play(train_run.ActionModule, arguments, {RUN: results}, HOST_VARIABLES)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_run, "_SPACING", 0.0)
+    monkeypatch.setattr(train_run, "_POLL_INTERVAL", 0.0)
 
 
-def test_the_program_knows_the_volumes_that_can_be_written_to() -> None:
+def test_the_program_receives_the_writable_volumes() -> None:
     played = play(
         train.ActionModule,
         {"record": RECORD, "stage_dir": "/scratch"},
-        {MODULE: [DONE]},
-        HERE,
+        {MODULE: [UNCHANGED]},
+        HOST_VARIABLES,
     )
     ((module, given),) = played.ran
-    assert given.pop("digests") == digests(contents())
+    assert given.pop("digests") == source_digests(program_sources())
     wanted = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_dir": "/scratch"}
     assert (module, given) == (MODULE, wanted)
 
 
-def test_what_is_outdated_on_the_host_is_sent() -> None:
+def test_outdated_files_are_pushed() -> None:
     first = {"changed": False, "outdated": ["gpumesh-trace", "gpumesh_run.py"]}
-    played = play(train.ActionModule, {"record": RECORD}, {MODULE: [first, {**DONE, "changed": True}]}, HERE)
+    played = play(
+        train.ActionModule, {"record": RECORD}, {MODULE: [first, {**UNCHANGED, "changed": True}]}, HOST_VARIABLES
+    )
     (_module, before), (_again, after) = played.ran
     sent = unpacked(after.pop("contents"))
-    assert (before, played.result) == (after, {**DONE, "changed": True})
-    assert sent == {name: contents()[name] for name in first["outdated"]}
+    assert (before, played.result) == (after, {**UNCHANGED, "changed": True})
+    assert sent == {name: program_sources()[name] for name in first["outdated"]}
     # In check mode, the first result is the answer.
     found = {**first, "changed": True}
-    would = play(train.ActionModule, {"record": RECORD}, {MODULE: [found]}, HERE, check_mode=True)
+    would = play(train.ActionModule, {"record": RECORD}, {MODULE: [found]}, HOST_VARIABLES, check_mode=True)
     assert (would.result, len(would.ran)) == (found, 1)
 
 
-def test_who_leaves_gets_no_digests() -> None:
+def test_a_removal_sends_no_digests() -> None:
     given = {"record": RECORD, "state": "absent"}
-    ((_module, parameters),) = play(train.ActionModule, given, {MODULE: [DONE]}, HERE).ran
+    ((_module, parameters),) = play(train.ActionModule, given, {MODULE: [UNCHANGED]}, HOST_VARIABLES).ran
     assert (parameters["state"], parameters["digests"]) == ("absent", {})
 
 
-def test_a_pod_has_none_of_them() -> None:
+def test_a_pod_receives_no_volumes() -> None:
     members = [{**MEMBERS[0], "mesh": {"address": "100.64.0.1", "userspace": True}}]
     mesh = {"backend": "tailscale"}
     empty = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", mesh, members, STAMP), STAMP)
     given = {"record": plan.set_storage(empty, VOLUMES).record}
-    played = play(train.ActionModule, given, {MODULE: [DONE]}, HERE)
+    played = play(train.ActionModule, given, {MODULE: [UNCHANGED]}, HOST_VARIABLES)
     ((_module, given),) = played.ran
     assert given["volumes"] == []
 
 
-def test_a_run_has_the_volumes_of_the_manager_though_the_first_host_of_the_play_is_a_pod() -> None:
+def test_a_run_uses_the_volumes_of_the_manager_even_if_the_first_host_is_a_pod() -> None:
     pod = {**MEMBERS[0], "machine": "a1", "address": "10.0.0.9", "mesh": {"address": "100.64.0.9", "userspace": True}}
     mesh = {"backend": "tailscale"}
     empty = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", mesh, [*MEMBERS, pod], STAMP), STAMP)
     given = {"record": plan.set_storage(empty, VOLUMES).record, "name": "nano", "command": "true"}
     first = {"inventory_hostname": "a1"}
-    played = play(train_run.ActionModule, given, {RUN: [looked("finished")]}, first, delegate_to="n1")
+    played = play(train_run.ActionModule, given, {RUN: [run_result("finished")]}, first, delegate_to="n1")
     assert [parameters["volumes"] for _module, parameters in played.ran] == [["/mnt/shared"]]
-    played = play(train_run.ActionModule, given, {RUN: [looked("finished")]}, first)
+    played = play(train_run.ActionModule, given, {RUN: [run_result("finished")]}, first)
     assert [parameters["volumes"] for _module, parameters in played.ran] == [[]]
 
 
-def test_a_run_is_started_and_looked_at_until_it_has_ended() -> None:
-    played = followed(looked("queued", "started", changed=True), looked("running"), looked("finished"))
+def test_a_run_is_followed_until_it_ends() -> None:
+    played = run_train(run_result("queued", "started", changed=True), run_result("running"), run_result("finished"))
     assert (played.result["changed"], played.result["line"]) == (True, "nano: finished")
     assert [parameters.get("state", "started") for _module, parameters in played.ran] == [
         "started",
@@ -108,12 +110,12 @@ def test_a_run_is_started_and_looked_at_until_it_has_ended() -> None:
     assert all(parameters["volumes"] == ["/mnt/shared"] for _module, parameters in played.ran)
 
 
-def test_the_next_job_of_a_workflow_learns_how_the_run_went() -> None:
-    ended = looked("finished")
+def test_the_result_of_a_run_is_set_as_stats() -> None:
+    ended = run_result("finished")
     ended.update(
         folder="/mnt/shared/alice/runs/nano", run={"state": "finished", "step": 9, "loss": 0.5, "attempts": [{}]}
     )
-    played = followed(ended)
+    played = run_train(ended)
     assert played.result["ansible_stats"]["data"] == {
         "gpumesh_train_name": "nano",
         "gpumesh_train_state": "finished",
@@ -125,11 +127,11 @@ def test_the_next_job_of_a_workflow_learns_how_the_run_went() -> None:
 
 
 def test_a_run_that_fails_fails_the_task() -> None:
-    played = followed(looked("running"), looked("failed"))
+    played = run_train(run_result("running"), run_result("failed"))
     assert played.result["failed"] and played.result["msg"] == "nano: failed"
 
 
-def test_nobody_waits_who_does_not_want_to() -> None:
-    played = followed(looked("queued", "started", changed=True), wait=False)
+def test_without_wait_the_run_is_not_followed() -> None:
+    played = run_train(run_result("queued", "started", changed=True), wait=False)
     assert played.result["changed"] and not played.result.get("failed")
     assert len(played.ran) == 1

@@ -16,9 +16,9 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.action.verdict import ActionModule
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 
-SCHEMA = Path(__file__).resolve().parents[3] / "plugins" / "plugin_utils" / "report" / "verdict.schema.json"
+SCHEMA = Path(__file__).resolve().parents[3] / "plugins" / "plugin_utils" / "_checks" / "report" / "verdict.schema.json"
 REGISTERED = {
     "health": "seen",
     "volumes": {"write": "wrote", "compare": "compared", "release": "released", "take": "took"},
@@ -28,31 +28,34 @@ REGISTERED = {
     "collectives": "summed",
 }
 HEALTHY = {"checks": [samples.check("health.disk", None)]}
-SICK = {"checks": [samples.check("health.disk", None, "fail", reason="It is full.")]}
+UNHEALTHY = {"checks": [samples.check("health.disk", None, "fail", reason="It is full.")]}
 
 
-def judged(
-    folder: Path, found: dict[str, dict[str, Any]], present: tuple[str, ...] = ("n1", "n2"), **variables: Any
+def run_verdict(
+    folder: Path,
+    registered_results: dict[str, dict[str, Any]],
+    present: tuple[str, ...] = ("n1", "n2"),
+    **variables: Any,
 ) -> dict[str, Any]:
     """Judge a play on n1 and n2, with their registered results; the task runs on n1."""
-    given = {
+    play_variables = {
         "ansible_play_hosts_all": list(present),
         "ansible_play_hosts": list(present),
-        "hostvars": {machine: found.get(machine, {}) for machine in present},
-        **found.get("n1", {}),
+        "hostvars": {machine: registered_results.get(machine, {}) for machine in present},
+        **registered_results.get("n1", {}),
         **variables,
     }
     arguments = {"record": RECORD, "registered": REGISTERED, "report_dir": str(folder)}
-    return play(ActionModule, arguments, {}, given).result
+    return play(ActionModule, arguments, {}, play_variables).result
 
 
-def statuses(result: dict[str, Any], name: str) -> dict[str | None, str]:
+def statuses_of_check(result: dict[str, Any], name: str) -> dict[str | None, str]:
     return {one["host"]: one["status"] for one in result["verdict"]["checks"] if one["id"] == name}
 
 
-def test_all_answers_are_judged_together(tmp_path: Path) -> None:
-    result = judged(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": SICK}})
-    assert statuses(result, "health.disk") == {"n1": "pass", "n2": "fail"}
+def test_the_results_of_all_hosts_are_judged_together(tmp_path: Path) -> None:
+    result = run_verdict(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": UNHEALTHY}})
+    assert statuses_of_check(result, "health.disk") == {"n1": "pass", "n2": "fail"}
     assert result["verdict"]["status"] == "fail"
     assert not result["changed"] and not result.get("failed")
     assert "It is full." in result["text"]
@@ -64,8 +67,8 @@ def test_all_answers_are_judged_together(tmp_path: Path) -> None:
     }
 
 
-def test_the_reports_are_written_and_whole(tmp_path: Path) -> None:
-    result = judged(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}})
+def test_complete_reports_are_written(tmp_path: Path) -> None:
+    result = run_verdict(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}})
     folder = tmp_path / "lab"
     verdict = json.loads((folder / "verdict.json").read_text())
     assert verdict == result["verdict"]
@@ -76,55 +79,55 @@ def test_the_reports_are_written_and_whole(tmp_path: Path) -> None:
     assert result["text"].endswith(f"Report: {folder}/report.html")
 
 
-def test_a_verdict_knows_those_before_it(tmp_path: Path) -> None:
+def test_a_verdict_has_the_history_of_earlier_runs(tmp_path: Path) -> None:
     for _run in range(2):
-        result = judged(tmp_path, {"n1": {"seen": SICK}, "n2": {"seen": HEALTHY}})
+        result = run_verdict(tmp_path, {"n1": {"seen": UNHEALTHY}, "n2": {"seen": HEALTHY}})
     assert [run["failing"] for run in result["verdict"]["history"]] == [["health.disk@n1"]]
     (tmp_path / "lab" / "verdict.json").write_bytes(b"\xff no verdict")
-    assert judged(tmp_path, {"n1": {"seen": SICK}})["verdict"]["history"] == []
+    assert run_verdict(tmp_path, {"n1": {"seen": UNHEALTHY}})["verdict"]["history"] == []
 
 
 @pytest.mark.parametrize(
     "limited",
     [{"present": ("n1",)}, {"ansible_run_tags": ["health"]}, {"ansible_skip_tags": ["slurm"]}],
 )
-def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(tmp_path: Path, limited: dict[str, Any]) -> None:
+def test_a_partial_run_does_not_replace_the_full_verdict(tmp_path: Path, limited: dict[str, Any]) -> None:
     healthy = {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}}
-    judged(tmp_path, healthy, ansible_run_tags=["all"])
+    run_verdict(tmp_path, healthy, ansible_run_tags=["all"])
     whole = (tmp_path / "lab" / "verdict.json").read_bytes()
-    result = judged(tmp_path, healthy, **limited)
+    result = run_verdict(tmp_path, healthy, **limited)
     assert result["verdict"]["history"] == []
     assert (tmp_path / "lab" / "part" / "verdict.json").exists()
     assert (tmp_path / "lab" / "verdict.json").read_bytes() == whole
     assert result["text"].startswith("Partial check: ")
 
 
-def test_a_tag_that_is_misspelt_leaves_the_verdict_on_the_whole_as_it_is(tmp_path: Path) -> None:
-    judged(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}})
+def test_a_misspelt_tag_does_not_replace_the_full_verdict(tmp_path: Path) -> None:
+    run_verdict(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}})
     whole = (tmp_path / "lab" / "verdict.json").read_bytes()
-    result = judged(tmp_path, {}, ansible_run_tags=["helth"])
+    result = run_verdict(tmp_path, {}, ansible_run_tags=["helth"])
     assert (tmp_path / "lab" / "verdict.json").read_bytes() == whole
     assert result["verdict"]["partial"]
     assert "Ready to train" not in result["text"]
 
 
-def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:
-    result = judged(tmp_path, {})
-    assert statuses(result, "health.node") == {None: "skipped"}
-    assert statuses(result, "slurm.node") == {None: "skipped"}
-    assert statuses(result, "collective.run") == {None: "skipped"}
-    assert statuses(result, "members.answer") == {"n1": "pass", "n2": "pass"}
+def test_parts_that_were_not_checked_are_skipped(tmp_path: Path) -> None:
+    result = run_verdict(tmp_path, {})
+    assert statuses_of_check(result, "health.node") == {None: "skipped"}
+    assert statuses_of_check(result, "slurm.node") == {None: "skipped"}
+    assert statuses_of_check(result, "collective.run") == {None: "skipped"}
+    assert statuses_of_check(result, "members.answer") == {"n1": "pass", "n2": "pass"}
 
 
-def test_members_that_cannot_dial_the_others_are_skipped(tmp_path: Path) -> None:
+def test_userspace_only_members_are_skipped(tmp_path: Path) -> None:
     listed = ["n2", "elsewhere"]
-    result = judged(tmp_path, {"n1": {"seen": HEALTHY}}, present=("n1",), cluster_userspace_only=listed)
-    assert statuses(result, "health.disk") == {"n1": "pass"}
-    assert statuses(result, "health.node") == {"n2": "skipped"}
+    result = run_verdict(tmp_path, {"n1": {"seen": HEALTHY}}, present=("n1",), cluster_userspace_only=listed)
+    assert statuses_of_check(result, "health.disk") == {"n1": "pass"}
+    assert statuses_of_check(result, "health.node") == {"n2": "skipped"}
     assert (tmp_path / "lab" / "verdict.json").exists()
 
 
-def test_in_check_mode_nothing_is_judged_without_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_mode_judges_nothing_and_needs_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {"record": "cluster_record", "registered": REGISTERED, "report_dir": str(tmp_path)}
     result = play(ActionModule, arguments, {}, {}, check_mode=True).result
     text = "Check mode: nothing was changed, so the check was not performed."

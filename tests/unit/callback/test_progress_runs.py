@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import Run
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import PlaybookRun
 
 PLAYBOOK = shutil.which("ansible-playbook", path=os.path.dirname(sys.executable))
 
@@ -81,11 +81,18 @@ def command(files: Path, *more: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "NO_COLOR", "CI"))}
-    return {**kept, "ANSIBLE_STDOUT_CALLBACK": "gpumesh.cluster.progress", "TERM": "xterm-256color", **more}
+    inherited_variables = {
+        key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "NO_COLOR", "CI"))
+    }
+    return {
+        **inherited_variables,
+        "ANSIBLE_STDOUT_CALLBACK": "gpumesh.cluster.progress",
+        "TERM": "xterm-256color",
+        **more,
+    }
 
 
-def through_pipe(files: Path, *more: str, **variables: str) -> str:
+def run_in_pipe(files: Path, *more: str, **variables: str) -> str:
     done = subprocess.run(
         command(files, *more),
         env=environment(**variables),
@@ -98,8 +105,8 @@ def through_pipe(files: Path, *more: str, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
-def through_terminal(files: Path, *more: str, **variables: str) -> str:
-    """The raw bytes that a terminal with 100 columns receives."""
+def run_in_terminal(files: Path, *more: str, **variables: str) -> str:
+    """Return the output that a terminal with 100 columns receives."""
     leader, follower = pty.openpty()
     with subprocess.Popen(
         command(files, *more),
@@ -110,25 +117,25 @@ def through_terminal(files: Path, *more: str, **variables: str) -> str:
         stderr=follower,
     ) as process:
         os.close(follower)
-        seen = b""
+        received = b""
         while True:
             try:
-                part = os.read(leader, 65536)
+                chunk = os.read(leader, 65536)
             except OSError:
                 break  # Linux reports this when the other end is closed.
-            if not part:
+            if not chunk:
                 break
-            seen += part
+            received += chunk
         process.wait(timeout=240)
     os.close(leader)
-    return seen.decode("utf-8", "replace")
+    return received.decode("utf-8", "replace")
 
 
 def test_plain_lines_in_a_pipe(files: Path) -> None:
-    text = through_pipe(files)
+    text = run_in_pipe(files)
     assert "\x1b" not in text and "\r" not in text
     assert re.search(r"^  First phase\n    changed  Loud task: n1, n2", text, re.MULTILINE)
-    # It has no line of its own. The table of phases names it if it was slow.
+    # The task has no line of its own. The table of phases names the task if it was slow.
     assert "Quiet task:" not in text and ": Quiet task" not in text
     assert "text of a plugin\n" in text
     assert "✕ n1: Last\n    The message, in full." in text
@@ -151,7 +158,7 @@ REFUSED = """
 
 
 def test_the_same_error_of_many_hosts_is_printed_once(files: Path) -> None:
-    """A host that has failed is in no later phase, so each phase has its own, and n2, which does not fail."""
+    """Each phase has other hosts, since a failed host is in no later phase, and n2, which does not fail."""
     (files / "inventory.yml").write_text(INVENTORY.replace("n1: {}", "a1: {}, a2: {}, b1: {}, b2: {}, c1: {}, c2: {}"))
     phases = [
         REFUSED.format(number=1, hosts="a1,a2", whom="all", hidden=False),
@@ -159,7 +166,7 @@ def test_the_same_error_of_many_hosts_is_printed_once(files: Path) -> None:
         REFUSED.format(number=3, hosts="c1,c2", whom="all", hidden=True),
     ]
     (files / "play.yml").write_text("".join(phases), encoding="utf-8")
-    text = through_pipe(files)
+    text = run_in_pipe(files)
     assert text.count("The same of all.") == 1
     assert re.search(r"✕ (a[12]): Refuse\n(    .*\n)+  ✕ a[12]: the same as on \1\n", text), text
     assert text.count("the same as") == 1
@@ -168,17 +175,17 @@ def test_the_same_error_of_many_hosts_is_printed_once(files: Path) -> None:
     assert "Failed on a1, a2 and 4 more" in text
 
 
-def test_a_run_without_hosts_is_not_silent(files: Path) -> None:
+def test_run_without_hosts_is_reported(files: Path) -> None:
     (files / "play.yml").write_text("[{name: Phase, hosts: cluster, tasks: []}]", encoding="utf-8")
     assert (
         "  – no host matches; skipped\nNothing was done: no play had a host, or the tags exclude all tasks.\n"
-        in through_pipe(files)
+        in run_in_pipe(files)
     )
 
 
 def test_check_mode_says_would_and_the_diff_is_shown_below_the_phase(files: Path) -> None:
     (files / "play.yml").write_text(WRITTEN, encoding="utf-8")
-    text = through_pipe(files, "--check", "--diff")
+    text = run_in_pipe(files, "--check", "--diff")
     assert "(check mode)" in text
     assert "would change  Would change: n1, n2" in text
     assert "Check mode: nothing was changed." in text
@@ -188,7 +195,7 @@ def test_check_mode_says_would_and_the_diff_is_shown_below_the_phase(files: Path
 
 
 def test_verbose_prints_results_like_the_default(files: Path) -> None:
-    text = through_pipe(files, "-v")
+    text = run_in_pipe(files, "-v")
     assert "TASK [Quiet task]" in text
     assert "ok: [n1] =>" in text
     assert "PLAY RECAP" in text
@@ -197,22 +204,22 @@ def test_verbose_prints_results_like_the_default(files: Path) -> None:
 
 @pytest.mark.parametrize(("variables", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_live_line_on_a_terminal_and_no_color(files: Path, variables: dict[str, str], colours: bool) -> None:
-    text = through_terminal(files, **variables)
+    text = run_in_terminal(files, **variables)
     assert "\r\x1b[K" in text
     assert "task 1: Quiet task" in text
     assert bool(re.search("\x1b\\[[0-9;]*m", text)) is colours
-    # Output of others starts on a line of its own.
+    # The output of other plugins starts on a line of its own.
     assert re.search("(\n|\x1b\\[K)text of a plugin\r?\n", text), text
     for part in re.findall("\x1b\\[K([^\r\n]*)", text):
         assert len(re.sub("\x1b\\[[0-9;]*m", "", part)) < 100
 
 
 def test_nothing_is_redrawn_under_a_ci_server(files: Path) -> None:
-    assert "\x1b[K" not in through_terminal(files, CI="true")
+    assert "\x1b[K" not in run_in_terminal(files, CI="true")
 
 
 def test_summary_beside_another_callback(files: Path) -> None:
-    text = through_pipe(
+    text = run_in_pipe(
         files,
         ANSIBLE_STDOUT_CALLBACK="ansible.builtin.default",
         ANSIBLE_CALLBACKS_ENABLED="gpumesh.cluster.progress_summary",
@@ -251,19 +258,19 @@ BEYOND_RESCUE = """
 """
 
 
-def test_what_a_block_rescues_is_no_failure(files: Path) -> None:
+def test_rescued_task_is_not_a_failure(files: Path) -> None:
     (files / "play.yml").write_text(RESCUED, encoding="utf-8")
     (files / "attempt.yml").write_text(
         "- name: Attempt\n  ansible.builtin.fail: {msg: 'It is not there.'}\n", encoding="utf-8"
     )
-    shown = through_pipe(files)
+    shown = run_in_pipe(files)
     assert "✕" not in shown and "1 failed" not in shown, shown
     assert "rescued  n1: It is not there." in shown
     assert "✓ Look before it leaps" in shown
     assert "Nothing to change" in shown
 
 
-LOST = """
+LOST_HOST_PLAY = """
 - name: Phase {host}
   hosts: {host},n2
   gather_facts: false
@@ -286,8 +293,8 @@ ONLY_LOST = """
 """
 
 
-def test_a_file_or_role_that_cannot_be_included_is_a_failure(files: Path) -> None:
-    """Also in a phase in which nothing else runs."""
+def test_failed_include_is_a_failure(files: Path) -> None:
+    """The phase may contain nothing else."""
     hosts = ("a1", "b1", "c1", "d1")
     (files / "inventory.yml").write_text(INVENTORY.replace("n1: {}", ", ".join(f"{host}: {{}}" for host in hosts)))
     includes = [
@@ -295,39 +302,39 @@ def test_a_file_or_role_that_cannot_be_included_is_a_failure(files: Path) -> Non
         "ansible.builtin.include_tasks: gone.yml",
         "ansible.builtin.include_role: {name: gone}",
     ]
-    phases = [LOST.format(host=host, include=include) for host, include in zip(hosts, includes)]
+    phases = [LOST_HOST_PLAY.format(host=host, include=include) for host, include in zip(hosts, includes)]
     (files / "play.yml").write_text("".join([*phases, ONLY_LOST]), encoding="utf-8")
-    shown = through_pipe(files)
+    shown = run_in_pipe(files)
     for host in hosts:
         assert f"✕ {host}: Include" in shown, shown
         assert re.search(rf"^✕ Phase {host} .*1 failed", shown, re.MULTILINE), shown
     assert "✓" not in shown
 
 
-def test_a_host_that_is_lost_at_an_include_is_not_waited_for() -> None:
-    run = Run()
+def test_host_lost_at_an_include_is_not_counted_afterwards() -> None:
+    run = PlaybookRun()
     run.begin_phase("one", ["n1", "n2"])
     run.begin_task("first")
     run.lose_host("n1", "failed")
-    assert run.begin_task("second").total == 1
-    assert run.begin_phase("two", ["n1", "n2"]).hosts == 1
-    assert [phase.count("failed") for phase in run.phases] == [1, 0]
+    assert run.begin_task("second").host_count == 1
+    assert run.begin_phase("two", ["n1", "n2"]).host_count == 1
+    assert [phase.count_outcomes("failed") for phase in run.phases] == [1, 0]
 
 
-def test_what_a_rescue_cannot_help_is_a_failure(files: Path) -> None:
+def test_failed_rescue_is_a_failure(files: Path) -> None:
     (files / "play.yml").write_text(BEYOND_RESCUE, encoding="utf-8")
-    shown = through_pipe(files)
+    shown = run_in_pipe(files)
     assert "rescued  n1: The first trouble." in shown
     assert "✕ n1: Last resort" in shown and "1 failed" in shown
     assert "Failed on n1" in shown
 
 
-SILENT = """
+UNREACHABLE_INVENTORY = """
 all:
   vars: {ansible_connection: local, ansible_python_interpreter: "{{ ansible_playbook_python }}"}
   hosts: {n1: {}, n2: {}, n3: {ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 1}}
 """
-ONCE = """
+RUN_ONCE_PLAY = """
 - name: Phase
   hosts: n1,n2
   gather_facts: false
@@ -351,11 +358,11 @@ ONCE = """
 """
 
 
-def test_a_run_that_an_ignored_host_ends_is_not_done(files: Path) -> None:
-    """Ansible ends all hosts then, with a status other than 0, and counts no failure."""
-    (files / "inventory.yml").write_text(SILENT, encoding="utf-8")
-    (files / "play.yml").write_text(ONCE.replace("{more}", ""), encoding="utf-8")
-    shown = through_pipe(files)
+def test_run_ended_by_an_ignored_unreachable_host_has_failed(files: Path) -> None:
+    """Ansible then ends all hosts with a status other than 0, and counts no failure."""
+    (files / "inventory.yml").write_text(UNREACHABLE_INVENTORY, encoding="utf-8")
+    (files / "play.yml").write_text(RUN_ONCE_PLAY.replace("{more}", ""), encoding="utf-8")
+    shown = run_in_pipe(files)
     assert "After" not in shown
     assert "Done" not in shown and "Nothing to change" not in shown
     assert re.search(r"✕ n1 → n3: Ask another host\n    .*port 1", shown), shown
@@ -363,10 +370,10 @@ def test_a_run_that_an_ignored_host_ends_is_not_done(files: Path) -> None:
     assert "Failed on n1 after" in shown
 
 
-def test_a_host_whose_silence_is_ignored_is_named_with_its_reason(files: Path) -> None:
-    (files / "inventory.yml").write_text(SILENT, encoding="utf-8")
-    (files / "play.yml").write_text(ONCE.replace("{more}", "ignore_errors: true"), encoding="utf-8")
-    shown = through_pipe(files)
+def test_ignored_unreachable_host_is_named_with_its_reason(files: Path) -> None:
+    (files / "inventory.yml").write_text(UNREACHABLE_INVENTORY, encoding="utf-8")
+    (files / "play.yml").write_text(RUN_ONCE_PLAY.replace("{more}", "ignore_errors: true"), encoding="utf-8")
+    shown = run_in_pipe(files)
     assert len(re.findall(r"^    no answer  n1 → n3: [^✓]*?port 1:\s+Connection refused", shown, re.MULTILINE)) == 2, (
         shown
     )
@@ -374,7 +381,7 @@ def test_a_host_whose_silence_is_ignored_is_named_with_its_reason(files: Path) -
     assert "Done in" in shown
 
 
-def test_the_host_that_did_the_work_is_named(files: Path) -> None:
+def test_delegated_host_is_named(files: Path) -> None:
     (files / "play.yml").write_text(
         """
 - name: Phase
@@ -398,8 +405,8 @@ def test_the_host_that_did_the_work_is_named(files: Path) -> None:
 """,
         encoding="utf-8",
     )
-    shown = through_pipe(files)
-    # Behind the name stands how long it took, where that was long.
+    shown = run_in_pipe(files)
+    # The duration follows the name if it was long.
     for task in ("Delegate", "Delegate each"):
         assert re.search(rf"^    changed  {task}: n1 → n2(  \(|$)", shown, re.MULTILINE), shown
     assert "✕ n1 → n2: Fail elsewhere\n" in shown, shown

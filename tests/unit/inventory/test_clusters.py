@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inventory plugin `clusters` as Ansible loads it, on folders of records and through a stand-in for ssh."""
+"""The inventory plugin `clusters` as Ansible loads it, on directories of records and through a fake ssh."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import pytest
 import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.inventory.clusters import EXAMPLES, InventoryModule
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import to_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
+    format_record,
+)
 
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 
 
 def write_record(folder: Path, name: str = "lab", machines: str = "ab", subnet: int = 0) -> None:
@@ -30,11 +32,11 @@ def write_record(folder: Path, name: str = "lab", machines: str = "ab", subnet: 
     mesh = {"backend": "none" if subnet else "wireguard"}
     draft = plan.create("0" * 32, name, f"10.0.{subnet}.0/24", machines[0], mesh, members, STAMP)
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(to_text(plan.commit(draft, STAMP)))
+    (folder / f"{name}.json").write_text(format_record(plan.commit(draft, STAMP)))
 
 
-def ask(tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The output of `ansible-inventory --list` for a source with these options."""
+def list_inventory(tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Return the result of `ansible-inventory --list` for a source with these options."""
     source = tmp_path / "x.clusters.yml"
     source.write_text(json.dumps({"plugin": "gpumesh.cluster.clusters", "path": "records", **options}))
     tool = Path(sys.executable).with_name("ansible-inventory")
@@ -44,22 +46,22 @@ def ask(tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def load(tmp_path: Path, **options: Any) -> dict[str, Any]:
-    done = ask(tmp_path, **options)
+def load_inventory(tmp_path: Path, **options: Any) -> dict[str, Any]:
+    done = list_inventory(tmp_path, **options)
     assert done.returncode == 0, done.stderr
-    # Values from a file are marked, so that they are never templated.
+    # Ansible marks values from a file, so that they are never templated.
     found: dict[str, Any] = json.loads(done.stdout, object_hook=lambda item: item.get("__ansible_unsafe", item))
     return found
 
 
-def hosts(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def host_variables(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     variables: dict[str, dict[str, Any]] = found["_meta"]["hostvars"]
     return variables
 
 
 def test_groups_and_variables(tmp_path: Path) -> None:
     write_record(tmp_path / "records")
-    found = load(tmp_path)
+    found = load_inventory(tmp_path)
     assert sorted(found["lab"]["children"]) == ["lab_manager", "lab_members"]
     assert (found["lab_members"]["hosts"], found["lab_manager"]["hosts"]) == (["a", "b"], ["a"])
     expected = {
@@ -75,22 +77,22 @@ def test_groups_and_variables(tmp_path: Path) -> None:
         "cluster_generation": 1,
         "cluster_manager": "a",
     }
-    assert {name: hosts(found)["b"][name] for name in expected} == expected
+    assert {name: host_variables(found)["b"][name] for name in expected} == expected
 
 
-def test_a_host_in_two_clusters_has_both(tmp_path: Path) -> None:
+def test_host_in_two_clusters_has_the_variables_of_both(tmp_path: Path) -> None:
     write_record(tmp_path / "records")
     write_record(tmp_path / "records", name="two-x", machines="bc", subnet=7)
-    found = load(tmp_path)
+    found = load_inventory(tmp_path)
     assert found["two_x_manager"]["hosts"] == ["b"]
-    clusters = hosts(found)["b"]["clusters"]
+    clusters = host_variables(found)["b"]["clusters"]
     assert {name: view["rank"] for name, view in clusters.items()} == {"lab": 1, "two-x": 0}
 
 
-def test_only_some_clusters_and_other_addresses(tmp_path: Path) -> None:
+def test_names_and_address_options(tmp_path: Path) -> None:
     write_record(tmp_path / "records")
     write_record(tmp_path / "records", name="other", machines="cd", subnet=7)
-    found = hosts(load(tmp_path, names=["lab"], address="cluster"))
+    found = host_variables(load_inventory(tmp_path, names=["lab"], address="cluster"))
     assert {machine: variables["ansible_host"] for machine, variables in found.items()} == {
         "a": "10.99.0.1",
         "b": "10.99.0.2",
@@ -99,22 +101,22 @@ def test_only_some_clusters_and_other_addresses(tmp_path: Path) -> None:
 
 def test_composed_groups(tmp_path: Path) -> None:
     write_record(tmp_path / "records")
-    found = load(tmp_path, keyed_groups=[{"key": "cluster_site", "prefix": "site"}])
+    found = load_inventory(tmp_path, keyed_groups=[{"key": "cluster_site", "prefix": "site"}])
     assert found["site_s2"]["hosts"] == ["b"]
 
 
-def test_the_cache_answers_when_the_records_cannot(tmp_path: Path) -> None:
+def test_cache_is_used_without_the_records(tmp_path: Path) -> None:
     records = tmp_path / "records"
     write_record(records)
     cached = {"cache": True, "cache_plugin": "ansible.builtin.jsonfile", "cache_connection": str(tmp_path / "cache")}
-    assert set(hosts(load(tmp_path, **cached))) == {"a", "b"}
+    assert set(host_variables(load_inventory(tmp_path, **cached))) == {"a", "b"}
     (records / "lab.json").unlink()
-    assert set(hosts(load(tmp_path, **cached))) == {"a", "b"}
-    assert hosts(load(tmp_path)) == {}
+    assert set(host_variables(load_inventory(tmp_path, **cached))) == {"a", "b"}
+    assert host_variables(load_inventory(tmp_path)) == {}
 
 
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> Path:
-    """A program that takes the place of ssh; its arguments are in the file that this returns."""
+def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> Path:
+    """Replace ssh with a script. Return the path of the file with its arguments."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\necho "$@" > "$0.argv"\nfor last; do :; done\n{lines}\n')
@@ -123,64 +125,64 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> Pat
     return ssh.with_name("ssh.argv")
 
 
-def test_over_ssh_nothing_is_expanded_by_the_far_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in does what sshd does: it passes the last word to a shell."""
+def test_remote_shell_expands_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake ssh does what sshd does: it passes the last argument to a shell."""
     write_record(tmp_path / "re$(touch oops)cords")
-    argv = stand_in(tmp_path, monkeypatch, 'exec sh -c "$last"')
-    found = load(tmp_path, host="root@gpu1", port=2222, path=f"{tmp_path}/re$(touch oops)cords")
-    assert set(hosts(found)) == {"a", "b"}
+    argv = fake_ssh(tmp_path, monkeypatch, 'exec sh -c "$last"')
+    found = load_inventory(tmp_path, host="root@gpu1", port=2222, path=f"{tmp_path}/re$(touch oops)cords")
+    assert set(host_variables(found)) == {"a", "b"}
     assert not (tmp_path / "oops").exists()
     assert "-p 2222 -- root@gpu1" in argv.read_text()
 
 
-def test_without_a_port_that_of_the_ssh_configuration_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_defaults_to_the_ssh_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(tmp_path / "records")
-    argv = stand_in(tmp_path, monkeypatch, 'exec sh -c "$last"')
-    assert set(hosts(load(tmp_path, host="gpu1", path=f"{tmp_path}/records"))) == {"a", "b"}
+    argv = fake_ssh(tmp_path, monkeypatch, 'exec sh -c "$last"')
+    assert set(host_variables(load_inventory(tmp_path, host="gpu1", path=f"{tmp_path}/records"))) == {"a", "b"}
     assert "-p" not in argv.read_text().partition(" -- ")[0].split()
 
 
-def test_what_the_shell_of_the_account_prints_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_the_login_shell_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_record(tmp_path / "records")
-    stand_in(tmp_path, monkeypatch, 'echo "Welcome [to] gpu1"; sh -c "$last"; echo Bye')
-    assert set(hosts(load(tmp_path, host="gpu1", path=f"{tmp_path}/records"))) == {"a", "b"}
+    fake_ssh(tmp_path, monkeypatch, 'echo "Welcome [to] gpu1"; sh -c "$last"; echo Bye')
+    assert set(host_variables(load_inventory(tmp_path, host="gpu1", path=f"{tmp_path}/records"))) == {"a", "b"}
 
 
-def test_an_account_that_runs_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path, monkeypatch, "echo This account is not available")
-    done = ask(tmp_path, host="gpu1")
+def test_account_with_another_program_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ssh(tmp_path, monkeypatch, "echo This account is not available")
+    done = list_inventory(tmp_path, host="gpu1")
     assert done.returncode != 0
     assert "This account is not available" in " ".join(done.stderr.split())
     assert "records of gpu1 cannot be read" in " ".join(done.stderr.split())
 
 
-def test_a_manager_that_never_stops_printing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path, monkeypatch, "exec yes")
-    done = ask(tmp_path, host="gpu1", timeout=600)
+def test_endless_output_of_the_manager_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ssh(tmp_path, monkeypatch, "exec yes")
+    done = list_inventory(tmp_path, host="gpu1", timeout=600)
     assert done.returncode != 0
     assert "wrote more than 64 MiB" in " ".join(done.stderr.split())
 
 
-def test_the_message_of_a_manager_does_not_act_on_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path, monkeypatch, "printf 'no \\033[2J records' >&2; exit 1")
-    done = ask(tmp_path, host="gpu1")
+def test_terminal_codes_from_the_manager_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ssh(tmp_path, monkeypatch, "printf 'no \\033[2J records' >&2; exit 1")
+    done = list_inventory(tmp_path, host="gpu1")
     assert done.returncode != 0
     assert "[2J records" in " ".join(done.stderr.split())
     assert "\033[2J" not in done.stderr
 
 
-def test_the_example_caches_where_nobody_else_can_create_anything() -> None:
-    """Others would give the run its hosts, and their addresses."""
+def test_example_cache_is_in_a_private_directory() -> None:
+    """Other users could otherwise choose the hosts of the run, and their addresses."""
     (source,) = yaml.safe_load_all(EXAMPLES)
     assert source["cache_connection"].startswith("~/")
 
 
-def test_a_damaged_record_of_another_cluster_does_not_matter(tmp_path: Path) -> None:
+def test_damaged_record_of_an_unselected_cluster_is_ignored(tmp_path: Path) -> None:
     write_record(tmp_path / "records")
     (tmp_path / "records" / "other.json").write_text("{")
-    assert set(hosts(load(tmp_path, names=["lab"]))) == {"a", "b"}
+    assert set(host_variables(load_inventory(tmp_path, names=["lab"]))) == {"a", "b"}
     for names in ([], ["other"]):
-        assert "other.json is invalid" in " ".join(ask(tmp_path, names=names).stderr.split())
+        assert "other.json is invalid" in " ".join(list_inventory(tmp_path, names=names).stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -192,9 +194,9 @@ def test_a_damaged_record_of_another_cluster_does_not_matter(tmp_path: Path) -> 
         (lambda records: None, {"host": "127.0.0.1", "port": 1}, "nothing listens on port 1. Start its SSH server"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, prepare: Any, options: dict[str, Any], said: str) -> None:
+def test_invalid_sources_are_refused(tmp_path: Path, prepare: Any, options: dict[str, Any], said: str) -> None:
     prepare(tmp_path / "records")
-    done = ask(tmp_path, **options)
+    done = list_inventory(tmp_path, **options)
     assert done.returncode != 0
     assert said in " ".join(done.stderr.split())
 
@@ -209,24 +211,24 @@ def test_what_is_refused(tmp_path: Path, prepare: Any, options: dict[str, Any], 
         ("myclusters.yml", False),
     ],
 )
-def test_the_name_of_the_source(tmp_path: Path, name: str, ours: bool) -> None:
+def test_source_file_names(tmp_path: Path, name: str, ours: bool) -> None:
     (tmp_path / name).write_text("plugin: gpumesh.cluster.clusters\n")
     assert InventoryModule().verify_file(str(tmp_path / name)) is ours
 
 
-def test_texts_come_as_texts(tmp_path: Path) -> None:
-    """AWX reads the output of `ansible-inventory`, and would take a mark for the value."""
+def test_values_are_not_marked_unsafe(tmp_path: Path) -> None:
+    """AWX reads the output of `ansible-inventory`, and would treat a mark as the value."""
     write_record(tmp_path / "records")
-    done = ask(tmp_path)
+    done = list_inventory(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "10.0.0.1" in done.stdout
     assert "__ansible_unsafe" not in done.stdout
 
 
-def test_two_clusters_are_not_one_group(tmp_path: Path) -> None:
+def test_clusters_with_the_same_group_name_are_refused(tmp_path: Path) -> None:
     write_record(tmp_path / "records", "a-b")
     write_record(tmp_path / "records", "a_b", machines="cd", subnet=1)
-    told = ask(tmp_path)
-    assert told.returncode != 0
-    assert "The clusters 'a-b' and 'a_b' would both be the group a_b." in " ".join(told.stderr.split())
-    assert load(tmp_path, names=["a-b"])["a_b_members"]["hosts"] == ["a", "b"]
+    listing = list_inventory(tmp_path)
+    assert listing.returncode != 0
+    assert "The clusters 'a-b' and 'a_b' would both be the group a_b." in " ".join(listing.stderr.split())
+    assert load_inventory(tmp_path, names=["a-b"])["a_b_members"]["hosts"] == ["a", "b"]

@@ -77,7 +77,7 @@ def test_check_mode_and_diff(folder: str, lab: dict[str, Any]) -> None:
     assert run("cluster_info", path=folder)["clusters"] == [lab["record"]]
 
 
-def test_a_copy_is_made_and_a_newer_one_kept(folder: str, lab: dict[str, Any], tmp_path: Path) -> None:
+def test_a_replica_is_written_and_a_newer_one_is_kept(folder: str, lab: dict[str, Any], tmp_path: Path) -> None:
     member = str(tmp_path / "member")
     assert run("cluster", name="lab", path=member, state="replica", record=lab["record"])["changed"]
     assert not run("cluster", name="lab", path=member, state="replica", record=lab["record"])["changed"]
@@ -87,7 +87,7 @@ def test_a_copy_is_made_and_a_newer_one_kept(folder: str, lab: dict[str, Any], t
     assert run("cluster_info", path=member)["clusters"] == [ahead["record"]]
 
 
-def test_a_record_that_takes_what_is_of_another_cluster_is_refused(folder: str, lab: dict[str, Any]) -> None:
+def test_a_record_that_uses_resources_of_another_cluster_is_refused(folder: str, lab: dict[str, Any]) -> None:
     other = {
         "name": "two",
         "subnet": "10.78.0.0/24",
@@ -118,7 +118,7 @@ def test_a_record_that_takes_what_is_of_another_cluster_is_refused(folder: str, 
         ("cluster", {"name": "lab", "state": "replica"}, "record"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_requests_are_refused(
     folder: str, lab: dict[str, Any], module: str, arguments: dict[str, Any], message: str
 ) -> None:
     refused = run(module, path=folder, **arguments)

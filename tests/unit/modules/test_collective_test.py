@@ -15,7 +15,7 @@ import pytest
 import yaml
 from module_runs import result_of, start
 
-FIXTURES = Path(__file__).parents[1] / "module_utils" / "collective" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "module_utils" / "_checks" / "collective" / "fixtures"
 MODULE = Path(__file__).parents[3] / "plugins" / "modules" / "collective_test.py"
 #: Both start the binary once, as if on several nodes, and print their arguments on stderr.
 LAUNCHER = """#!/bin/sh
@@ -46,20 +46,20 @@ class Stage:
         self.write(self.folder / "build" / "all_reduce_perf", f"#!/bin/sh\ncat '{FIXTURES / fixture}'\n{more}\n")
 
     def run(self, **arguments: Any) -> dict[str, Any]:
-        given = {"path": str(self.folder / "build"), "timeout": 60, **arguments}
+        module_options = {"path": str(self.folder / "build"), "timeout": 60, **arguments}
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        return result_of(start("collective_test", given, environment))
+        return result_of(start("collective_test", module_options, environment))
 
 
 @pytest.fixture(name="stage")
 def _stage() -> Iterator[Stage]:
-    """Not in a folder of pytest's, which other users cannot access."""
+    """Create the host outside of the directories of pytest, which other users cannot access."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Stage(Path(folder))
 
 
-def test_one_host_passes_and_returns_what_is_documented(stage: Stage) -> None:
+def test_one_host_passes_and_returns_the_documented_keys(stage: Stage) -> None:
     stage.prints("01-new-table.txt")
     result = stage.run(ranks=8)
     assert (result["status"], result["error"], result["changed"]) == ("pass", None, False)
@@ -82,7 +82,7 @@ def test_a_launcher_starts_it_on_the_nodes(stage: Stage, launcher: str) -> None:
     assert ("--nodelist=n1,n2" if launcher == "srun" else "--host n1:8,n2:8") in asked
 
 
-def test_a_threshold_is_held_and_said(stage: Stage) -> None:
+def test_a_missed_threshold_fails_and_is_reported(stage: Stage) -> None:
     stage.prints("01-new-table.txt")
     result = stage.run(ranks=8, min_busbw_gbps=200)
     assert (result["status"], result["error"]["kind"], result["min_busbw_gbps"]) == ("fail", "slow", 200)
@@ -98,14 +98,14 @@ def test_a_threshold_is_held_and_said(stage: Stage) -> None:
         ("26-empty.txt", 8, "truncated"),
     ],
 )
-def test_exit_status_0_is_no_pass_by_itself(stage: Stage, fixture: str, ranks: int, kind: str) -> None:
+def test_exit_status_0_alone_is_not_a_pass(stage: Stage, fixture: str, ranks: int, kind: str) -> None:
     stage.prints(fixture)
     result = stage.run(launcher="srun", ranks=ranks, nodes=1 if ranks == 8 else 2)
     assert (result["status"], result["error"]["kind"]) == ("fail", kind)
     assert result["error"]["remedy"]
 
 
-def test_a_hang_is_ended(stage: Stage) -> None:
+def test_a_hanging_collective_is_killed(stage: Stage) -> None:
     stage.prints("27-hang-after-devices.txt", more="exec sleep 300")
     result = stage.run(launcher="srun", ranks=3, nodes=3, timeout=2)
     assert (result["status"], result["error"]["kind"]) == ("fail", "timeout")
@@ -120,7 +120,7 @@ def test_check_mode_starts_nothing(stage: Stage) -> None:
     assert not stage.record.read_text(encoding="utf-8")
 
 
-def test_what_cannot_be_run_is_refused(stage: Stage) -> None:
+def test_invalid_requests_are_refused(stage: Stage) -> None:
     result = stage.run(ranks=3, nodes=2)
     assert result["failed"]
     assert "3 ranks cannot be distributed evenly over 2 nodes" in result["msg"]

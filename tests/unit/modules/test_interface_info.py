@@ -13,15 +13,18 @@ import pytest
 import yaml
 from ansible.module_utils import basic
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.modules import interface_info
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils.net.recorded import FIXTURES, RecordedIp
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import (
+    FIXTURES,
+    RecordedIp,
+)
 
 
 @pytest.fixture(autouse=True)
 def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from Ansible; helpers to test modules in their own process came with ansible-core 2.19."""
+    """Pass no arguments, as Ansible would; its own helpers for this came with ansible-core 2.19."""
     monkeypatch.setattr(basic, "_ANSIBLE_ARGS", b'{"ANSIBLE_MODULE_ARGS": {}}')
     monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
 
@@ -33,9 +36,7 @@ def run_module(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return result
 
 
-def test_it_returns_what_its_documentation_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_documented_keys_are_returned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(interface_info, "run", RecordedIp(FIXTURES / "bond_mellanox"))
     result = run_module(capsys)
     documented = yaml.safe_load(interface_info.RETURN)
@@ -54,17 +55,17 @@ def test_it_returns_what_its_documentation_says(
         (None, "command", "'ip -j -d addr show' cannot be run"),
     ],
 )
-def test_a_failure_is_one_sentence_with_the_host_and_the_command(
+def test_a_failure_names_the_host_and_the_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     output: str | None,
     kind: str,
     words: str,
 ) -> None:
-    def ip(argv: Sequence[str], check: bool = True) -> Completed:
+    def ip(argv: Sequence[str], check: bool = True) -> CommandResult:
         if output is None:
             raise CommandError(argv, "cannot be run: the program is not installed", remedy="Install ip.")
-        return Completed(0, output, "")
+        return CommandResult(0, output, "")
 
     monkeypatch.setattr(interface_info, "run", ip)
     monkeypatch.setattr(interface_info.socket, "gethostname", lambda: "gpu7")

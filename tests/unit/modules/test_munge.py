@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from module_runs import result_of, start, write_programs
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, configure
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, configure
 from ansible_collections.gpumesh.cluster.plugins.modules import munge
 
-ME = pwd.getpwuid(os.getuid()).pw_name
+CURRENT_USER = pwd.getpwuid(os.getuid()).pw_name
 KEY = base64.b64encode(bytes(range(64))).decode()
 OTHER_KEY = base64.b64encode(bytes(range(1, 65))).decode()
 
 
-def run(module: str, programs: Path, **arguments: Any) -> dict[str, Any]:
+def run_module(module: str, programs: Path, **arguments: Any) -> dict[str, Any]:
     """The result of a module on a host with these programs."""
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     return result_of(start(module, arguments, environment))
@@ -41,7 +41,7 @@ def _given(tmp_path: Path) -> dict[str, Any]:
         "cluster": "lab",
         "cluster_id": "0" * 32,
         "path": str(tmp_path / "munge" / "munge.key"),
-        "user": ME,
+        "user": CURRENT_USER,
         "socket": str(tmp_path / "socket"),
         "folder": str(tmp_path / "gpumesh" / "clusters"),
         "supervisor_programs": str(tmp_path),
@@ -63,102 +63,102 @@ def _programs(tmp_path: Path) -> Path:
     return write_programs(tmp_path / "bin", scripts)
 
 
-def test_a_key_is_written_once_for_its_owner_alone(given: dict[str, Any], programs: Path) -> None:
+def test_a_key_is_written_once_and_readable_only_by_its_owner(given: dict[str, Any], programs: Path) -> None:
     path, socket = Path(given["path"]), Path(given["socket"])
     socket.touch()
-    first = run("munge", programs, **given, content=KEY, start=False)
+    first = run_module("munge", programs, **given, content=KEY, start=False)
     assert (first["changed"], first["missing"]) == (True, [])
     assert stat.S_IMODE(path.stat().st_mode) == 0o400
-    second = run("munge", programs, **given, content=KEY, start=False)
+    second = run_module("munge", programs, **given, content=KEY, start=False)
     assert not second["changed"]
     assert KEY not in json.dumps([first, second])
 
 
-def test_what_the_manager_signs_a_member_verifies(given: dict[str, Any], programs: Path) -> None:
+def test_a_member_verifies_the_credential_of_the_manager(given: dict[str, Any], programs: Path) -> None:
     socket = Path(given["socket"])
-    manager = run("munge", programs, **given, generate=True, sign=True, asked_at=0, start=False)
+    manager = run_module("munge", programs, **given, generate=True, sign=True, asked_at=0, start=False)
     assert (manager["credential"], manager["reason"]) == ("MUNGE:signed:", "")
     assert len(base64.b64decode(manager["content"])) == 128
     assert manager["ahead"] > 1e9
     socket.touch()
     member = {**given, "content": manager["content"], "manager_name": "n1"}
-    assert run("munge", programs, **member, verify="MUNGE:signed:")["changed"], "supervisord does not know it yet"
+    assert run_module("munge", programs, **member, verify="MUNGE:signed:")["changed"], (
+        "supervisord does not know it yet"
+    )
     (programs.parent / "asked").unlink()
-    trusts = run("munge", programs, **member, verify="MUNGE:signed:")
+    trusts = run_module("munge", programs, **member, verify="MUNGE:signed:")
     assert (programs.parent / "asked").read_text() == "asked\n", "munged accepts it only once"
     assert (trusts["restarted"], trusts["fingerprint"]) == (False, manager["fingerprint"])
-    would = run("munge", programs, **member, verify="MUNGE:other:", _ansible_check_mode=True)
+    would = run_module("munge", programs, **member, verify="MUNGE:other:", _ansible_check_mode=True)
     assert (would["changed"], would["restarted"]) == (True, True)
-    refuses = run("munge", programs, **member, verify="MUNGE:other:")
+    refuses = run_module("munge", programs, **member, verify="MUNGE:other:")
     assert "munge rejects the credential of the manager n1: unmunge: Invalid credential" in refuses["msg"]
 
 
-def test_a_credential_that_munged_has_accepted_before_restarts_nothing(given: dict[str, Any], programs: Path) -> None:
+def test_a_replayed_credential_restarts_nothing(given: dict[str, Any], programs: Path) -> None:
     """Ansible runs a module again whose connection has broken off (the option retries of its SSH connection)."""
-    run("munge", programs, **given, content=KEY, start=False)
+    run_module("munge", programs, **given, content=KEY, start=False)
     Path(given["socket"]).touch()
     arguments = {**given, "content": KEY, "manager_name": "n1", "verify": "MUNGE:signed:"}
-    run("munge", programs, **arguments)
-    # As unmunge of munge 0.5.15 answers: not a word.
+    run_module("munge", programs, **arguments)
+    # unmunge of munge 0.5.15 prints nothing in this case.
     (programs / "unmunge").write_text("#!/bin/sh\nexit 17\n", encoding="utf-8")
-    again = run("munge", programs, **arguments)
+    again = run_module("munge", programs, **arguments)
     assert (again.get("msg"), again["changed"], again["restarted"]) == (None, False, False)
 
 
-def test_a_clock_that_is_apart_is_refused_before_anything_changes(given: dict[str, Any], programs: Path) -> None:
+def test_a_clock_skew_is_refused_before_anything_changes(given: dict[str, Any], programs: Path) -> None:
     asked = {"asked_at": time.time(), "manager_ahead": -90.0, "manager_name": "n1"}
-    told = run("munge", programs, **given, content=KEY, **asked)
+    told = run_module("munge", programs, **given, content=KEY, **asked)
     assert "The clock is 9" in told["msg"] and "ahead of that of the manager n1" in told["msg"]
     assert not Path(given["path"]).exists()
-    assert "msg" not in run("munge", programs, **given, content=KEY, **asked, max_clock_skew=200, start=False)
+    assert "msg" not in run_module("munge", programs, **given, content=KEY, **asked, max_clock_skew=200, start=False)
 
 
-def test_an_account_that_is_missing_is_named(given: dict[str, Any], programs: Path) -> None:
-    told = run("munge", programs, **{**given, "user": "nobody-of-this-name"}, content=KEY)
+def test_a_missing_account_is_named(given: dict[str, Any], programs: Path) -> None:
+    told = run_module("munge", programs, **{**given, "user": "nobody-of-this-name"}, content=KEY)
     assert told["failed"]
     assert "There is no user nobody-of-this-name" in told["msg"]
     assert not Path(given["path"]).exists()
 
 
-@pytest.mark.skipif(find("munged") is not None, reason="munge is installed here")
-def test_a_host_without_munge_says_what_it_lacks(given: dict[str, Any], tmp_path: Path) -> None:
-    told = run("munge", tmp_path, **given, sign=True, start=False, _ansible_check_mode=True)
+@pytest.mark.skipif(find_program("munged") is not None, reason="munge is installed here")
+def test_missing_packages_are_reported(given: dict[str, Any], tmp_path: Path) -> None:
+    told = run_module("munge", tmp_path, **given, sign=True, start=False, _ansible_check_mode=True)
     assert (told["missing"], told["changed"], told["content"]) == (["munge"], True, "")
     assert not Path(given["folder"]).parent.exists()
 
 
-def test_who_leaves_has_no_key(given: dict[str, Any], programs: Path) -> None:
-    run("munge", programs, **given, content=KEY, start=False)
-    assert run("munge", programs, **given, state="absent", _ansible_check_mode=True)["changed"]
-    assert run("munge", programs, **given, state="absent")["changed"]
+def test_a_removal_deletes_the_key(given: dict[str, Any], programs: Path) -> None:
+    run_module("munge", programs, **given, content=KEY, start=False)
+    assert run_module("munge", programs, **given, state="absent", _ansible_check_mode=True)["changed"]
+    assert run_module("munge", programs, **given, state="absent")["changed"]
     assert not Path(given["path"]).exists()
 
 
-def test_the_key_of_somebody_else_stays_where_the_cluster_has_set_up_nothing(
-    given: dict[str, Any], programs: Path
-) -> None:
-    """As after create alone, on a node of another Slurm cluster."""
+def test_a_foreign_key_is_kept_if_the_cluster_did_not_set_up_munge(given: dict[str, Any], programs: Path) -> None:
+    """This is the state after the playbook create alone, on a node of another Slurm cluster."""
     path, program = Path(given["path"]), programs.parent / "gpumesh-munge.conf"
     path.parent.mkdir()
     path.write_bytes(base64.b64decode(KEY))
     program.write_text("[program:munge]\n")
-    assert not run("munge", programs, **given, state="absent")["changed"]
-    run("munge", programs, **{**given, "cluster": "other", "cluster_id": "1" * 32}, content=KEY, start=False)
-    assert not run("munge", programs, **given, state="absent")["changed"]
+    assert not run_module("munge", programs, **given, state="absent")["changed"]
+    run_module("munge", programs, **{**given, "cluster": "other", "cluster_id": "1" * 32}, content=KEY, start=False)
+    assert not run_module("munge", programs, **given, state="absent")["changed"]
     assert path.exists() and program.exists()
 
 
-THEIRS = "ClusterName=theirs\n"
+FOREIGN_SLURM_CONFIG = "ClusterName=theirs\n"
 CONFIGLESS = 'SLURMD_OPTIONS="--conf-server ctl"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "content", "owned", "replace", "refused", "options"),
     [
-        # Of a Slurm cluster of somebody else: it is neither replaced nor handed to the members of ours.
-        (THEIRS, OTHER_KEY, False, True, "slurm.conf was not written by this collection", ""),
-        (THEIRS, None, False, True, "slurm.conf was not written by this collection", ""),
-        (THEIRS, KEY, False, True, "", ""),
+        # The key of somebody else's Slurm cluster is neither replaced nor passed to the members of ours.
+        (FOREIGN_SLURM_CONFIG, OTHER_KEY, False, True, "slurm.conf was not written by this collection", ""),
+        (FOREIGN_SLURM_CONFIG, None, False, True, "slurm.conf was not written by this collection", ""),
+        (FOREIGN_SLURM_CONFIG, KEY, False, True, "", ""),
         (None, OTHER_KEY, False, True, "", ""),
         (
             None,
@@ -170,7 +170,7 @@ CONFIGLESS = 'SLURMD_OPTIONS="--conf-server ctl"\n'
         ),
         (None, None, False, True, "/etc/default/slurmd makes this host a node of another Slurm cluster", CONFIGLESS),
         (None, OTHER_KEY, True, True, "", CONFIGLESS),
-        (conf.text_of([]) + "ClusterName=lab\n", OTHER_KEY, False, True, "", ""),
+        (conf.render_file([]) + "ClusterName=lab\n", OTHER_KEY, False, True, "", ""),
         # The cluster's own, and a new one in the user's file.
         (None, OTHER_KEY, True, True, "", ""),
         (None, OTHER_KEY, True, False, "not all members are in this play", ""),
@@ -188,7 +188,7 @@ def test_a_key_that_others_rely_on_is_not_replaced(
     refused: str,
     options: str,
 ) -> None:
-    monkeypatch.setattr(configure, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(configure, "CONFIG_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(munge, "Tree", lambda: Tree(str(tmp_path)))
     (tmp_path / "etc" / "default").mkdir(parents=True)
     (tmp_path / "etc" / "default" / "slurmd").write_text(options)

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import names, package
-from ansible_collections.gpumesh.cluster.plugins.modules.names import at_boot
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
+from ansible_collections.gpumesh.cluster.plugins.modules.names import plan_boot_restore
 
 MEMBERS = [{"address": "10.99.0.1", "names": ["n1"]}]
 
@@ -23,19 +24,19 @@ def params(folder: Path, **given: Any) -> dict[str, Any]:
     return {**own, "supervisor_programs": str(folder), **given}
 
 
-def test_only_without_systemd_and_until_the_member_leaves(tmp_path: Path) -> None:
+def test_the_program_is_installed_only_without_systemd_and_removed_with_the_member(tmp_path: Path) -> None:
     settings = str(tmp_path / "gpumesh-names-lab.conf")
-    parts = at_boot(params(tmp_path), "supervisord")
+    parts = plan_boot_restore(params(tmp_path), "supervisord")
     assert list(parts) == ["/usr/local/sbin/gpumesh-names-lab", settings]
     parts[settings].apply()
     program = configparser.RawConfigParser()
     program.read(settings)
     section = program["program:gpumesh-names-lab"]
     assert (section["command"], section["autorestart"]) == ("/usr/local/sbin/gpumesh-names-lab", "false")
-    assert not at_boot(params(tmp_path), "supervisord")[settings].changed
+    assert not plan_boot_restore(params(tmp_path), "supervisord")[settings].changed
     assert os.stat(settings).st_mode & 0o777 == 0o644
     for given, manager in (({}, "systemd"), ({"state": "absent"}, "supervisord")):
-        part = at_boot(params(tmp_path, **given), manager)[settings]
+        part = plan_boot_restore(params(tmp_path, **given), manager)[settings]
         assert part.changed
     part.apply()
     assert not Path(settings).exists()
@@ -43,8 +44,8 @@ def test_only_without_systemd_and_until_the_member_leaves(tmp_path: Path) -> Non
 
 def test_the_program_runs_without_ansible(tmp_path: Path) -> None:
     path = tmp_path / "program"
-    path.write_bytes(package.build(sys.executable, names.__name__, {}))
-    code = "import sys; sys.path = [sys.argv[1], *sys.path]; from {} import main, files; print(files({}, 'gpu1', ''))"
+    path.write_bytes(program_archive.build_zipapp(sys.executable, names.__name__, {}))
+    code = "import sys; sys.path = [sys.argv[1], *sys.path]; from {} import main, build_file_entries; print(build_file_entries({}, 'gpu1', ''))"
     command = [sys.executable, "-IS", "-c", code.format(names.__name__, params(tmp_path)), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "10.99.0.1 n1 gpu1" in done.stdout

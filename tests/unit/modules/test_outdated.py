@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, generation
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import LAYER_MODULES
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply, generation
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_MODULES
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
 
-NAMES = sorted(name.rpartition(".")[2] for name in LAYER_MODULES)
+NAMES = sorted(name.rpartition(".")[2] for name in RECORD_MODULES)
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
 #: What each module requires besides.
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -40,9 +40,9 @@ REQUIRED: dict[str, dict[str, Any]] = {
 PROGRAM = """
 import importlib, sys
 name = sys.argv.pop()
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 module = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.modules." + name)
-setattr(module, "report" if name == "ssh_trust" else "work", lambda *given: Outcome(True, {"worked": True}))
+setattr(module, "report" if name == "ssh_trust" else "work", lambda *given: ModuleResult(True, {"worked": True}))
 module.main()
 """
 
@@ -53,21 +53,21 @@ def folder(tmp_path: Path) -> str:
     store = Store(str(tmp_path / "clusters"), "lab")
     apply.cluster_present(store, apply.ClusterRequest("10.0.0.0/24", "n1", {}, members=MEMBERS), "alice", False)
     apply.members_absent(store, ["n3"], None, False, False, "bob", False)
-    return store.folder
+    return store.directory
 
 
-def run(module: str, folder: str, used: int, **more: Any) -> dict[str, Any]:
-    derived_from = {"cluster": "lab", "generation": used, "machine": "n2", "path": folder}
-    given = {**REQUIRED.get(module, {}), **more, "derived_from": derived_from}
-    done = subprocess.run(
+def run(module: str, folder: str, record_generation: int, **options: Any) -> dict[str, Any]:
+    derived_from = {"cluster": "lab", "generation": record_generation, "machine": "n2", "path": folder}
+    arguments = {**REQUIRED.get(module, {}), **options, "derived_from": derived_from}
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM, module],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": given}),
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    assert completed.stdout, completed.stderr
+    result: dict[str, Any] = json.loads(completed.stdout)
     return result
 
 
@@ -82,7 +82,7 @@ def test_the_module_of_each_layer_changes_nothing_if_the_host_has_a_newer_record
     assert refused["error"]["generation"] == 2
 
 
-def test_the_same_or_an_older_record_or_none_is_no_reason(folder: str, tmp_path: Path) -> None:
+def test_the_same_an_older_or_no_record_is_accepted(folder: str, tmp_path: Path) -> None:
     assert run("names", folder, 2)["worked"]
     assert run("names", folder, 3)["worked"]
     assert run("names", str(tmp_path / "none"), 1)["worked"]
@@ -90,17 +90,17 @@ def test_the_same_or_an_older_record_or_none_is_no_reason(folder: str, tmp_path:
     assert run("names", folder, 1)["worked"]
 
 
-def test_what_changes_nothing_is_not_refused(folder: str) -> None:
+def test_check_mode_is_not_refused(folder: str) -> None:
     assert run("names", folder, 1, _ansible_check_mode=True)["worked"]
 
 
-def test_these_are_the_modules_that_know_the_option() -> None:
+def test_exactly_the_layer_modules_have_the_option() -> None:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "plugins/modules").glob("*.py")}
     assert sorted(name for name, text in texts.items() if re.search(r"\*\*DERIVED_OPTION", text)) == NAMES
 
 
-def test_the_generation_is_found_however_long_the_values_before_it_are() -> None:
+def test_the_generation_is_found_within_the_beginning_of_the_longest_record() -> None:
     text = json.dumps(
         {"schema_version": 6, "id": "0" * 32, "name": "a" * 40, "generation": 10**9, "more": []}, indent=2
     )
-    assert generation.generation_in(text[: generation.BEGINNING]) == 10**9
+    assert generation.parse_generation(text[: generation.HEAD_LENGTH]) == 10**9

@@ -13,19 +13,21 @@ import pytest
 from ansible.module_utils.basic import AnsibleModule
 from module_runs import module_arguments
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
+    SessionSettings,
+)
 from ansible_collections.gpumesh.cluster.plugins.modules import session_run
 
-SETTINGS = Settings("n1", "n1", "eth0", {"n1": "10.0.0.1"}, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp")
+SETTINGS = SessionSettings("n1", "n1", "eth0", {"n1": "10.0.0.1"}, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp")
 ROLES = [{"name": "main", "image": "docker.io/library/x:1", "env": {"TOKEN": "very-secret"}}]
 
 
-def test_the_environment_of_the_roles_is_in_no_log(
+def test_the_environment_of_the_roles_is_not_logged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged: list[Any] = []
     monkeypatch.setattr(AnsibleModule, "log", lambda _self, message, log_args=None: logged.append((message, log_args)))
-    monkeypatch.setattr(session_run.job, "own", lambda _run, _name: None)
+    monkeypatch.setattr(session_run.job, "find_own_session", lambda _run, _name: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     given = {"name": "demo", "roles": json.dumps(ROLES), "settings": SETTINGS._asdict()}
     with module_arguments(given), pytest.raises(SystemExit):

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from module_runs import module_arguments, result_of, start, write_programs
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
 from ansible_collections.gpumesh.cluster.plugins.modules import slurm
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 
@@ -53,20 +53,20 @@ def _programs(tmp_path: Path) -> Path:
     return write_programs(tmp_path / "bin", scripts)
 
 
-def run(folder: Path, given: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+def run_slurm_module(folder: Path, base_arguments: dict[str, Any], **arguments: Any) -> dict[str, Any]:
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    return result_of(start("slurm", {**given, **arguments}, environment))
+    return result_of(start("slurm", {**base_arguments, **arguments}, environment))
 
 
-def test_a_node_is_written_and_run_in_one_call(
+def test_a_node_is_configured_and_started_in_one_call(
     programs: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(given["directory"])
-    would = run(programs, given, _ansible_check_mode=True, _ansible_diff=True)
+    would = run_slurm_module(programs, given, _ansible_check_mode=True, _ansible_diff=True)
     assert would["changed"] and not list(folder.iterdir())
     assert "node/slurmd.env" in would["diff"]["after"]
     # The controller is not running, and nobody waits for it here.
-    monkeypatch.setattr(slurm, "_REACHED", 0.0)
+    monkeypatch.setattr(slurm, "_CONTROLLER_TIMEOUT", 0.0)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -81,79 +81,83 @@ def test_a_node_is_written_and_run_in_one_call(
 
 def test_the_second_run_changes_nothing(programs: Path, given: dict[str, Any]) -> None:
     manager = {**given, "serve": True, "state": "configured"}
-    first = run(programs, manager)
+    first = run_slurm_module(programs, manager)
     assert (first["changed"], first["reload"], first["validated"]) == (True, "restart", True)
     assert "node/slurmd.env" not in first["changed_files"], "it comes with slurmd"
     assert os.access(given["health_check"], os.X_OK)
-    again = run(programs, manager)
+    again = run_slurm_module(programs, manager)
     assert (again["changed"], again["reload"]) == (False, "none")
 
 
-def test_names_of_gres_stay_as_long_as_some_members_are_unknown(programs: Path, given: dict[str, Any]) -> None:
-    """Such as with a slice of the inventory: the nodes that it lacks keep their GRES."""
+def test_gres_types_are_kept_while_some_members_are_unknown(programs: Path, given: dict[str, Any]) -> None:
+    """With a slice of the inventory, for example, the nodes that it lacks keep their GRES."""
     manager = {**given, "serve": True, "state": "configured"}
-    run(programs, {**manager, "gres_types": ["nic", "tape"]})
-    sliced = run(programs, {**manager, "gres_types": ["tape"], "keep_gres_types": True})
+    run_slurm_module(programs, {**manager, "gres_types": ["nic", "tape"]})
+    sliced = run_slurm_module(programs, {**manager, "gres_types": ["tape"], "keep_gres_types": True})
     assert (sliced["changed"], sliced["reload"]) == (False, "none")
-    whole = run(programs, {**manager, "gres_types": ["tape"]})
+    whole = run_slurm_module(programs, {**manager, "gres_types": ["tape"]})
     assert (whole["changed_files"], whole["reload"]) == (["slurm.conf"], "restart")
 
 
-def test_a_node_that_declares_something_else_waits_for_the_controller(programs: Path, given: dict[str, Any]) -> None:
+def test_a_redefined_node_waits_for_the_controller(programs: Path, given: dict[str, Any]) -> None:
     env = Path(given["directory"]) / "node" / "slurmd.env"
     env.parent.mkdir()
     env.write_text("SLURMD_OPTIONS=\"-Z -N n2 --conf-server 127.0.0.1 --conf 'NodeAddr=10.0.0.9 Gres=gpu:8'\"\n")
-    found = run(programs, given)
+    found = run_slurm_module(programs, given)
     assert (found["redefined"], found["restarted"]) == (True, [])
 
 
-def test_what_a_host_lacks_is_said_before_anything_changes(programs: Path, given: dict[str, Any]) -> None:
-    lacking = run(programs, given, programs=["no-such-program"])
+def test_missing_programs_are_reported_before_anything_changes(programs: Path, given: dict[str, Any]) -> None:
+    lacking = run_slurm_module(programs, given, programs=["no-such-program"])
     assert (lacking["changed"], lacking["missing"]) == (False, ["no-such-program"])
     assert not list(Path(given["directory"]).iterdir())
-    would = run(programs, given, programs=["no-such-program"], _ansible_check_mode=True, _ansible_diff=True)
+    would = run_slurm_module(
+        programs, given, programs=["no-such-program"], _ansible_check_mode=True, _ansible_diff=True
+    )
     assert would["changed"] and "no-such-program" in would["diff"]["after"]
 
 
 @pytest.mark.parametrize(("rate", "stored"), [(0, "null"), (400, "400.0")])
-def test_the_checks_know_the_rate_of_the_rdma_ports(
+def test_the_health_program_receives_the_rate_of_the_rdma_ports(
     programs: Path, given: dict[str, Any], rate: float, stored: str
 ) -> None:
-    run(programs, {**given, "state": "configured", "health_rdma_rate_gbps": rate})
+    run_slurm_module(programs, {**given, "state": "configured", "health_rdma_rate_gbps": rate})
     with zipfile.ZipFile(given["health_check"]) as archive:
         assert f'"rdma_rate_gbps": {stored}' in archive.read("__main__.py").decode()
 
 
-def test_the_checks_go_when_nobody_runs_them(programs: Path, given: dict[str, Any]) -> None:
+def test_an_unused_health_program_is_removed(programs: Path, given: dict[str, Any]) -> None:
     checks = Path(given["health_check"])
-    run(programs, {**given, "state": "configured"})
+    run_slurm_module(programs, {**given, "state": "configured"})
     assert checks.exists()
-    assert not run(programs, {**given, "state": "configured", "health_check": "", "keep_checks": True})["leftover"]
+    assert not run_slurm_module(programs, {**given, "state": "configured", "health_check": "", "keep_checks": True})[
+        "leftover"
+    ]
     assert checks.exists()
 
 
-def test_services_that_are_not_wanted_are_found(programs: Path, given: dict[str, Any], tmp_path: Path) -> None:
+def test_withdrawn_services_are_reported(programs: Path, given: dict[str, Any], tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.touch()
     served = {"state": "served", "daemons": [], "withdrawn": [str(key), str(tmp_path / "none")]}
-    found = run(programs, given, **served)
+    found = run_slurm_module(programs, given, **served)
     assert (found["withdrawn"], found["changed"]) == ([str(key)], False)
 
 
-def test_who_leaves_has_no_configuration(programs: Path, given: dict[str, Any]) -> None:
-    run(programs, {**given, "serve": True, "state": "configured"})
-    left = run(programs, given, state="absent")
+def test_a_removal_deletes_the_configuration(programs: Path, given: dict[str, Any]) -> None:
+    run_slurm_module(programs, {**given, "serve": True, "state": "configured"})
+    left = run_slurm_module(programs, given, state="absent")
     assert left["changed"]
     assert not (Path(given["directory"]) / "slurm.conf").exists()
-    assert not run(programs, given, state="absent")["changed"]
+    assert not run_slurm_module(programs, given, state="absent")["changed"]
 
 
 @pytest.fixture(name="rest_paths")
 def _rest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The paths of the REST API on a host that is this folder."""
-    monkeypatch.setattr(rest, "TRUST", str(tmp_path / "gpumesh" / "ca.crt"))
-    monkeypatch.setattr(rest, "FOLDER", str(tmp_path / "gpumesh" / "slurm-rest"))
-    monkeypatch.setattr(rest, "SOCKET_FOLDER", str(tmp_path / "run"))
+    monkeypatch.setattr(rest, "TRUST_PATH", str(tmp_path / "gpumesh" / "ca.crt"))
+    monkeypatch.setattr(rest, "PROXY_DIRECTORY", str(tmp_path / "gpumesh" / "slurm-rest"))
+    monkeypatch.setattr(rest, "SOCKET_DIRECTORY", str(tmp_path / "run"))
     return tmp_path
 
 
@@ -166,17 +170,21 @@ def module(given: dict[str, Any], capsys: pytest.CaptureFixture[str], **argument
 
 
 @pytest.mark.usefixtures("rest_paths")
-def test_members_trust_what_the_rest_api_has_and_no_former_manager_keeps_a_key(
+def test_members_trust_the_rest_api_and_a_former_manager_loses_its_key(
     programs: Path,
     given: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    trust, key, link = Path(rest.TRUST), Path(rest.FOLDER) / "own.key", Path(rest.SOCKET_FOLDER) / "socket"
+    trust, key, link = (
+        Path(rest.TRUST_PATH),
+        Path(rest.PROXY_DIRECTORY) / "own.key",
+        Path(rest.SOCKET_DIRECTORY) / "socket",
+    )
     # slurmd would have to be registered first, so nothing of the node itself is done here.
     node = {**given, "programs": [], "health_check": "", "daemons": []}
-    monkeypatch.setattr(slurm, "_run_node", lambda *_given: Outcome(False, {}))
+    monkeypatch.setattr(slurm, "_run_node", lambda *_given: ModuleResult(False, {}))
     for path in (key, link):
         path.parent.mkdir(parents=True)
         path.touch()
@@ -193,21 +201,27 @@ def test_members_trust_what_the_rest_api_has_and_no_former_manager_keeps_a_key(
 
 
 @pytest.mark.usefixtures("rest_paths")
-def test_who_leaves_keeps_nothing_of_the_rest_api(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    Path(rest.FOLDER).mkdir(parents=True)
-    Path(rest.TRUST).touch()
+def test_a_removal_deletes_the_files_of_the_rest_api(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path(rest.PROXY_DIRECTORY).mkdir(parents=True)
+    Path(rest.TRUST_PATH).touch()
     assert module(given, capsys, state="absent")["changed"]
-    assert not Path(rest.TRUST).parent.exists()
+    assert not Path(rest.TRUST_PATH).parent.exists()
     assert not module(given, capsys, state="absent")["changed"]
 
 
 @pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
 @pytest.mark.usefixtures("rest_paths")
-def test_the_proxy_of_the_rest_api_gets_a_certificate_once(
+def test_the_certificate_of_the_rest_api_is_created_once(
     programs: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    about = {"folder": rest.FOLDER, "cluster": "lab", "service": "REST", "machine": "n1", "addresses": ["10.0.0.1"]}
+    about = {
+        "folder": rest.PROXY_DIRECTORY,
+        "cluster": "lab",
+        "service": "REST",
+        "machine": "n1",
+        "addresses": ["10.0.0.1"],
+    }
     served = {**given, "state": "served", "daemons": [], "certificate": about}
     would = module(served, capsys, _ansible_check_mode=True)
     assert (would["changed"], would["rest_certificates"]) == (True, None)
@@ -215,24 +229,24 @@ def test_the_proxy_of_the_rest_api_gets_a_certificate_once(
     assert made["changed"] and len(made["rest_certificates"]) == 1
     again = module(served, capsys)
     assert (again["changed"], again["rest_certificates"]) == (False, made["rest_certificates"])
-    assert (Path(rest.FOLDER) / "own.key").stat().st_mode & 0o777 == 0o600
+    assert (Path(rest.PROXY_DIRECTORY) / "own.key").stat().st_mode & 0o777 == 0o600
     assert module({**served, "certificate": None}, capsys)["rest_certificates"] == []
 
 
-def test_a_node_that_the_controller_does_not_work_with_is_refused(programs: Path, given: dict[str, Any]) -> None:
+def test_a_node_with_an_incompatible_slurm_release_is_refused(programs: Path, given: dict[str, Any]) -> None:
     """slurmd has 24.11.5 here. Nothing is written, and neither is it in check mode, or for a host that would get it."""
     folder = Path(given["directory"])
     for check_mode in (False, True):
-        refused = run(programs, given, controller_version="22.05.8", _ansible_check_mode=check_mode)
+        refused = run_slurm_module(programs, given, controller_version="22.05.8", _ansible_check_mode=check_mode)
         assert "n2: Slurm 24.11.5 is installed, but the controller on n1 has Slurm 22.05.8" in refused["msg"]
         assert not list(folder.iterdir())
     for version in ("", "24.11.1", "25.11.0"):
-        assert "failed" not in run(programs, given, controller_version=version, _ansible_check_mode=True)
+        assert "failed" not in run_slurm_module(programs, given, controller_version=version, _ansible_check_mode=True)
     bare = {**given, "programs": ["slurmd"]}
-    assert run(programs, bare, controller_version="22.05.8")["missing"] == ["slurmd"]
+    assert run_slurm_module(programs, bare, controller_version="22.05.8")["missing"] == ["slurmd"]
     offer = programs / "apt-cache"
     offer.write_text("#!/bin/sh\necho '  Candidate: 24.11.5-4'\n", encoding="utf-8")
     offer.chmod(0o755)
-    refused = run(programs, bare, controller_version="22.05.8")
+    refused = run_slurm_module(programs, bare, controller_version="22.05.8")
     assert "n2: Slurm 24.11.5 would be installed" in refused["msg"] and "on n2 as well" in refused["msg"]
-    assert run(programs, bare, controller_version="24.11.5")["missing"] == ["slurmd"]
+    assert run_slurm_module(programs, bare, controller_version="24.11.5")["missing"] == ["slurmd"]

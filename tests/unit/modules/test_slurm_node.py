@@ -27,7 +27,7 @@ esac
 """
 
 
-def drain(folder: Path, reason: str, **arguments: Any) -> dict[str, Any]:
+def run_drain(folder: Path, reason: str, **arguments: Any) -> dict[str, Any]:
     programs = write_programs(folder / "bin", {"scontrol": SCONTROL % reason})
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     return result_of(
@@ -36,13 +36,13 @@ def drain(folder: Path, reason: str, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reason", ["replacing the fan", "gpumesh health: health.pcie: GPU 3 at x8 of x16"])
-def test_the_jobs_on_a_node_that_somebody_else_has_drained_are_waited_for(tmp_path: Path, reason: str) -> None:
-    done = drain(tmp_path, reason, wait=30)
+def test_jobs_on_a_node_that_an_administrator_drained_are_awaited(tmp_path: Path, reason: str) -> None:
+    done = run_drain(tmp_path, reason, wait=30)
     assert done["nodes"][0]["state"] == "idle"
     assert done["left_alone"] == {"n3": reason}
     assert not done["changed"] and not (tmp_path / "bin" / "scontrol.changed").exists()
 
 
-def test_if_they_do_not_end_in_time_that_is_a_failure(tmp_path: Path) -> None:
-    failed = drain(tmp_path, "replacing the fan", wait=1)
+def test_jobs_that_do_not_end_in_time_are_a_failure(tmp_path: Path) -> None:
+    failed = run_drain(tmp_path, "replacing the fan", wait=1)
     assert failed["failed"] and "n3 still has jobs (mixed+drain)" in failed["msg"]

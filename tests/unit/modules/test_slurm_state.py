@@ -16,7 +16,7 @@ from module_runs import result_of, start, write_programs
     ("slurmctld", "version"),
     [("echo slurm-wlm 24.11.5", "24.11.5"), ("echo slurm 23.02.7", "23.02.7"), ("echo broken >&2; exit 127", None)],
 )
-def test_who_looks_at_the_queue_learns_the_version(tmp_path: Path, slurmctld: str, version: str | None) -> None:
+def test_inspecting_the_queue_returns_the_slurm_version(tmp_path: Path, slurmctld: str, version: str | None) -> None:
     folder = write_programs(tmp_path / "bin", {"slurmctld": slurmctld})
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     found = result_of(start("slurm_state", {"state": "inspected", "folder": str(tmp_path)}, environment))

@@ -11,25 +11,27 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, server
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import host, server
 from ansible_collections.gpumesh.cluster.plugins.modules import ssh_trust
 
-ACCEPTS = server.parse("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
+ACCEPTS = server.parse_sshd_settings("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
 
 
 @pytest.mark.parametrize("state", ["present", "absent"])
-def test_half_of_our_lines_are_refused_before_keys_are_made_or_removed(
+def test_an_incomplete_block_is_refused_before_keys_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     keys = tmp_path / "home" / ".ssh" / "authorized_keys"
     keys.parent.mkdir(parents=True)
     keys.write_text("# BEGIN gpumesh cluster lab\ncert-authority old\nssh-ed25519 admin\n")
     folder = tmp_path / "lab"
-    account = host.Account(0, str(tmp_path / "home"), True, ["root"])
-    found = host.Host({"root": account}, {"root": [server.Answer(ACCEPTS, [])]}, [], None, ["root"], {"root": account})
-    monkeypatch.setattr(host, "folder_of", lambda _cluster: str(folder))
-    monkeypatch.setattr(host, "look", lambda *_: found)
+    account = host.UserAccount(0, str(tmp_path / "home"), True, ["root"])
+    found = host.HostTrust(
+        {"root": account}, {"root": [server.SshdResponse(ACCEPTS, [])]}, [], None, ["root"], {"root": account}
+    )
+    monkeypatch.setattr(host, "trust_directory_path", lambda _cluster: str(folder))
+    monkeypatch.setattr(host, "read_host_trust", lambda *_: found)
     texts = dict.fromkeys(("known_hosts", "client_config", "authorized_keys"), "x\n")
     login: dict[str, Any] = {"address": "10.0.0.1", "peers": {"10.0.0.2": "n2"}, "port": 22}
     before = keys.read_text()
@@ -42,14 +44,14 @@ def test_half_of_our_lines_are_refused_before_keys_are_made_or_removed(
 def test_a_server_that_distinguishes_too_many_members_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account = host.Account(0, str(tmp_path), True, ["root"])
-    first = server.Answer(ACCEPTS, [server.Login("n2", "10.0.0.2", "10.0.0.1", 22)])
-    found = host.Host({"root": account}, {"root": [first]}, [], None, [], {"root": account})
-    monkeypatch.setattr(host, "look", lambda *_: found)
+    account = host.UserAccount(0, str(tmp_path), True, ["root"])
+    first = server.SshdResponse(ACCEPTS, [server.PeerLogin("n2", "10.0.0.2", "10.0.0.1", 22)])
+    found = host.HostTrust({"root": account}, {"root": [first]}, [], None, [], {"root": account})
+    monkeypatch.setattr(host, "read_host_trust", lambda *_: found)
     texts = dict.fromkeys(("known_hosts", "client_config", "authorized_keys"), "x\n")
     login = {"machine": "n1", "address": "10.0.0.1", "port": 22, "peers": {"10.0.0.2": "n2", "10.0.0.3": "n3"}}
     warned: list[str] = []
     params = {"state": "present", "cluster": "lab", "users": ["root"], **login, **texts}
     outcome = ssh_trust.report(SimpleNamespace(params=params, check_mode=True, warn=warned.append))
-    assert outcome.values["unqueried"] == 1
+    assert outcome.return_values["unqueried"] == 1
     assert "n1: the Match blocks" in warned[0] and "only 1 of 2 members" in warned[0]

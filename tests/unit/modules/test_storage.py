@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import fstab
 from ansible_collections.gpumesh.cluster.plugins.modules import storage
 
 MOUNT = {"volume": "data", "mount_point": "/mnt/no-such-volume", "mount": "[Mount]"}
@@ -19,19 +19,19 @@ MOUNT = {"volume": "data", "mount_point": "/mnt/no-such-volume", "mount": "[Moun
 def test_an_fstab_in_another_encoding_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "fstab"
     path.write_bytes("# Größe\nUUID=1 / ext4 defaults 0 1\n".encode("latin-1"))
-    monkeypatch.setattr(fstab, "PATH", str(path))
-    wanted = storage.foreign.Wanted("data", MOUNT["mount_point"], "n1:/a", "nfs4")
-    monkeypatch.setattr(storage.foreign, "wanted_of", lambda _mount: wanted)
+    monkeypatch.setattr(fstab, "FSTAB_PATH", str(path))
+    wanted = storage.foreign.DesiredMount("data", MOUNT["mount_point"], "n1:/a", "nfs4")
+    monkeypatch.setattr(storage.foreign, "parse_desired_mount", lambda _mount: wanted)
     storage.refuse_foreign({"cluster": "lab", "mounts": [MOUNT]})
     unchanged, healed, removed = storage.mount_by_fstab({"cluster": "lab", "mounts": [], "force": False})
     assert (unchanged.changed, healed, removed) == (False, [], [])
 
 
-def test_a_host_without_volumes_does_not_need_fstab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_volumes_need_not_have_an_fstab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of ours that is missing must not stop the host from leaving."""
     path = tmp_path / "fstab"
-    path.write_text(f"{fstab.marker('lab').format(mark='BEGIN')}\n")
-    monkeypatch.setattr(fstab, "PATH", str(path))
+    path.write_text(f"{fstab.volumes_marker('lab').format(mark='BEGIN')}\n")
+    monkeypatch.setattr(fstab, "FSTAB_PATH", str(path))
     storage.refuse_foreign({"cluster": "lab", "mounts": []})
     with pytest.raises(HostStateError):
         storage.refuse_foreign({"cluster": "lab", "mounts": [MOUNT]})

@@ -12,12 +12,12 @@ import pytest
 from ansible.module_utils import basic
 from module_runs import module_arguments
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 from ansible_collections.gpumesh.cluster.plugins.modules import tracking
 
 
 @pytest.mark.parametrize("password", ["a@secret-of-alice", r"a\secret-of-alice", "a'b\"secret-of-alice"])
-def test_passwords_of_users_are_not_in_the_log_of_the_host(
+def test_passwords_of_users_are_not_logged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], password: str
 ) -> None:
     """Ansible recognizes a secret in a list by its text, which it writes differently into the log."""
@@ -25,10 +25,10 @@ def test_passwords_of_users_are_not_in_the_log_of_the_host(
     monkeypatch.setattr(basic, "has_journal", False)
     monkeypatch.setattr(basic.AnsibleModule, "_log_to_syslog", lambda _self, message: logged.append(message))
     monkeypatch.setattr(
-        tracking, "work", lambda given, _check: Outcome(False, {"said": str(given["users"][0]["password"])})
+        tracking, "work", lambda given, _check: ModuleResult(False, {"said": str(given["users"][0]["password"])})
     )
     users = json.dumps([{"name": "alice", "password": password}, {"name": "bob", "password": None}])
-    # As Ansible calls a module, which overrides what a module says of itself.
+    # Ansible calls a module in this way, which overrides the module's own settings.
     with module_arguments({"cluster": "lab", "users": users, "_ansible_no_log": False}), pytest.raises(SystemExit):
         tracking.main()
     said = capsys.readouterr().out

@@ -13,21 +13,26 @@ import pytest
 from ansible.module_utils.basic import AnsibleModule
 from module_runs import module_arguments
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install as session_install
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import shapes
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import paths
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    install as session_install,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
 from ansible_collections.gpumesh.cluster.plugins.modules import session, train
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session as session_data
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import train as train_data
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.programs import digests, packed
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session as session_data
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import train as train_data
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
+    encode_source,
+    source_digests,
+)
 
 
 @pytest.fixture(name="place", autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "PATH", str(tmp_path / "gpumesh-train"))
+    monkeypatch.setattr(paths, "PROGRAM_PATH", str(tmp_path / "gpumesh-train"))
     monkeypatch.setattr(paths, "TRACE_PATH", str(tmp_path / "gpumesh-trace"))
-    monkeypatch.setattr(paths, "LIBRARY", str(tmp_path / "lib" / "gpumesh" / "python"))
+    monkeypatch.setattr(paths, "LIBRARY_DIR", str(tmp_path / "lib" / "gpumesh" / "python"))
     return tmp_path
 
 
@@ -38,67 +43,73 @@ def _logged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return logged
 
 
-def run(module: Any, capsys: pytest.CaptureFixture[str], **given: Any) -> dict[str, Any]:
-    with module_arguments(given), pytest.raises(SystemExit):
+def run(module: Any, capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
+    with module_arguments(arguments), pytest.raises(SystemExit):
         module.main()
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not result.get("failed"), result
     return result
 
 
-def written(place: Path) -> list[str]:
+def list_written_files(place: Path) -> list[str]:
     return sorted(path.name for path in place.rglob("*") if path.is_file())
 
 
-def test_training(place: Path, capsys: pytest.CaptureFixture[str], logged: list[Any]) -> None:
-    contents = train_data.contents()
-    given = {"volumes": ["/mnt/shared"], "digests": digests(contents)}
+def test_training_files_are_pushed_updated_and_removed(
+    place: Path, capsys: pytest.CaptureFixture[str], logged: list[Any]
+) -> None:
+    contents = train_data.program_sources()
+    given = {"volumes": ["/mnt/shared"], "digests": source_digests(contents)}
     would = run(train, capsys, **given, _ansible_check_mode=True, _ansible_diff=True)
-    assert (would["changed"], would["outdated"], written(place)) == (True, list(contents), [])
+    assert (would["changed"], would["outdated"], list_written_files(place)) == (True, list(contents), [])
     first = run(train, capsys, **given, _ansible_diff=True)
-    assert (first["changed"], first["outdated"], written(place)) == (False, list(contents), [])
-    sent = {name: packed(content) for name, content in contents.items()}
+    assert (first["changed"], first["outdated"], list_written_files(place)) == (False, list(contents), [])
+    sent = {name: encode_source(content) for name, content in contents.items()}
     second = run(train, capsys, **given, contents=sent, _ansible_diff=True)
-    assert (second["changed"], second["outdated"], written(place)) == (True, [], sorted(contents))
+    assert (second["changed"], second["outdated"], list_written_files(place)) == (True, [], sorted(contents))
     assert second["diff"] == would["diff"]
     assert logged and not any(text in f"{logged}{second}" for text in sent.values())
     third = run(train, capsys, **given)
     assert (third["changed"], third["outdated"]) == (False, [])
-    # Of what was interrupted, only the rest is asked for.
+    # After an interruption, only the missing content is requested.
     (place / "gpumesh-trace").unlink()
     assert run(train, capsys, **given)["outdated"] == ["gpumesh-trace"]
     moved = run(train, capsys, **{**given, "run_dir": "/mnt/other"}, contents={"gpumesh-trace": sent["gpumesh-trace"]})
-    assert (moved["changed"], moved["outdated"], written(place)) == (True, [], sorted(contents))
+    assert (moved["changed"], moved["outdated"], list_written_files(place)) == (True, [], sorted(contents))
     gone = run(train, capsys, state="absent")
-    assert (gone["changed"], gone["outdated"], written(place)) == (True, [], [])
+    assert (gone["changed"], gone["outdated"], list_written_files(place)) == (True, [], [])
     assert not run(train, capsys, state="absent")["changed"]
 
 
-def test_sessions(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(_argv: list[str], **_options: object) -> Completed:
+def test_session_files_are_pushed_and_old_sessions_swept(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(_argv: list[str], **_options: object) -> CommandResult:
         steps.append("command")
-        return Completed(0, "", "")
+        return CommandResult(0, "", "")
 
     steps: list[str] = []
     monkeypatch.setattr(session, "run", command)
-    monkeypatch.setattr(session.install, "missing", list)
-    monkeypatch.setattr(session.install, "refuse_unfit", lambda _run, _machine: steps.append("refuse"))
-    monkeypatch.setattr(session.node, "clean", lambda _run, _machine: steps.append("clean") or [7])
-    for name in ("_plugin", "_rules"):
+    monkeypatch.setattr(session.install, "missing_requirements", list)
+    monkeypatch.setattr(session.install, "refuse_unfit_host", lambda _run, _machine: steps.append("refuse"))
+    monkeypatch.setattr(session.node, "clean_up", lambda _run, _machine: steps.append("clean") or [7])
+    for name in ("_plan_plugin", "_plan_rules"):
         monkeypatch.setattr(
-            session_install, name, lambda *_given: session_install.package.file_part(str(place / "other"), b"x")
+            session_install,
+            name,
+            lambda *_given: session_install.program_archive.file_change(str(place / "other"), b"x"),
         )
     for module in (session, session_install):
-        monkeypatch.setattr(module, "PATH", str(place / shapes.NAME))
-    contents = session_data.contents()
-    given = {"machine": "n1", "pools": ["10.192.0.0/10"], "digests": digests(contents)}
+        monkeypatch.setattr(module, "PROGRAM_PATH", str(place / models.PROGRAM_NAME))
+    contents = session_data.program_sources()
+    given = {"machine": "n1", "pools": ["10.192.0.0/10"], "digests": source_digests(contents)}
     first = run(session, capsys, **given)
-    assert (first["changed"], first["outdated"], first["swept"]) == (False, [shapes.NAME], [])
-    assert (steps, written(place)) == ([], [])
-    sent = {name: packed(content) for name, content in contents.items()}
+    assert (first["changed"], first["outdated"], first["swept"]) == (False, [models.PROGRAM_NAME], [])
+    assert (steps, list_written_files(place)) == ([], [])
+    sent = {name: encode_source(content) for name, content in contents.items()}
     second = run(session, capsys, **given, contents=sent)
     assert (second["changed"], second["outdated"], second["swept"]) == (True, [], [7])
-    assert (steps, written(place)) == (["refuse", "clean"], [shapes.NAME, "other"])
+    assert (steps, list_written_files(place)) == (["refuse", "clean"], [models.PROGRAM_NAME, "other"])
     # A new member is a setting: nothing has to be sent.
     third = run(session, capsys, **given, members={"n2": "10.0.0.2"}, _ansible_check_mode=True)
     assert (third["changed"], third["outdated"]) == (True, [])

@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, 
 TEMPLATE = re.compile(r"\{\{.*?\}\}")
 
 
-def templated(path: Path, task: dict[str, Any]) -> list[Path]:
+def templated_includes(path: Path, task: dict[str, Any]) -> list[Path]:
     """The files that a task may bring in by a name that is a template."""
     found = ""
     if call := task.get("ansible.builtin.include_tasks"):
@@ -27,15 +27,15 @@ def templated(path: Path, task: dict[str, Any]) -> list[Path]:
     return list(ROOT.glob(TEMPLATE.sub("*", found))) if TEMPLATE.search(found) else []
 
 
-def test_a_file_whose_name_is_a_template_imports_no_other() -> None:
-    """Before ansible-core 2.19 it fails, and only when it runs."""
-    below = {found for path in PATHS for task in tasks_of(path) for found in templated(path, task)}
+def test_a_file_included_by_a_template_includes_no_other() -> None:
+    """An import in such a file fails before ansible-core 2.19, and only when it runs."""
+    below = {found for path in PATHS for task in tasks_of(path) for found in templated_includes(path, task)}
     assert ROOT / "roles/slurm/tasks/leave.yml" in below
     imports = {"ansible.builtin.import_tasks", "ansible.builtin.import_role"}
     assert [path for path in below if any(imports & task.keys() for task in tasks_of(path))] == []
 
 
-def brought_in(path: Path) -> list[Path]:
+def included_files(path: Path) -> list[Path]:
     """The files that a playbook or task file brings in."""
     found: list[Path] = []
     for task in [*tasks_of(path), *({"ansible.builtin.import_role": {"name": role}} for role in roles_of(path))]:
@@ -55,15 +55,15 @@ def roles_of(path: Path) -> list[str]:
     return [role["role"] for play in tasks_of(path) for role in play.get("roles", [])]
 
 
-def chains(path: Path) -> list[list[str]]:
+def include_chains(path: Path) -> list[list[str]]:
     """Each way from a file to one that brings in no other, as the names of its files."""
-    below = [chain for found in brought_in(path) for chain in chains(found)]
+    below = [chain for found in included_files(path) for chain in include_chains(found)]
     return [[str(path.relative_to(ROOT)), *chain] for chain in below or [[]]]
 
 
 @pytest.mark.parametrize("playbook", sorted((ROOT / "playbooks").glob("*.yml")), ids=lambda path: path.stem)
 def test_a_task_is_at_most_four_files_below_what_people_run(playbook: Path) -> None:
     """The playbook, its list of layers, the entry point of a role, and one file beside it."""
-    deep = {chain[-1] for chain in chains(playbook) if len(chain) > 4}
+    deep = {chain[-1] for chain in include_chains(playbook) if len(chain) > 4}
     # A loop over the parts of a queue, which may be larger than the memory of Ansible.
     assert deep <= {"roles/slurm/tasks/carry_over.yml"}

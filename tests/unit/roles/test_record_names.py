@@ -8,7 +8,7 @@ from __future__ import annotations
 from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
 
 
-def test_a_record_by_name_is_for_modules_that_look_it_up() -> None:
+def test_only_modules_with_an_action_receive_a_record_by_name() -> None:
     given = set()
     for path in PATHS:
         for task in tasks_of(path):
@@ -19,4 +19,4 @@ def test_a_record_by_name_is_for_modules_that_look_it_up() -> None:
     assert "slurm" in given
     for module in sorted(given):
         action = (ROOT / f"plugins/action/{module}.py").read_text(encoding="utf-8")
-        assert "self.record()" in action or "self.named(" in action, module
+        assert "self.record()" in action or "self.resolve_record(" in action, module

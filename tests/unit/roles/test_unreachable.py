@@ -37,7 +37,7 @@ def ends_all_hosts(task: dict[str, Any]) -> bool:
     return bool(decides and task.get("ignore_unreachable", False) and not task.get("ignore_errors", False))
 
 
-def test_a_host_whose_silence_is_ignored_ends_no_others() -> None:
+def test_an_ignored_unreachable_host_does_not_end_the_play_for_others() -> None:
     """Ansible's linear strategy ends all hosts without a message, whatever ignore_unreachable says."""
     found = [
         f"{path.relative_to(ROOT)}: {task['name']}"
@@ -59,12 +59,12 @@ def test_a_host_whose_silence_is_ignored_ends_no_others() -> None:
         ("{block: [{ignore_unreachable: '{{ x }}'}], run_once: true}", True),
     ],
 )
-def test_the_rule_sees_what_ends_all_hosts(text: str, ends: bool) -> None:
+def test_the_rule_detects_tasks_that_end_all_hosts(text: str, ends: bool) -> None:
     assert [ends_all_hosts(task) for task in tasks_with_inherited([yaml.safe_load(text)])] == [ends]
 
 
 #: Hosts that the first tasks of a play have asked, or whose failure to answer is the result of the playbook.
-ANSWERED = (
+HOSTS_THAT_ANSWERED = (
     "localhost",
     "{{ cluster_record.manager }}",
     "{{ __cluster_decision.manager }}",
@@ -76,7 +76,7 @@ ANSWERED = (
 )
 
 
-def test_what_runs_once_elsewhere_is_for_hosts_that_have_been_asked() -> None:
+def test_delegated_run_once_tasks_require_hosts_that_answered() -> None:
     """Where it is unreachable, all hosts end: so nothing that may be down may be among them."""
     given = {
         (str(path.relative_to(ROOT)), task["delegate_to"])
@@ -85,4 +85,4 @@ def test_what_runs_once_elsewhere_is_for_hosts_that_have_been_asked() -> None:
         if task.get("run_once") and task.get("delegate_to") and not task.get("ignore_unreachable")
     }
     assert given
-    assert {(path, host) for path, host in given if host not in ANSWERED} == set()
+    assert {(path, host) for path, host in given if host not in HOSTS_THAT_ANSWERED} == set()

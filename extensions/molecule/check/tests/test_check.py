@@ -27,7 +27,7 @@ from lab_hosts import ROOT, Lab, Run
 MACHINES = ("k1", "k2", "k3")
 ADDRESSES = {"k1": "10.77.80.11", "k2": "10.77.80.12", "k3": "10.77.80.13"}
 CHECK = "gpumesh.cluster.check"
-SCHEMA = ROOT / "plugins" / "plugin_utils" / "report" / "verdict.schema.json"
+SCHEMA = ROOT / "plugins" / "plugin_utils" / "_checks" / "report" / "verdict.schema.json"
 PROGRAM = "/usr/local/sbin/gpumesh-node-health"
 #: A healthy link on this machine carries a hundred times as much, even under load; the shaped one carries a quarter.
 REQUIRED = "0.01"
@@ -399,7 +399,7 @@ wait
 
 
 def test_code_that_a_rank_sends_is_run_by_no_other(lab: Lab) -> None:
-    program = (ROOT / "plugins/module_utils/collective/torch_program.py").read_text(encoding="utf-8")
+    program = (ROOT / "plugins/module_utils/_checks/collective/torch_program.py").read_text(encoding="utf-8")
     try:
         lab.run("k1", "sh", "-c", RANKS, "sh", ATTACKER, program, check=False)
         assert "seized-0" not in lab.run("k1", "ls", "/tmp")

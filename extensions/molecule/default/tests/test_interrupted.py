@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from lab_hosts import RECOVERY, Lab
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.packages import BEGIN
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import BEGIN_SCRIPT
 
 MACHINES = ("n1", "n2", "n3")
 #: Seconds for what waits for a member that is down.
@@ -118,7 +118,7 @@ def test_an_installation_that_was_cut_off_is_named_and_completed(lab: Lab, tmp_p
     # The host loses its power while dpkg configures a package: nobody restores the policy.
     lab.run("n2", "sh", "-c", "printf '#!/bin/sh\\nexit 0\\n' > $0; chmod 755 $0", POLICY)
     lab.run("n2", "sh", "-c", PACKAGE)
-    lab.run("n2", "sh", "-c", BEGIN)
+    lab.run("n2", "sh", "-c", BEGIN_SCRIPT)
     lab.run("n2", "dpkg", "--install", "/tmp/cut-off.deb", check=False)
     assert "dpkg was interrupted" in lab.run("n2", "sh", "-c", "apt-get --yes autoremove 2>&1", check=False)
 

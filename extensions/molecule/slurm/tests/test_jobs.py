@@ -28,8 +28,8 @@ from slurm_members import (
     write,
 )
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import own_certificate
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
 from ansible_collections.gpumesh.cluster.tests.support.certificates import later
 
 #: Writes what a task finds to a file that a test can read.
@@ -111,7 +111,9 @@ def modes(lab: Lab, *paths: str) -> list[str]:
 def test_the_rest_interface_answers_who_has_a_token_and_verifies_it(lab: Lab) -> None:
     for client in ("s1", "s3", "s4"):
         assert ask_rest(lab, client, "s1") == ["s1 s2 s3 s4", "refused", "not verified"], client
-    assert modes(lab, "/var/lib/slurm/slurmctld/jwt_hs256.key", own_certificate.own(rest.FOLDER).key) == [
+    assert modes(
+        lab, "/var/lib/slurm/slurmctld/jwt_hs256.key", server_certificate.current_pair(rest.PROXY_DIRECTORY).key_path
+    ) == [
         "400 slurm",
         "600 root",
     ]
@@ -121,10 +123,10 @@ def test_the_rest_interface_answers_who_has_a_token_and_verifies_it(lab: Lab) ->
 def test_nobody_listens_for_tokens_without_tls(lab: Lab) -> None:
     assert set(listeners(lab)) == {"stunnel"}
     assert ask_plainly(lab, f"{ADDRESSES['s1']}:6820") == "no answer"
-    assert ask_plainly(lab, rest.SOCKET) == "200"
+    assert ask_plainly(lab, rest.SOCKET_PATH) == "200"
     # Nobody else can put another socket there.
-    assert modes(lab, "/run", rest.SOCKET_FOLDER) == ["755 root", f"755 {rest.ACCOUNT}"]
-    for name, user in (("slurmrestd", rest.ACCOUNT), ("stunnel", rest.PROXY_ACCOUNT)):
+    assert modes(lab, "/run", rest.SOCKET_DIRECTORY) == ["755 root", f"755 {rest.REST_ACCOUNT}"]
+    for name, user in (("slurmrestd", rest.REST_ACCOUNT), ("stunnel", rest.PROXY_ACCOUNT)):
         assert set(lab.run("s1", "ps", "-o", "user:32=", "-C", name).split()) == {user}
 
 
@@ -142,11 +144,11 @@ def test_clients_of_the_rest_interface_verify_it_while_its_certificate_is_renewe
     """The proxy makes the next certificate, as in its second year, and uses it, as a month later."""
 
     def trusted() -> list[str]:
-        (found,) = {lab.read(machine, rest.TRUST) for machine in MACHINES}
-        return own_certificate.each_in(found.decode())
+        (found,) = {lab.read(machine, rest.TRUST_PATH) for machine in MACHINES}
+        return server_certificate.split_certificates(found.decode())
 
     def presented(trust: str) -> list[str]:
-        return own_certificate.each_in(lab.run("s3", "python3", "-c", HANDSHAKE, ADDRESSES["s1"], trust))
+        return server_certificate.split_certificates(lab.run("s3", "python3", "-c", HANDSHAKE, ADDRESSES["s1"], trust))
 
     def play(*options: str) -> None:
         run = lab.play(SLURM, *options)
@@ -154,19 +156,19 @@ def test_clients_of_the_rest_interface_verify_it_while_its_certificate_is_renewe
 
     (own,) = trusted()
     before = processes(lab)
-    with later(lab, "s1", f"{rest.FOLDER}/own.crt", 400):
+    with later(lab, "s1", f"{rest.PROXY_DIRECTORY}/own.crt", 400):
         play("--limit", "s1")
     # Others ask the manager, which is not in their run.
     play("--limit", "!s1")
     (former, following) = trusted()
-    assert former == own != following and presented(rest.TRUST) == [own]
+    assert former == own != following and presented(rest.TRUST_PATH) == [own]
     assert processes(lab) == before
     # A copy of the file, as for clients elsewhere.
-    lab.run("s3", "cp", rest.TRUST, "/root/copy.crt")
-    with later(lab, "s1", f"{rest.FOLDER}/next.crt", 40):
+    lab.run("s3", "cp", rest.TRUST_PATH, "/root/copy.crt")
+    with later(lab, "s1", f"{rest.PROXY_DIRECTORY}/next.crt", 40):
         play()
-    assert trusted() == presented(rest.TRUST) == presented("/root/copy.crt") == [following]
-    assert {name for name, number in processes(lab).items() if number != before[name]} == {f"s1 {rest.PROXY}"}
+    assert trusted() == presented(rest.TRUST_PATH) == presented("/root/copy.crt") == [following]
+    assert {name for name, number in processes(lab).items() if number != before[name]} == {f"s1 {rest.PROXY_SERVICE}"}
     for client in ("s1", "s4"):
         assert ask_rest(lab, client, "s1") == ["s1 s2 s3 s4", "refused", "not verified"], client
 

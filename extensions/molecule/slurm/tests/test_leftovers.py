@@ -29,7 +29,7 @@ from slurm_members import (
     write,
 )
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, rest
 
 #: The drop-in of slurmrestd in earlier versions, which had no proxy.
 FORMER_REST = """[Unit]
@@ -45,7 +45,7 @@ RestartSec=5
 #: An oci.conf of an earlier version, by which any user could run commands as root on each node.
 FILE = "/etc/slurm/oci.conf"
 _CRUN = "unset NOTIFY_SOCKET; r=%r; d=${r%%/bundle/rootfs}/crun; exec crun --cgroup-manager=disabled --root=$d"
-FORMER = conf.text_of(
+FORMER = conf.render_file(
     [
         f'RunTimeQuery="{_CRUN} state %n.%u.%j.%s.%t"',
         f'RunTimeKill="{_CRUN} kill --all %n.%u.%j.%s.%t"',
@@ -84,7 +84,7 @@ def attacked(lab: Lab) -> list[str]:
 def _upgraded(lab: Lab) -> Run:
     """A run without an address of the REST interface, on a cluster as an earlier version made it."""
     wait_until_idle(lab)
-    lab.run("s1", "systemctl", "disable", "--now", rest.PROXY)
+    lab.run("s1", "systemctl", "disable", "--now", rest.PROXY_SERVICE)
     write(lab, "s1", "/etc/systemd/system/slurmrestd.service.d/gpumesh.conf", FORMER_REST)
     lab.run("s1", "systemctl", "daemon-reload")
     lab.run("s1", "systemctl", "restart", "slurmrestd")
@@ -111,11 +111,11 @@ def test_an_oci_conf_of_an_earlier_version_goes_from_every_node(lab: Lab, upgrad
 @pytest.mark.usefixtures("upgraded")
 def test_without_an_address_there_is_no_listener_not_even_that_of_an_earlier_version(lab: Lab) -> None:
     assert listeners(lab) == []
-    assert ask_plainly(lab, rest.SOCKET) == "200"
-    shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", rest.PROXY)
+    assert ask_plainly(lab, rest.SOCKET_PATH) == "200"
+    shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", rest.PROXY_SERVICE)
     assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"]
     for machine in MACHINES:
-        assert lab.run(machine, "sh", "-c", f"ls -d {rest.TRUST} {rest.FOLDER}", check=False) == ""
+        assert lab.run(machine, "sh", "-c", f"ls -d {rest.TRUST_PATH} {rest.PROXY_DIRECTORY}", check=False) == ""
 
 
 @pytest.fixture(name="history", scope="module")
@@ -126,7 +126,7 @@ def _history(lab: Lab) -> set[str]:
 
 def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab, history: set[str]) -> None:
     assert history
-    chosen = (rest.PROXY, rest.DAEMON, "slurmdbd", "mariadb")
+    chosen = (rest.PROXY_SERVICE, rest.REST_DAEMON, "slurmdbd", "mariadb")
     off = {"slurm_rest": False, "slurm_accounting": False, "job_environment_dialects": []}
     run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(off))
     assert run.code == 0, run.report
@@ -134,7 +134,7 @@ def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab, history: set[s
         shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", name)
         assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"], name
     files = ("/etc/slurm/slurmdbd.conf", "/var/lib/slurm/slurmctld/jwt_hs256.key")
-    files += (rest.FOLDER, rest.TRUST, rest.SOCKET_FOLDER)
+    files += (rest.PROXY_DIRECTORY, rest.TRUST_PATH, rest.SOCKET_DIRECTORY)
     assert lab.run("s1", "ls", "-d", *files, check=False) == ""
     lab.wait("s1 is idle", lambda: states(lab).get("s1") == "idle", PATIENCE)
     environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)

@@ -30,7 +30,7 @@ from slurm_members import (
     wait_until_idle,
 )
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
 
 STAY = ("s1", "s2", "s4")
 #: Runs until it is told to end.
@@ -121,7 +121,7 @@ def boot(lab: Lab) -> None:
 
 # --- The manager is a rented container
 
-MANAGER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmrestd", rest.PROXY, "slurmd")
+MANAGER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmrestd", rest.PROXY_SERVICE, "slurmd")
 
 
 def supervised(lab: Lab) -> dict[str, str]:
@@ -177,9 +177,7 @@ def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
 def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: Lab) -> None:
     """A run that was cut off after writing the files and before the restarts leaves them in this state."""
     before = supervised(lab)
-    read = (
-        f"/etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf /etc/slurm/node/slurm.conf {rest.CONFIG}"
-    )
+    read = f"/etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf /etc/slurm/node/slurm.conf {rest.PROXY_CONFIG_PATH}"
     lab.run("s4", "sh", "-c", f"touch {read}")
     run = lab.play(SLURM, "--limit", "s4")
     assert run.code == 0, run.report
@@ -206,7 +204,7 @@ def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
 def remains(lab: Lab, machine: str) -> str:
     """What a machine still has of a controller."""
     files = "/var/lib/slurm/slurmctld/* /var/lib/mysql/slurm_acct_db /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf"
-    files += f" {rest.FOLDER} {rest.SOCKET_FOLDER}"
+    files += f" {rest.PROXY_DIRECTORY} {rest.SOCKET_DIRECTORY}"
     daemons = "slurmctld slurmdbd mariadbd slurmrestd stunnel"
     return lab.run(machine, "sh", "-c", f"pidof {daemons}; ls -d {files}", check=False)
 

@@ -22,7 +22,11 @@ import pytest
 from tracking_lab import MANAGER, NAME, PASSWORDS, SERVICE, TrackingLab, opener
 from trials import TRIES, denied
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import confine, limits, settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import (
+    confine,
+    limits,
+    settings,
+)
 
 MALLORY = "mallory"
 PASSWORD = PASSWORDS[MALLORY]
@@ -155,7 +159,7 @@ def test_no_experiment_has_the_name_of_another_user(lab: TrackingLab, mallory: C
 
 
 def test_who_is_no_user_has_no_large_body(lab: TrackingLab, mallory: Client) -> None:
-    body = bytes(limits.ANONYMOUS + 1)
+    body = bytes(limits.MAX_ANONYMOUS_BYTES + 1)
     stranger = mallory._replace(password="not-that-of-mallory")
     assert stranger.ask("api/2.0/mlflow/runs/log-batch", body)[0] == 401
     assert mallory.ask("api/2.0/mlflow/runs/log-batch", body)[0] == 400
@@ -195,7 +199,7 @@ class Plain:
     """
 
     def __init__(self) -> None:
-        self.server = settings.Server("lab", "plain", "0.0.0.0", 5000, False, "/srv", 875)
+        self.server = settings.TrackingServer("lab", "plain", "0.0.0.0", 5000, False, "/srv", 875)
 
     def run(self, *argv: str, user: str = "root", stdin: str = "") -> str:
         return docker("exec", "--interactive", "--user", user, CONTAINER, *argv, input=stdin)
@@ -210,8 +214,8 @@ class Plain:
         self.run("useradd", "--system", "--uid=875", "--no-create-home", "gpumesh_tracking")
         self.run("useradd", "--uid=2002", MALLORY)
         for path, owner, mode in (
-            (self.server.folder, "gpumesh_tracking", "700"),
-            (self.server.artifacts, "gpumesh_tracking", "700"),
+            (self.server.volume_directory, "gpumesh_tracking", "700"),
+            (self.server.artifact_directory, "gpumesh_tracking", "700"),
             (settings.SCRATCH, "gpumesh_tracking", "700"),
             (f"{settings.HOME}/before", "gpumesh_tracking", "700"),
             (f"{VISIBLE}/mallory", MALLORY, "755"),
@@ -228,12 +232,12 @@ class Plain:
         own = self.server._replace(port=port)
         database, ours = settings.database_url(5432), f"sqlite:///{folder}/mlflow.db"
         authentication = f"{settings.FOLDER}/auth-{port}.ini"
-        text = settings.authentication(5432, "password-of-the-admin").replace(database, ours)
+        text = settings.format_authentication(5432, "password-of-the-admin").replace(database, ours)
         text = text.replace(
-            f"{settings.AUTHORIZATION}:authenticate", "mlflow.server.auth:authenticate_request_basic_auth"
+            f"{settings.AUTHORIZATION_MODULE}:authenticate", "mlflow.server.auth:authenticate_request_basic_auth"
         )
         self.write(authentication, text)
-        program = settings.program(own, environment, 5432).replace(database, ours)
+        program = settings.format_program(own, environment, 5432).replace(database, ours)
         program = re.sub(r"--workers=\d+", "--workers=1", program.replace(settings.AUTHENTICATION, authentication))
         if not confined:
             before, _dashes, command = program.rpartition(" -- ")
@@ -335,5 +339,5 @@ def test_a_program_in_its_place_reaches_only_the_artifacts(plain: tuple[Plain, d
     container.write("/opt/trials", f"{before} -- {python} -c {shlex.quote(TRIALS)}\n", "root", "755")
     said = dict(line.split() for line in container.run("/opt/trials", user="gpumesh_tracking").splitlines())
     # Linux 6.7 and later restrict ports as well. The container has the kernel of this machine.
-    ports = {"connect", "listen"} if confine.version() < 4 else set()
+    ports = {"connect", "listen"} if confine.landlock_version() < 4 else set()
     assert set(said) - denied(said) == {"artifacts", "scratch", "import", *ports}, said

@@ -36,7 +36,7 @@ from tracking_lab import (
 )
 from train_programs import SCENARIO
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
 from ansible_collections.gpumesh.cluster.tests.publication.guides import console_lines
 from ansible_collections.gpumesh.cluster.tests.support.certificates import later
 
@@ -276,7 +276,7 @@ def test_a_job_loses_no_point_while_the_certificate_is_renewed(lab: TrackingLab,
 
 def trusted(lab: TrackingLab) -> list[str]:
     """The certificates that the members trust: on each the same, and those in the record."""
-    (found,) = {lab.read(machine, settings.trust_of("lan")).decode() for machine in MACHINES}
+    (found,) = {lab.read(machine, settings.trust_path("lan")).decode() for machine in MACHINES}
     certificates = list(lab.record()["tracking"]["certificates"])
     assert found == "".join(certificates)
     return certificates

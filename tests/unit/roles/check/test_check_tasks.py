@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import write_programs
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.check"}}
 NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
 
 
 @pytest.mark.parametrize("options", [[], ["--tags", "slurm"]], ids=["all", "a part"])
-def test_check_mode_says_once_that_nothing_is_verified(tmp_path: Path, options: list[str]) -> None:
+def test_check_mode_reports_once_that_nothing_is_verified(tmp_path: Path, options: list[str]) -> None:
     variables = {"check_report_dir": str(tmp_path), "cluster_record": RECORD}
     run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--check", *options)
     assert run.code == 0, run.output
@@ -30,11 +30,11 @@ def test_check_mode_says_once_that_nothing_is_verified(tmp_path: Path, options: 
     assert not list(tmp_path.glob("*/verdict.json"))
 
 
-PARTS = ["all", "reachability", "health", "storage", "tracking", "slurm", "collectives"]
+PART_TAGS = ["all", "reachability", "health", "storage", "tracking", "slurm", "collectives"]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_without_a_record_the_error_says_how_to_read_it(tmp_path: Path, part: str) -> None:
+@pytest.mark.parametrize("part", PART_TAGS)
+def test_without_a_record_the_error_explains_how_to_load_it(tmp_path: Path, part: str) -> None:
     variables = {
         "check_report_dir": str(tmp_path),
         "check_level": "full",
@@ -46,7 +46,7 @@ def test_without_a_record_the_error_says_how_to_read_it(tmp_path: Path, part: st
 
 
 def test_a_build_that_fails_leaves_the_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may have taken an hour."""
+    """The other checks may have taken an hour."""
     programs = write_programs(tmp_path / "bin", {"sinfo": "echo 'n1|idle|None|none'; echo 'n2|idle|None|none'"})
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     variables = {

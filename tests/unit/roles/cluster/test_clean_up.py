@@ -27,7 +27,7 @@ ROLE = ROOT / "roles" / "cluster"
         (["munge", "job_environment", "slurm"], ["tracking", "storage", "ssh_trust", "firewall", "names", "mesh"]),
     ],
 )
-def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path, others: list[str], order: list[str]) -> None:
+def test_layers_that_use_the_mesh_are_removed_before_it(tmp_path: Path, others: list[str], order: list[str]) -> None:
     tasks = yaml.safe_load((ROLE / "tasks" / "clean_up.yml").read_text(encoding="utf-8"))
     (loop,) = (task["loop"] for task in tasks if task["name"] == "Remove the layers")
     facts = {"__cluster_owner": {"others": others}}
@@ -41,7 +41,7 @@ def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path, others: list[st
     assert found[1].split() == order
 
 
-def test_what_the_cluster_owns_is_released_after_its_layers() -> None:
+def test_claims_are_released_after_the_layers_are_removed() -> None:
     """A run that was interrupted before has to find out again whose munge it is."""
     tasks = yaml.safe_load((ROLE / "tasks" / "clean_up.yml").read_text(encoding="utf-8"))
     names = [task["name"] for task in tasks]

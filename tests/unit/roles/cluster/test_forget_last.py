@@ -8,24 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
-STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 ENTRIES = [{"machine": f"n{n}", "address": f"10.77.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
 RECORD = plan.commit(plan.create("0" * 32, "no-such-cluster", "10.77.0.0/24", "n1", {}, ENTRIES, STAMP), STAMP)
 MEMBERS = "{{ hostvars['localhost'].cluster_play_members }}"
 
 
-def role(entry: str) -> dict[str, Any]:
+def run_role(entry: str) -> dict[str, Any]:
     return {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": entry}}
 
 
-def test_it_stays_while_a_member_could_not_be_cleaned_up(tmp_path: Path) -> None:
+def test_the_record_is_kept_while_a_member_could_not_be_cleaned_up(tmp_path: Path) -> None:
     plays = [
-        {"hosts": "all", "tasks": [role("members_only")]},
+        {"hosts": "all", "tasks": [run_role("members_only")]},
         {"hosts": MEMBERS, "tasks": [{"ansible.builtin.fail": {"msg": "no"}, "when": "inventory_hostname == 'n3'"}]},
-        {"hosts": MEMBERS, "tasks": [role("forget_last"), {"ansible.builtin.debug": {"msg": "it is gone"}}]},
+        {"hosts": MEMBERS, "tasks": [run_role("forget_last"), {"ansible.builtin.debug": {"msg": "it is gone"}}]},
     ]
     run = run_plays(tmp_path, {name: {"cluster_record": RECORD} for name in ("n1", "n2", "n3")}, plays)
     assert run.code != 0, run.output

@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_task
 
 
 @pytest.mark.parametrize(("of_another", "stopped"), [(False, "['n1']"), (True, "[]")])
-def test_the_controller_of_another_cluster_goes_on(tmp_path: Path, of_another: bool, stopped: str) -> None:
+def test_the_controller_of_another_cluster_keeps_running(tmp_path: Path, of_another: bool, stopped: str) -> None:
     tasks = yaml.safe_load((ROOT / "roles" / "cluster" / "tasks" / "remove.yml").read_text(encoding="utf-8"))
     (facts,) = (task["ansible.builtin.set_fact"] for task in tasks if task["name"].endswith("the following plays"))
     given = {"cluster_former_manager": "n1", "__cluster_drained": {"of_another": of_another, "scheduler": False}}

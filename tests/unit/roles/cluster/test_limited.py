@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
-STAMP = plan.Stamp("2026-11-22T07:00:00Z", "alice@desk")
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "alice@desk")
 MACHINES = ("n1", "n2", "n3")
 ENTRIES = [{"machine": name, "address": f"10.77.0.{n}", "interface": "eth0"} for n, name in enumerate(MACHINES, 1)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {}, ENTRIES, STAMP), STAMP)
 #: All hosts are this machine, so each has a folder of its own.
 FOLDER = "{{ playbook_dir }}/{{ item.machine | default(inventory_hostname) }}"
 #: Nothing listens there.
-DOWN = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+UNREACHABLE_HOST = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 
 
-def limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
+def run_limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
     """Read the record on the members that are up, as a play with --limit does."""
     for name in MACHINES:
         (folder / name).mkdir(mode=0o700)
@@ -43,7 +43,7 @@ def limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
         "tasks": tasks,
     }
     hosts: dict[str, dict[str, Any]] = {name: {} for name in MACHINES}
-    hosts[down] = DOWN
+    hosts[down] = UNREACHABLE_HOST
     return run_plays(folder, hosts, [play], {"cluster": MACHINES}, "--limit", f"all:!{down}")
 
 
@@ -56,8 +56,8 @@ def limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
         ("n3", "find", "remove"),
     ],
 )
-def test_the_others_go_on_and_the_reason_is_named(tmp_path: Path, down: str, entry: str, purpose: str) -> None:
-    run = limited(tmp_path, down, entry, purpose)
+def test_the_other_hosts_continue_and_the_reason_is_named(tmp_path: Path, down: str, entry: str, purpose: str) -> None:
+    run = run_limited(tmp_path, down, entry, purpose)
     assert run.code == 0, run.output
     assert [name for name in MACHINES if f"{name} has 1." in run.output] == [name for name in MACHINES if name != down]
     said = (

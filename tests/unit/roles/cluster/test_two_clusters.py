@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
-STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 
 
 def record(name: str, network: int, machines: tuple[str, ...], **mesh: Any) -> model.Record:
@@ -30,16 +30,16 @@ def record(name: str, network: int, machines: tuple[str, ...], **mesh: Any) -> m
 LAB = record("lab", 77, ("n1", "n2"), backend="none")
 MESH = {"interface": "wg9", "subnet": "10.98.0.0/16"}
 VOLUME = {"name": "data", "server": "n3", "path": "/srv/data", "mount_point": "/data"}
-OURS = {**VOLUME, "server": "n1"}
-MORE = {**OURS, "mount_point": "/more"}
+SERVED_VOLUME = {**VOLUME, "server": "n1"}
+SECOND_VOLUME = {**SERVED_VOLUME, "mount_point": "/more"}
 
 
-def other() -> model.Record:
+def other_cluster() -> model.Record:
     made = record("two", 78, ("n2", "n3"), **MESH)
     return plan.commit(plan.set_storage(made, [VOLUME]), STAMP)
 
 
-def change(folder: Path, **changes: Any) -> Run:
+def run_change(folder: Path, **changes: Any) -> Run:
     """Change the record of n1, which is in one cluster, and n2, which is in both."""
     enter = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": "change"}}
     play = {
@@ -51,13 +51,13 @@ def change(folder: Path, **changes: Any) -> Run:
     return run_plays(folder, {"n1": {}, "n2": {}}, [play])
 
 
-def held(folder: Path) -> list[model.Record | None]:
+def read_records(folder: Path) -> list[model.Record | None]:
     return [Store(str(folder / machine), "lab").read() for machine in ("n1", "n2")]
 
 
 @pytest.fixture(autouse=True)
 def _copies(tmp_path: Path) -> None:
-    for machine, records in (("n1", [LAB]), ("n2", [LAB, other()])):
+    for machine, records in (("n1", [LAB]), ("n2", [LAB, other_cluster()])):
         for one in records:
             store = Store(str(tmp_path / machine), one["name"])
             with store.locked("tester"):
@@ -75,21 +75,21 @@ def _copies(tmp_path: Path) -> None:
         ),
         (
             "storage",
-            {"volumes": [OURS]},
-            {"volumes": [MORE]},
+            {"volumes": [SERVED_VOLUME]},
+            {"volumes": [SECOND_VOLUME]},
             "n2 is in cluster 'two', which also has a volume at /data.",
         ),
     ],
 )
-def test_what_another_cluster_has_is_refused_before_anything_changes(
+def test_resources_of_another_cluster_are_refused_before_anything_changes(
     tmp_path: Path, part: str, theirs: dict[str, Any], other_one: dict[str, Any], reason: str
 ) -> None:
-    refused = change(tmp_path, **{part: theirs})
+    refused = run_change(tmp_path, **{part: theirs})
     assert refused.code != 0
     assert reason in refused.words
-    assert held(tmp_path) == [LAB, LAB], "nothing has changed"
-    taken = change(tmp_path, **{part: {**theirs, **other_one}})
+    assert read_records(tmp_path) == [LAB, LAB], "nothing has changed"
+    taken = run_change(tmp_path, **{part: {**theirs, **other_one}})
     assert taken.code == 0, taken.output
-    first, second = held(tmp_path)
+    first, second = read_records(tmp_path)
     assert first == second
     assert first is not None and first["generation"] == LAB["generation"] + 1

@@ -24,7 +24,7 @@ def tasks_of(name: str) -> list[dict[str, Any]]:
     return tasks
 
 
-def leave(folder: Path, own: dict[str, Any], force: bool) -> Run:
+def run_removal(folder: Path, own: dict[str, Any], force: bool) -> Run:
     """Remove n2, up to the check of its volumes."""
     wanted = [task for task in tasks_of("remove.yml") if task.get("register") == "__cluster_holding"]
     wanted += [task for task in tasks_of("remove.yml") if task["name"] == "Check that the volumes are not in use"]
@@ -42,16 +42,16 @@ def leave(folder: Path, own: dict[str, Any], force: bool) -> Run:
 
 
 @pytest.mark.parametrize("own", [BROKEN, SILENT])
-def test_a_machine_does_not_leave_while_that_is_unknown(tmp_path: Path, own: dict[str, Any]) -> None:
-    run = leave(tmp_path, own, force=False)
+def test_a_machine_is_not_removed_while_its_use_is_unknown(tmp_path: Path, own: dict[str, Any]) -> None:
+    run = run_removal(tmp_path, own, force=False)
     assert run.code != 0
     assert "n2 cannot leave cluster 'lab'" in run.words and "n2 leaves" not in run.words, run.output
     assert "to keep it in the cluster: scontrol update nodename=n2 state=resume." in run.words
-    assert "n2 leaves" in leave(tmp_path, own, force=True).words
+    assert "n2 leaves" in run_removal(tmp_path, own, force=True).words
 
 
-def test_a_machine_without_users_leaves(tmp_path: Path) -> None:
-    run = leave(tmp_path, {}, force=False)
+def test_an_unused_machine_is_removed(tmp_path: Path) -> None:
+    run = run_removal(tmp_path, {}, force=False)
     assert run.code == 0 and "n2 leaves" in run.words, run.output
 
 

@@ -37,24 +37,24 @@ def load() -> ModuleType:
 prolog = load()
 
 
-def recorded(name: str) -> dict[str, str]:
+def load_recording(name: str) -> dict[str, str]:
     loaded: dict[str, str] = json.loads((HERE / "fixtures" / f"{name}.json").read_text())
     return loaded
 
 
-def registered(*names: str) -> str:
+def format_nodes(*names: str) -> str:
     """The output of ``scontrol -o show nodes``, abridged."""
     return "".join(f"NodeName={name} Arch=x86_64 CoresPerSocket=2 \n" for name in names)
 
 
 def show_mixed_job(*what: str) -> str:
     if what == ("nodes",):
-        return registered("n1", "n2", "n3")
+        return format_nodes("n1", "n2", "n3")
     assert what[0] == "job" and what[1].isdigit()
     return (HERE / "fixtures" / "show_mixed_job.txt").read_text()
 
 
-def never_asked(*what: str) -> str:
+def refuse_query(*what: str) -> str:
     raise AssertionError(f"the controller was asked for {what}")
 
 
@@ -72,14 +72,14 @@ def settings(**changed: Any) -> Any:
     return prolog.Settings(json.dumps(document))
 
 
-def variables(name: str, batch: bool = False, ask: Any = never_asked, **changed: Any) -> dict[str, str]:
-    env = recorded(name)
+def variables(name: str, batch: bool = False, ask: Any = refuse_query, **changed: Any) -> dict[str, str]:
+    env = load_recording(name)
     world = prolog.read_world(env, MEMBERS, batch, ask)
     result: dict[str, str] = prolog.all_variables(world, settings(**changed), "/run/h", prolog.users_own(env))
     return result
 
 
-def picked(values: dict[str, str], *names: str) -> list[str | None]:
+def pick_values(values: dict[str, str], *names: str) -> list[str | None]:
     return [values.get(name) for name in names]
 
 
@@ -102,13 +102,13 @@ def test_host_lists_are_expanded(text: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "n[1-3", "n1,,n2", "n[a-b]", "n]1[", "n[]", "n[1-99999999]", "n[3-1]"])
-def test_what_is_no_host_list_is_refused(text: str) -> None:
+def test_invalid_host_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="host list|invalid literal"):
         prolog.expand_hostlist(text)
 
 
 @given(st.text(alphabet="n0123-[],x", max_size=12))
-def test_any_text_is_a_host_list_or_a_value_error(text: str) -> None:
+def test_arbitrary_text_raises_only_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert all(prolog.expand_hostlist(text))
 
@@ -128,25 +128,30 @@ def test_gpus_are_counted_in_a_gres(gres: str, count: int) -> None:
 # --- Worlds
 
 
-def test_a_task_of_a_step_knows_its_place() -> None:
+def test_task_of_a_step_knows_its_ranks() -> None:
     values = variables("step_of_3_nodes_rank_3")
-    assert picked(values, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["3", "1", "6", "2"]
-    assert picked(values, "NODE_RANK", "NNODES", "GPUS_PER_NODE") == ["1", "3", "2"]
-    assert picked(values, "MASTER_ADDR", "MASTER_PORT") == ["10.99.0.1", "15005"]
-    assert picked(values, "GPUMESH_NODE_ADDR", "GPUMESH_HOSTFILE") == ["10.99.0.2", "/run/h"]
+    assert pick_values(values, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["3", "1", "6", "2"]
+    assert pick_values(values, "NODE_RANK", "NNODES", "GPUS_PER_NODE") == ["1", "3", "2"]
+    assert pick_values(values, "MASTER_ADDR", "MASTER_PORT") == ["10.99.0.1", "15005"]
+    assert pick_values(values, "GPUMESH_NODE_ADDR", "GPUMESH_HOSTFILE") == ["10.99.0.2", "/run/h"]
     assert values["GPUMESH_NODE_IPS"] == "10.99.0.1,10.99.0.2,10.99.0.3"
 
 
-def test_a_step_on_part_of_the_job_has_its_own_master_and_port() -> None:
+def test_step_on_some_nodes_has_its_own_master_and_port() -> None:
     values = variables("step_on_the_last_node_alone")
-    assert picked(values, "RANK", "WORLD_SIZE", "NODE_RANK", "NNODES") == ["0", "1", "0", "1"]
+    assert pick_values(values, "RANK", "WORLD_SIZE", "NODE_RANK", "NNODES") == ["0", "1", "0", "1"]
     assert values["MASTER_ADDR"] == "10.99.0.3"
     assert values["MASTER_PORT"] != variables("step_of_3_nodes_rank_3")["MASTER_PORT"]
 
 
-def test_a_batch_script_of_several_tasks_describes_the_job_but_is_no_rank() -> None:
+def test_batch_script_of_several_tasks_has_no_rank() -> None:
     values = variables("batch_of_3_nodes", batch=True, ask=show_mixed_job)
-    assert picked(values, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK") == ["10.99.0.1", "15005", "6", "0"]
+    assert pick_values(values, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK") == [
+        "10.99.0.1",
+        "15005",
+        "6",
+        "0",
+    ]
     assert not {"RANK", "LOCAL_RANK", "TF_CONFIG"} & set(values)
 
 
@@ -155,33 +160,33 @@ def test_a_batch_script_and_its_first_step_agree_on_the_port() -> None:
     assert script["MASTER_PORT"] == variables("step_of_3_nodes_rank_3")["MASTER_PORT"]
 
 
-def test_a_batch_script_counts_the_nodes_as_slurm_does_and_not_by_name() -> None:
-    values = variables("batch_of_3_nodes", batch=True, ask=lambda *_what: registered("n3", "n0", "n1", "n2"))
-    assert picked(values, "MASTER_ADDR", "NODE_RANK") == ["10.99.0.3", "1"]
+def test_batch_script_orders_nodes_as_slurm_does() -> None:
+    values = variables("batch_of_3_nodes", batch=True, ask=lambda *_what: format_nodes("n3", "n0", "n1", "n2"))
+    assert pick_values(values, "MASTER_ADDR", "NODE_RANK") == ["10.99.0.3", "1"]
     assert values["GPUMESH_NODE_IPS"] == "10.99.0.3,10.99.0.1,10.99.0.2"
 
 
-def test_nothing_is_claimed_where_the_order_of_the_nodes_cannot_be_told() -> None:
+def test_unknown_node_order_raises_an_error() -> None:
     with pytest.raises(ValueError, match="does not show the nodes n2, n3"):
-        variables("batch_of_3_nodes", batch=True, ask=lambda *_what: registered("n1"))
+        variables("batch_of_3_nodes", batch=True, ask=lambda *_what: format_nodes("n1"))
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_the_variables_of_an_outer_step_are_not_taken_for_a_batch_jobs_own(told: bool) -> None:
+def test_inherited_step_variables_are_ignored(told: bool) -> None:
     # A job of two nodes, submitted from a task of a step of three.
     values = variables("batch_submitted_from_a_step", batch=told, ask=show_mixed_job)
-    assert picked(values, "NNODES", "WORLD_SIZE", "RANK") == ["2", "2", None]
+    assert pick_values(values, "NNODES", "WORLD_SIZE", "RANK") == ["2", "2", None]
 
 
-def test_the_nodes_of_a_mixed_job_are_in_the_order_of_their_components_not_of_their_names() -> None:
+def test_nodes_of_a_heterogeneous_job_are_in_component_order() -> None:
     values = variables("mixed_step_rank_0_on_the_last_name", ask=show_mixed_job)
     assert values["GPUMESH_NODE_IPS"] == "10.99.0.3,10.99.0.1,10.99.0.2"
-    assert picked(values, "RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["0", "0", "5", "1"]
+    assert pick_values(values, "RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["0", "0", "5", "1"]
     assert values["MASTER_ADDR"] == "10.99.0.3"
 
 
-def test_the_gpus_of_another_component_are_asked_from_the_controller() -> None:
-    env = recorded("mixed_step_rank_0_on_the_last_name")
+def test_gpus_of_other_components_come_from_the_controller() -> None:
+    env = load_recording("mixed_step_rank_0_on_the_last_name")
     world = prolog.read_world(env, MEMBERS, False, show_mixed_job)
     assert prolog.hostfile_text(world.nodes) == "10.99.0.3 slots=2\n10.99.0.1 slots=1\n10.99.0.2 slots=1\n"
 
@@ -190,7 +195,7 @@ UNEVEN = "JobId=5 NodeList=n[1-3] Nodes=n1 GRES=gpu:fake:3(IDX:0-2) Nodes=n2 GRE
 
 
 def uneven(*what: str) -> str:
-    return registered("n1", "n2", "n3") if what == ("nodes",) else UNEVEN
+    return format_nodes("n1", "n2", "n3") if what == ("nodes",) else UNEVEN
 
 
 @pytest.mark.parametrize(
@@ -203,14 +208,14 @@ def uneven(*what: str) -> str:
         {"SLURM_GPUS": "5", "SLURMD_NODENAME": "n3", "SLURM_GPUS_ON_NODE": ""},
     ],
 )
-def test_each_node_counts_the_gpus_that_slurm_has_spread_unevenly(changed: dict[str, str]) -> None:
-    env = {**recorded("step_of_3_nodes_rank_3"), **changed}
+def test_unevenly_spread_gpus_are_counted_on_each_node(changed: dict[str, str]) -> None:
+    env = {**load_recording("step_of_3_nodes_rank_3"), **changed}
     world = prolog.read_world(env, MEMBERS, False, uneven)
     assert [node.gpus for node in world.nodes] == [3, 2, 0]
 
 
-def test_the_batch_script_counts_unevenly_spread_gpus_too() -> None:
-    env = {**recorded("batch_of_3_nodes"), "SLURM_GPUS": "5", "SLURM_GPUS_ON_NODE": "3"}
+def test_batch_script_counts_unevenly_spread_gpus() -> None:
+    env = {**load_recording("batch_of_3_nodes"), "SLURM_GPUS": "5", "SLURM_GPUS_ON_NODE": "3"}
     assert [node.gpus for node in prolog.read_world(env, MEMBERS, True, uneven).nodes] == [3, 2, 0]
 
 
@@ -230,42 +235,42 @@ def test_the_batch_script_counts_unevenly_spread_gpus_too() -> None:
         },
     ],
 )
-def test_the_controller_is_not_asked_where_the_gpus_are_even(changed: dict[str, str]) -> None:
-    env = {**recorded("step_of_3_nodes_rank_3"), **changed}
-    assert len({node.gpus for node in prolog.read_world(env, MEMBERS, False, never_asked).nodes}) == 1
+def test_controller_is_not_asked_if_gpus_are_even(changed: dict[str, str]) -> None:
+    env = {**load_recording("step_of_3_nodes_rank_3"), **changed}
+    assert len({node.gpus for node in prolog.read_world(env, MEMBERS, False, refuse_query).nodes}) == 1
 
 
-def test_the_jobs_gpus_are_not_taken_for_those_of_a_step_with_fewer() -> None:
-    env = {**recorded("step_of_3_nodes_rank_3"), "SLURM_GPUS": "5", "SLURM_GPUS_ON_NODE": "1"}
+def test_step_with_fewer_gpus_does_not_use_the_count_of_the_job() -> None:
+    env = {**load_recording("step_of_3_nodes_rank_3"), "SLURM_GPUS": "5", "SLURM_GPUS_ON_NODE": "1"}
     assert [node.gpus for node in prolog.read_world(env, MEMBERS, False, uneven).nodes] == [1, 1, 1]
 
 
-def test_a_controller_that_does_not_answer_costs_no_job_its_environment() -> None:
+def test_unreachable_controller_does_not_prevent_the_environment() -> None:
     def unreachable(*_what: str) -> str:
         raise ValueError("scontrol cannot show job 5")
 
-    env = {**recorded("step_of_3_nodes_rank_3"), "SLURM_GPUS": "5"}
+    env = {**load_recording("step_of_3_nodes_rank_3"), "SLURM_GPUS": "5"}
     assert [node.gpus for node in prolog.read_world(env, MEMBERS, False, unreachable).nodes] == [2, 2, 2]
 
 
-def test_the_batch_script_of_a_mixed_job_sees_all_its_components() -> None:
+def test_batch_script_of_a_heterogeneous_job_sees_all_components() -> None:
     values = variables("batch_of_a_mixed_job", batch=True, ask=show_mixed_job)
-    assert picked(values, "NNODES", "WORLD_SIZE", "GPUS_PER_NODE") == ["3", "5", "2"]
+    assert pick_values(values, "NNODES", "WORLD_SIZE", "GPUS_PER_NODE") == ["3", "5", "2"]
 
 
-def test_components_inherited_from_another_job_are_not_this_jobs() -> None:
-    env = {**recorded("mixed_step_rank_4"), "SLURM_JOB_ID": "99"}
+def test_inherited_components_of_another_job_are_ignored() -> None:
+    env = {**load_recording("mixed_step_rank_4"), "SLURM_JOB_ID": "99"}
     assert prolog.read_world(env, MEMBERS, False, lambda *_what: "").mixed is False
 
 
-def test_a_node_that_this_members_file_does_not_know_yet_is_called_by_its_name() -> None:
-    world = prolog.read_world(recorded("step_of_3_nodes_rank_3"), {"n1": "10.99.0.1"}, False, never_asked)
+def test_unknown_node_is_addressed_by_its_name() -> None:
+    world = prolog.read_world(load_recording("step_of_3_nodes_rank_3"), {"n1": "10.99.0.1"}, False, refuse_query)
     assert [node.address for node in world.nodes] == ["10.99.0.1", "n2", "n3"]
 
 
-def test_no_master_is_claimed_where_the_user_has_placed_the_ranks() -> None:
-    env = {**recorded("step_of_3_nodes_rank_3"), "SLURM_DISTRIBUTION": "arbitrary"}
-    world = prolog.read_world(env, MEMBERS, False, never_asked)
+def test_arbitrary_distribution_has_no_master() -> None:
+    env = {**load_recording("step_of_3_nodes_rank_3"), "SLURM_DISTRIBUTION": "arbitrary"}
+    world = prolog.read_world(env, MEMBERS, False, refuse_query)
     assert "MASTER_ADDR" not in prolog.core_variables(world, 1, "")
 
 
@@ -279,9 +284,9 @@ def test_a_login_into_a_job_sees_the_job() -> None:
     assert (world.node_rank, world.rank, world.mixed) == (1, None, True)
 
 
-def test_a_login_counts_the_nodes_as_slurm_does_and_not_by_name() -> None:
+def test_login_orders_nodes_as_slurm_does() -> None:
     def show(*what: str) -> str:
-        return registered("n2", "n3", "n1") if what == ("nodes",) else show_mixed_job(*what)
+        return format_nodes("n2", "n3", "n1") if what == ("nodes",) else show_mixed_job(*what)
 
     world = prolog.world_of_login("25", "n1", MEMBERS, show)
     assert [node.name for node in world.nodes] == ["n3", "n2", "n1"]
@@ -317,23 +322,23 @@ def test_tensorflow_gets_one_worker_a_task() -> None:
     }
 
 
-def test_the_libraries_use_the_clusters_interface() -> None:
+def test_libraries_use_the_cluster_interface() -> None:
     values = variables("step_of_3_nodes_rank_3")
     assert values["NCCL_SOCKET_IFNAME"] == "=gpumesh0"
     plain = ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"]
     plain += ["OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"]
-    assert picked(values, *plain) == ["gpumesh0"] * 5
+    assert pick_values(values, *plain) == ["gpumesh0"] * 5
     assert not {"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"} & set(values)
 
 
-def test_rdma_is_used_where_all_nodes_of_the_job_are_on_the_fabric() -> None:
+def test_rdma_is_used_if_all_nodes_are_on_the_fabric() -> None:
     rdma = {"devices": ["mlx5_0:1", "mlx5_1:1"], "peers": ["n1", "n2", "n3"]}
     values = variables("step_of_3_nodes_rank_3", rdma=rdma)
     assert values["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
     assert values["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1,gpumesh0"
 
 
-def test_rdma_is_switched_off_where_one_node_is_at_another_site() -> None:
+def test_rdma_is_disabled_if_a_node_is_at_another_site() -> None:
     values = variables("step_of_3_nodes_rank_3", rdma={"devices": ["mlx5_0:1"], "peers": ["n1", "n2"]})
     assert values["NCCL_IB_DISABLE"] == "1" and "NCCL_IB_HCA" not in values
 
@@ -355,7 +360,7 @@ def test_backendai() -> None:
 def test_backendai_in_a_job_of_two_roles() -> None:
     values = variables("mixed_step_rank_4", ask=show_mixed_job, dialects=["backendai"])
     names = [f"BACKENDAI_CLUSTER_{name}" for name in ("HOSTS", "REPLICAS", "HOST", "IDX", "ROLE", "LOCAL_RANK")]
-    assert picked(values, *names) == ["main1,sub1,sub2", "main:1,sub:2", "sub2", "2", "sub", "2"]
+    assert pick_values(values, *names) == ["main1,sub1,sub2", "main:1,sub:2", "sub2", "2", "sub", "2"]
 
 
 def test_dstack() -> None:
@@ -373,7 +378,7 @@ def test_dstack() -> None:
 
 def test_dstack_adds_up_the_gpus_of_unlike_nodes() -> None:
     values = variables("mixed_step_rank_0_on_the_last_name", ask=show_mixed_job, dialects=["dstack"])
-    assert picked(values, "DSTACK_GPUS_PER_NODE", "DSTACK_GPUS_NUM") == ["2", "4"]
+    assert pick_values(values, "DSTACK_GPUS_PER_NODE", "DSTACK_GPUS_NUM") == ["2", "4"]
 
 
 def test_skypilot() -> None:
@@ -389,16 +394,16 @@ def test_skypilot() -> None:
 def test_runpod() -> None:
     values = variables("step_of_3_nodes_rank_3", dialects=["runpod"])
     names = ("PRIMARY_ADDR", "PRIMARY_PORT", "NODE_ADDR", "NODE_RANK", "NUM_NODES", "NUM_TRAINERS", "WORLD_SIZE")
-    assert picked(values, *names) == ["10.99.0.1", "15005", "10.99.0.2", "1", "3", "2", "6"]
+    assert pick_values(values, *names) == ["10.99.0.1", "15005", "10.99.0.2", "1", "3", "2", "6"]
 
 
 def test_torchrun() -> None:
     values = variables("step_of_3_nodes_rank_3", dialects=["torchrun"])
     names = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_ADDR")
-    assert picked(values, *[f"PET_{name}" for name in names]) == ["3", "1", "2", "10.99.0.1", "15005", "10.99.0.2"]
+    assert pick_values(values, *[f"PET_{name}" for name in names]) == ["3", "1", "2", "10.99.0.1", "15005", "10.99.0.2"]
 
 
-def test_no_dialect_speaks_unasked() -> None:
+def test_dialects_are_off_by_default() -> None:
     values = variables("step_of_3_nodes_rank_3")
     foreign = ("BACKENDAI_", "DSTACK_", "SKYPILOT_", "PRIMARY_", "NUM_", "PET_", "WORLD_RANK", "NODE_ADDR")
     assert not [name for name in values if name.startswith(foreign)]
@@ -411,48 +416,48 @@ def test_every_dialect_is_known_to_the_program() -> None:
 # --- The user's settings take precedence
 
 
-def test_what_the_user_has_set_is_left_alone() -> None:
+def test_variables_of_the_user_are_kept() -> None:
     values, gone = prolog.changes({"MASTER_PORT": "29500"}, {"MASTER_PORT": "15005", "RANK": "0"})
     assert "MASTER_PORT" not in values and values["RANK"] == "0" and gone == []
 
 
-def test_what_we_set_for_the_batch_script_is_renewed_in_its_steps() -> None:
+def test_variables_of_the_batch_script_are_renewed_in_steps() -> None:
     outer, _gone = prolog.changes({}, {"NODE_RANK": "0", "NCCL_IB_DISABLE": "1"})
     values, gone = prolog.changes(outer, {"NODE_RANK": "2"})
     assert values["NODE_RANK"] == "2" and gone == ["NCCL_IB_DISABLE"]
 
 
-def test_what_the_user_changes_after_us_is_the_users() -> None:
+def test_changed_variables_belong_to_the_user() -> None:
     outer, _gone = prolog.changes({}, {"MASTER_PORT": "15005"})
     values, gone = prolog.changes({**outer, "MASTER_PORT": "7"}, {"MASTER_PORT": "15005"})
     assert "MASTER_PORT" not in values and gone == []
 
 
-def test_what_the_user_takes_away_and_sets_again_is_the_users_in_deeper_steps_too() -> None:
+def test_reset_variables_belong_to_the_user_in_nested_steps() -> None:
     outer, _gone = prolog.changes({}, {"MASTER_PORT": "15005"})
     middle = {**outer, "MASTER_PORT": "7"}
     middle.update(prolog.changes(middle, {"MASTER_PORT": "15005"})[0])
     assert "MASTER_PORT" not in prolog.changes(middle, {"MASTER_PORT": "15005"})[0]
 
 
-def test_the_users_port_and_address_are_the_ones_in_every_dialect() -> None:
-    env = {**recorded("step_of_3_nodes_rank_3"), "MASTER_PORT": "29500", "MASTER_ADDR": "10.99.0.3"}
-    world = prolog.read_world(env, MEMBERS, False, never_asked)
+def test_master_of_the_user_is_used_in_every_dialect() -> None:
+    env = {**load_recording("step_of_3_nodes_rank_3"), "MASTER_PORT": "29500", "MASTER_ADDR": "10.99.0.3"}
+    world = prolog.read_world(env, MEMBERS, False, refuse_query)
     values = prolog.all_variables(world, settings(dialects=["runpod", "dstack"]), "", prolog.users_own(env))
-    assert picked(values, "PRIMARY_PORT", "PRIMARY_ADDR", "DSTACK_MASTER_NODE_IP") == [
+    assert pick_values(values, "PRIMARY_PORT", "PRIMARY_ADDR", "DSTACK_MASTER_NODE_IP") == [
         "29500",
         "10.99.0.3",
         "10.99.0.3",
     ]
 
 
-def test_the_sites_variables_win_over_ours_and_lose_to_the_users() -> None:
+def test_site_variables_override_ours_but_not_the_users() -> None:
     values = variables("step_of_3_nodes_rank_3", variables={"NCCL_DEBUG": "WARN", "UCX_NET_DEVICES": "all"})
-    assert picked(values, "NCCL_DEBUG", "UCX_NET_DEVICES") == ["WARN", "all"]
+    assert pick_values(values, "NCCL_DEBUG", "UCX_NET_DEVICES") == ["WARN", "all"]
     assert "NCCL_DEBUG" not in prolog.changes({"NCCL_DEBUG": "INFO"}, values)[0]
 
 
-def test_mlflow_is_told_who_runs_what_and_only_where_experiments_are_tracked() -> None:
+def test_tracking_variables_are_set_only_with_tracking() -> None:
     assert not [name for name in variables("step_of_3_nodes_rank_3") if name.startswith("MLFLOW")]
     told = {"MLFLOW_TRACKING_URI": "http://10.99.0.1:5000", "GPUMESH_GENERATION": "4"}
     values = variables("step_of_3_nodes_rank_3", cluster="lab", tracking=told)
@@ -467,22 +472,22 @@ def test_mlflow_is_told_who_runs_what_and_only_where_experiments_are_tracked() -
 # --- Output to Slurm, bash and the file system
 
 
-def test_a_value_of_several_lines_is_never_said_to_slurm() -> None:
+def test_multiline_values_are_not_printed_for_slurm() -> None:
     assert prolog.prolog_lines({}, {"A": "1\n2", "B": "=x"}, ["C"]) == "unset C\nexport B==x\n"
 
 
-def test_an_inherited_value_of_several_lines_stays_where_it_is_right_and_goes_where_it_is_stale() -> None:
+def test_stale_multiline_values_are_unset() -> None:
     assert prolog.prolog_lines({"A": "1\n2"}, {"A": "1\n2"}, []) == ""
     assert prolog.prolog_lines({"A": "8\n9"}, {"A": "1\n2"}, []) == "unset A\n"
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
-def test_the_shell_gets_every_value_as_it_is(value: str) -> None:
+def test_shell_lines_preserve_every_value(value: str) -> None:
     words = shlex.split(prolog.shell_lines({"A": value}, []))
     assert words == ["export", f"A={value}"]
 
 
-def test_bash_sets_the_values_of_several_lines_and_leaves_the_users() -> None:
+def test_bash_sets_multiline_values_except_those_of_the_user() -> None:
     env = {
         "BASH_ENV": str(FILES / "job_environment.bash"),
         "GPUMESH_MULTILINE": "DSTACK_NODES_IPS,SKYPILOT_NODE_IPS",
@@ -495,7 +500,7 @@ def test_bash_sets_the_values_of_several_lines_and_leaves_the_users() -> None:
     assert done.stdout == "10.99.0.1\n10.99.0.2|mine0\n"
 
 
-def test_a_hostfile_is_made_once_and_made_anew_when_it_differs(tmp_path: Path) -> None:
+def test_hostfile_is_rewritten_only_if_it_differs(tmp_path: Path) -> None:
     path = prolog.write_hostfile(str(tmp_path), "1.hosts", "a slots=1\n")
     before = os.stat(path).st_mtime_ns
     assert prolog.write_hostfile(str(tmp_path), "1.hosts", "a slots=1\n") == path
@@ -505,7 +510,7 @@ def test_a_hostfile_is_made_once_and_made_anew_when_it_differs(tmp_path: Path) -
     assert Path(path).read_text() == "b slots=1\n" and os.listdir(tmp_path) == ["1.hosts"]
 
 
-def test_a_hostfile_never_follows_a_link_that_somebody_laid(tmp_path: Path) -> None:
+def test_hostfile_never_follows_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "1.hosts").symlink_to(victim)
@@ -513,7 +518,7 @@ def test_a_hostfile_never_follows_a_link_that_somebody_laid(tmp_path: Path) -> N
     assert victim.read_text() == "precious" and not (tmp_path / "1.hosts").is_symlink()
 
 
-def test_no_hostfile_where_there_is_no_folder() -> None:
+def test_missing_directory_means_no_hostfile() -> None:
     assert prolog.write_hostfile("/nonexistent", "1.hosts", "a\n") == ""
 
 
@@ -526,10 +531,10 @@ def test_a_broken_environment_never_fails_the_job(tmp_path: Path) -> None:
     assert "the job environment is not set" in done.stderr
 
 
-def test_the_program_says_everything_in_lines_that_slurm_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_prints_valid_prolog_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         monkeypatch.delenv(name)
-    for name, value in recorded("step_of_3_nodes_rank_3").items():
+    for name, value in load_recording("step_of_3_nodes_rank_3").items():
         monkeypatch.setenv(name, value)
     path = tmp_path / "settings.json"
     path.write_text(
@@ -560,12 +565,12 @@ def test_the_program_says_everything_in_lines_that_slurm_reads(tmp_path: Path, m
         ("step_of_3_nodes_rank_3", 0, "SLURM_JOB_ID"),
     ],
 )
-def test_each_component_is_known_by_its_own_id(environment: str, component: int, number: str) -> None:
-    env = recorded(environment)
+def test_component_has_its_own_job_id(environment: str, component: int, number: str) -> None:
+    env = load_recording(environment)
     assert prolog._job_id(env, component) == env[number]
 
 
-def test_the_epilog_takes_away_what_is_of_its_job_alone(tmp_path: Path) -> None:
+def test_epilog_removes_only_files_of_its_job(tmp_path: Path) -> None:
     text = (FILES / "job_epilog.sh").read_text().replace("/run/gpumesh/jobs", str(tmp_path))
     for name in ("7.hosts", "7.0.hosts", "71.hosts", "6.0.hosts"):
         (tmp_path / name).touch()
@@ -579,10 +584,8 @@ def test_the_epilog_takes_away_what_is_of_its_job_alone(tmp_path: Path) -> None:
     "text",
     ["$(touch {made})", "'; touch {made}; '", "x NodeList=$(touch${{IFS}}{made})", "x\nJobId='`touch${{IFS}}{made}`"],
 )
-def test_no_shell_runs_what_a_user_has_written_into_a_job(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither root's, which runs the epilog and may log in to a node of the job, nor another user's."""
+def test_shells_do_not_execute_text_from_jobs(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's shell runs the epilog and may log in to a node of the job; another user's may log in as well."""
     made = tmp_path / "made"
     hostile = text.format(made=made)
     words = ("JOB_NAME", "JOB_COMMENT", "JOB_USER", "JOB_WORK_DIR", "JOB_STDOUT", "JOB_PARTITION", "JOB_EXTRA")
@@ -594,7 +597,7 @@ def test_no_shell_runs_what_a_user_has_written_into_a_job(
     monkeypatch.setattr(prolog, "show", lambda *_what: shown)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    # Of these, the last one is in our own variables too.
+    # The last of these is also among our own variables.
     for name, value in {**user, "MASTER_ADDR": hostile}.items():
         monkeypatch.setenv(name, value)
     document = {"members": members, "interface": "eth0", "port_range": [15000, 24999], "reserved_ports": []}
@@ -606,9 +609,7 @@ def test_no_shell_runs_what_a_user_has_written_into_a_job(
     assert not made.exists()
 
 
-def test_the_tasks_of_a_session_have_an_environment_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tasks_of_sessions_are_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(prolog.SESSION, "0")
     assert prolog.main([]) == 0
     assert capsys.readouterr() == ("", "")

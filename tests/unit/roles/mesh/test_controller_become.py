@@ -13,7 +13,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays, run_tasks
 from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
 
-#: That user is not the tests' own, so becoming it is tried, and the program does not exist.
+#: The user is not the one of the tests, so Ansible tries to become it, and the program does not exist.
 NO_SUDO = {"ansible_become": True, "ansible_become_user": "nobody", "ansible_become_exe": "/opt/none/sudo"}
 RECORD: dict[str, Any] = {
     "name": "lab",
@@ -22,7 +22,7 @@ RECORD: dict[str, Any] = {
 }
 
 
-def test_a_control_server_is_asked_without_sudo(tmp_path: Path) -> None:
+def test_a_control_server_is_queried_without_sudo(tmp_path: Path) -> None:
     role = {"name": "gpumesh.cluster.mesh", "tasks_from": "forget"}
     variables = {
         "cluster_record": RECORD,
@@ -52,8 +52,8 @@ def test_no_task_on_the_controller_becomes_another_user() -> None:
     assert play["vars"]["ansible_become"] is False
 
 
-def test_no_keyword_decides_who_runs_a_task() -> None:
-    """Except for the user of a whole play, which is root everywhere."""
+def test_no_keyword_sets_the_user_of_a_task() -> None:
+    """Only whole plays set a user, which is root everywhere."""
     assert {str(path) for path in PATHS for task in tasks_of(path) if {"become_user"} & task.keys()} == set()
     plays = {str(path): task.get("become") for path in PATHS for task in tasks_of(path) if "become" in task}
     assert set(plays.values()) == {True}
@@ -70,8 +70,8 @@ exec "$@"
 
 
 @pytest.mark.parametrize(("kind", "user"), [("session", "alice"), ("train", "alice"), ("train", "")])
-def test_a_run_belongs_to_the_user_who_was_named(tmp_path: Path, kind: str, user: str) -> None:
-    """With the variables of the role's task, and a command in place of its module."""
+def test_a_run_belongs_to_the_given_user(tmp_path: Path, kind: str, user: str) -> None:
+    """The task has the variables of the role's task, and a command in place of its module."""
     module = f"gpumesh.cluster.{kind}_run"
     (task,) = [task for task in tasks_of(ROOT / "roles" / kind / "tasks" / "run.yml") if module in task]
     sudo = tmp_path / "sudo"

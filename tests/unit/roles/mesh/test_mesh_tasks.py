@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.given_results import Went, go
 from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, tasks_of
 
-STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.77.0.{n}", "interface": "eth0"} for n in (1, 2, 3, 4)]
-BRINGS_IN = {f"ansible.builtin.{verb}_{what}" for verb in ("import", "include") for what in ("tasks", "role")}
+INCLUDE_MODULES = {f"ansible.builtin.{verb}_{what}" for verb in ("import", "include") for what in ("tasks", "role")}
 
 
 def record(backend: str, generation: int = 2) -> dict[str, Any]:
@@ -25,9 +25,9 @@ def record(backend: str, generation: int = 2) -> dict[str, Any]:
     return {**plan.commit(draft, STAMP), "generation": generation}
 
 
-UP = {"ready": True, "interface_up": True, "tools": True, "systemd": True}
-DOWN = {**UP, "ready": False, "interface_up": False}
-IN = {
+TUNNEL_UP = {"ready": True, "interface_up": True, "tools": True, "systemd": True}
+TUNNEL_DOWN = {**TUNNEL_UP, "ready": False, "interface_up": False}
+LOGGED_IN = {
     "ready": True,
     "installed": True,
     "running": True,
@@ -42,16 +42,16 @@ IN = {
     "backend_state": "Running",
     "health": [],
 }
-OUT = {**IN, "ready": False, "addresses": [], "backend_state": "NeedsLogin"}
-POD = {**IN, "tun_device": False, "pod": True, "library": "present"}
+LOGGED_OUT = {**LOGGED_IN, "ready": False, "addresses": [], "backend_state": "NeedsLogin"}
+POD = {**LOGGED_IN, "tun_device": False, "pod": True, "library": "present"}
 #: The results of the actions on a host where nothing has to change.
-USUAL: dict[str, list[dict[str, Any]]] = {
+DEFAULT_RESULTS: dict[str, list[dict[str, Any]]] = {
     "mesh_settings": [{"wanted": {}}],
-    "wireguard": [UP],
-    "tailscale": [IN],
+    "wireguard": [TUNNEL_UP],
+    "tailscale": [LOGGED_IN],
     "cluster_member": [{"changed": False}],
 }
-CONNECTED = {"wireguard": UP, "tailscale": IN, "none": {"ready": True}}
+CONNECTED = {"wireguard": TUNNEL_UP, "tailscale": LOGGED_IN, "none": {"ready": True}}
 
 SHOW = {
     "ansible.builtin.debug": {
@@ -77,7 +77,7 @@ def _mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mesh:
             tmp_path,
             monkeypatch,
             {"name": "gpumesh.cluster.mesh", "tasks_from": entry},
-            {host: {**USUAL, "mesh": [CONNECTED[backend]], **results} for host, results in hosts.items()},
+            {host: {**DEFAULT_RESULTS, "mesh": [CONNECTED[backend]], **results} for host, results in hosts.items()},
             {"cluster_record": record(backend), "mesh_auth_key": "secret", **variables},
             *options,
             tasks=tasks,
@@ -92,13 +92,15 @@ def registered(backend: str, *generations: int) -> dict[str, Any]:
     return {"cluster_member": made, "play_members": [{"record": made[-1]["record"], "outdated": ["n2"]}]}
 
 
-def test_a_file_that_the_role_brings_in_does_not_bring_in_another() -> None:
+def test_an_included_file_of_the_role_includes_no_other() -> None:
     files = {path.name: tasks_of(path) for path in (ROOT / "roles" / "mesh" / "tasks").glob("*.yml")}
     assert len(files) > 1
-    assert {name for name, tasks in files.items() if any(BRINGS_IN & task.keys() for task in tasks)} == {"main.yml"}
+    assert {name for name, tasks in files.items() if any(INCLUDE_MODULES & task.keys() for task in tasks)} == {
+        "main.yml"
+    }
 
 
-def test_without_a_mesh_nothing_follows(mesh: Mesh) -> None:
+def test_without_a_mesh_no_task_follows(mesh: Mesh) -> None:
     went = mesh("none", {"n1": {}, "n2": {}})
     assert went.run.code == 0, went.run.output
     assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member"]
@@ -106,8 +108,8 @@ def test_without_a_mesh_nothing_follows(mesh: Mesh) -> None:
 
 
 class TestWireGuard:
-    def test_a_run_that_changes_nothing_takes_one_module_and_starts_only_what_is_not_ready(self, mesh: Mesh) -> None:
-        down = {**UP, "ready": False}
+    def test_an_unchanged_run_takes_one_module_and_starts_only_tunnels_that_are_not_ready(self, mesh: Mesh) -> None:
+        down = {**TUNNEL_UP, "ready": False}
         went = mesh("wireguard", {"n1": {}, "n2": {}, "n3": {"mesh": [down], "wireguard": [down]}})
         assert went.run.code == 0, went.run.output
         assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member"]
@@ -118,7 +120,7 @@ class TestWireGuard:
         assert went.of("daemon")[0].arguments["state"] == "started"
 
     def test_the_tunnels_get_new_keys_before_the_record_is_copied(self, mesh: Mesh) -> None:
-        down = {"mesh": [DOWN], "wireguard": [DOWN]}
+        down = {"mesh": [TUNNEL_DOWN], "wireguard": [TUNNEL_DOWN]}
         went = mesh("wireguard", {"n1": {**down, **registered("wireguard", 3)}, "n2": down}, tasks=(SHOW,))
         assert went.run.code == 0, went.run.output
         before = ["mesh_settings", "mesh", "cluster_member", "mesh_settings"]
@@ -160,7 +162,7 @@ class TestWireGuard:
         assert went.run.code == 0, went.run.output
         assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member", "mesh_settings", "wireguard"]
         assert went.of("mesh_settings")[1].arguments["list_relayed"] is True
-        # By its name: the record is not searched for templates.
+        # The record is given by its name, so it is not searched for templates.
         assert went.of("wireguard")[0].arguments["record"] == "cluster_record"
 
     def test_check_mode_registers_nothing_in_a_record_that_may_not_exist(self, mesh: Mesh) -> None:
@@ -169,7 +171,7 @@ class TestWireGuard:
         assert went.steps("n1") == ["mesh_settings", "mesh", "mesh_settings", "wireguard"]
 
     @pytest.mark.parametrize("others", [[], ["gpumesh1"]])
-    def test_the_script_of_the_tunnels_stays_where_another_cluster_has_one(
+    def test_the_script_of_the_tunnels_is_kept_if_another_cluster_has_one(
         self, mesh: Mesh, tmp_path: Path, others: list[str]
     ) -> None:
         script = tmp_path / "gpumesh-tunnel"
@@ -188,7 +190,7 @@ class TestWireGuard:
 
 
 class TestTailscale:
-    def test_a_run_that_changes_nothing_takes_one_module_and_on_a_pod_also_its_library(self, mesh: Mesh) -> None:
+    def test_an_unchanged_run_takes_one_module_and_the_library_on_pods(self, mesh: Mesh) -> None:
         no_longer = {**POD, "pod": False, "library": "absent"}
         went = mesh("tailscale", {"n1": {}, "n2": {}, "n3": {"mesh": [POD]}, "n4": {"mesh": [no_longer]}})
         assert went.run.code == 0, went.run.output
@@ -204,10 +206,10 @@ class TestTailscale:
         self, mesh: Mesh
     ) -> None:
         """One of them is a pod after a restart."""
-        down = {**OUT, "tun_device": False, "pod": True, "running": True}
+        down = {**LOGGED_OUT, "tun_device": False, "pod": True, "running": True}
         hosts = {
             "n1": registered("tailscale", 3),
-            "n2": {"mesh": [OUT], "tailscale": [IN]},
+            "n2": {"mesh": [LOGGED_OUT], "tailscale": [LOGGED_IN]},
             "n3": {"mesh": [down], "tailscale": [{**POD, "ready": False}, POD]},
         }
         went = mesh("tailscale", hosts, tasks=(SHOW,))
@@ -228,10 +230,10 @@ class TestTailscale:
     def test_a_login_without_an_address_is_explained_and_other_tags_are_set_at_the_control_server(
         self, mesh: Mesh
     ) -> None:
-        differ = {**IN, "ready": False, "tags_differ": True}
+        differ = {**LOGGED_IN, "ready": False, "tags_differ": True}
         hosts = {
             "n1": {},
-            "n2": {"mesh": [OUT], "tailscale": [OUT]},
+            "n2": {"mesh": [LOGGED_OUT], "tailscale": [LOGGED_OUT]},
             "n3": {"mesh": [differ], "tailscale": [differ]},
         }
         went = mesh("tailscale", hosts, mesh_tags=["tag:gpu"], mesh_api_key="api")
@@ -241,14 +243,14 @@ class TestTailscale:
         assert [call.arguments.get("login") for call in went.of("tailscale") if call.host == "n3"] == [None, False]
         assert went.of("tailscale_device")[0].arguments["tags"] == ["tag:gpu"]
 
-    def test_paths_are_reported_if_that_is_wanted(self, mesh: Mesh) -> None:
+    def test_paths_are_reported_on_request(self, mesh: Mesh) -> None:
         went = mesh("tailscale", {"n1": {}, "n2": {}}, mesh_report_paths=True)
         assert went.run.code == 0, went.run.output
         assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member", "tailscale", "mesh_paths"]
         assert went.steps("n2") == ["mesh", "tailscale"]
 
-    def test_keys_that_end_soon_are_replaced_and_a_host_says_why_its_own_was_not(self, mesh: Mesh) -> None:
-        due = {**IN, "renewal_due": True, "renewal_failure": "", "key_expiry": "2027-05-01T08:00:00Z"}
+    def test_expiring_keys_are_renewed_and_failures_are_reported(self, mesh: Mesh) -> None:
+        due = {**LOGGED_IN, "renewal_due": True, "renewal_failure": "", "key_expiry": "2027-05-01T08:00:00Z"}
         hosts = {
             "n1": {},
             "n2": {"mesh": [due], "tailscale": [{**due, "renewal_due": False}]},
@@ -264,10 +266,10 @@ class TestTailscale:
         assert told["n3"].startswith("n3: ") and ", since no auth key is given. Until then" in told["n3"]
         assert "2027-05-01T08:00:00Z" in told["n4"] and told["n4"].endswith("run site again. key not found")
 
-    def test_a_machine_that_is_joining_has_its_address_in_a_variable(self, mesh: Mesh) -> None:
+    def test_a_joining_machine_has_its_address_in_a_variable(self, mesh: Mesh) -> None:
         show = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} got {{ mesh_enrolled_addresses | join }}."}}
         future = {"backend": "tailscale", "port": 41641}
-        hosts = {"n1": {"tailscale": [OUT, IN]}, "n2": {}}
+        hosts = {"n1": {"tailscale": [LOGGED_OUT, LOGGED_IN]}, "n2": {}}
         went = mesh("none", hosts, entry="enrol", tasks=(show,), mesh_settings=future, cluster_record=None)
         assert went.run.code == 0, went.run.output
         assert {call.action for call in went.calls} == {"tailscale"}

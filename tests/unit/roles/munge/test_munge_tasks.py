@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 TASKS = [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.munge"}}]
 
 
-def give(folder: Path, path: Path) -> Run:
+def give_key(folder: Path, path: Path) -> Run:
     """Run the role in check mode and with maximum verbosity, on hosts with munge."""
     programs = folder / "bin"
     programs.mkdir()
@@ -46,19 +46,19 @@ def hidden(run: Run, key: bytes) -> bool:
     return base64.b64encode(key).decode() not in run.output and key.decode() not in run.output
 
 
-def test_a_key_that_is_taken_is_hidden(tmp_path: Path) -> None:
+def test_an_accepted_key_is_not_shown(tmp_path: Path) -> None:
     key = b"nobody-is-to-see-this-key-" * 3
     (tmp_path / "given").write_bytes(key)
-    run = give(tmp_path, tmp_path / "given")
+    run = give_key(tmp_path, tmp_path / "given")
     assert run.code == 0, run.output
     assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" in run.output
     assert hidden(run, key)
 
 
-def test_a_key_that_munge_would_not_take_is_hidden_and_the_reason_is_not(tmp_path: Path) -> None:
+def test_a_rejected_key_is_not_shown_but_the_reason_is(tmp_path: Path) -> None:
     key = b"nobody-is-to-see-this"
     (tmp_path / "given").write_bytes(key)
-    run = give(tmp_path, tmp_path / "given")
+    run = give_key(tmp_path, tmp_path / "given")
     assert run.code != 0
     assert "n1: The munge key has 21 bytes; munge accepts 32 to 1024." in run.words
     assert hidden(run, key)

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import write_programs
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays, run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 
 
-def check(folder: Path, entry: str = "main", **variables: object) -> Run:
+def run_check(folder: Path, entry: str = "main", **variables: object) -> Run:
     """Run the role in check mode, on the members n1, the manager, and n2."""
     role = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": entry}}
     given = {"cluster_record": RECORD, **variables}
@@ -36,10 +36,10 @@ def recap(run: Run, host: str) -> dict[str, int]:
 
 @pytest.fixture(name="fresh", scope="module")
 def _fresh(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return check(tmp_path_factory.mktemp("fresh"), slurm_rest=True)
+    return run_check(tmp_path_factory.mktemp("fresh"), slurm_rest=True)
 
 
-def test_check_mode_says_what_would_come(fresh: Run) -> None:
+def test_check_mode_reports_the_planned_changes(fresh: Run) -> None:
     assert fresh.code == 0, fresh.output
     for file in ("node/slurmd.env", "slurm.conf"):
         assert f"+## {file}" in fresh.output
@@ -55,8 +55,8 @@ def test_a_member_takes_part_in_few_tasks(fresh: Run) -> None:
     assert recap(fresh, "n1")["skipped"] == 3, fresh.output
 
 
-def test_slurm_may_come_after_a_hand_over(tmp_path: Path) -> None:
-    run = check(tmp_path, cluster_record=plan.commit(plan.hand_over(RECORD, "n2"), STAMP))
+def test_slurm_can_run_after_a_handover(tmp_path: Path) -> None:
+    run = run_check(tmp_path, cluster_record=plan.commit(plan.hand_over(RECORD, "n2"), STAMP))
     assert run.code == 0, run.output
     assert "Check whether the former manager has the queue" in run.words
     _before, _task, configured = run.output.partition(
@@ -78,7 +78,7 @@ NOT_READY = {
 }
 
 
-def test_a_node_that_is_not_ready_in_time_is_explained(tmp_path: Path) -> None:
+def test_a_node_that_does_not_become_ready_is_explained(tmp_path: Path) -> None:
     for name, (shown, _words) in NOT_READY.items():
         answer = "echo no controller >&2; exit 1" if shown is None else f"echo '{shown}'"
         script = f'[ "$1" = -V ] && echo slurm-wlm 22.05.8 && exit; {answer}'
@@ -104,6 +104,6 @@ def test_a_node_that_is_not_ready_in_time_is_explained(tmp_path: Path) -> None:
         assert f"See /var/log/slurm/slurmd.log on {name} and /var/log/slurm/slurmctld.log on n1." in of_node
 
 
-def test_fresh_hosts_can_leave(tmp_path: Path) -> None:
-    run = check(tmp_path, entry="leave")
+def test_hosts_without_slurm_can_be_removed(tmp_path: Path) -> None:
+    run = run_check(tmp_path, entry="leave")
     assert run.code == 0, run.output

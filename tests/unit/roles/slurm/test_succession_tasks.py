@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.given_results import replace_actions
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
-STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 FIRST = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 #: n2 is the manager, n1 was it before, and n3 is the first host of the play.
 RECORD = plan.commit(plan.hand_over(FIRST, "n2"), STAMP)
@@ -40,7 +40,7 @@ class ActionModule(ActionBase):
         results = self._templar.template(task_vars["results"])
         return {"changed": False, **results.get(step, results.get(f"{name} {given.get('state', 'present')}", {}))}
 """
-GO_ON = {"action": "go_on", "former": "", "retire": "", "tenures": []}
+CONTINUE_DECISION = {"action": "go_on", "former": "", "retire": "", "tenures": []}
 QUEUE = {"used": False, "marker": None, "node": True, "slurm_version": None}
 RESULTS: dict[str, dict[str, Any]] = {
     "slurm configured": {"reload": "none"},
@@ -70,8 +70,8 @@ def run(folder: Path, results: dict[str, Any], *options: str, **variables: Any) 
     return done, log.read_text(encoding="utf-8").splitlines()
 
 
-def test_a_manager_with_the_current_queue_goes_on(collection: Path) -> None:
-    done, steps = run(collection, {"n2 slurm_state inspected": {**QUEUE, "succession": GO_ON}})
+def test_a_manager_with_the_current_queue_continues(collection: Path) -> None:
+    done, steps = run(collection, {"n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION}})
     assert done.code == 0, done.output
     assert steps[:3] == ["n2 slurm_state inspected", "n2 slurm configured", "n2 slurm served False"]
     assert set(steps[3:-1]) == NODES
@@ -79,8 +79,8 @@ def test_a_manager_with_the_current_queue_goes_on(collection: Path) -> None:
 
 
 @pytest.mark.parametrize("reload", ["none", "reconfigure", "restart"])
-def test_a_controller_is_restarted_if_its_settings_need_it(collection: Path, reload: str) -> None:
-    going = {"n2 slurm_state inspected": {**QUEUE, "succession": GO_ON}}
+def test_a_controller_is_restarted_if_its_settings_require_it(collection: Path, reload: str) -> None:
+    going = {"n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION}}
     steps = run(collection, {**going, "slurm configured": {"reload": reload}})[1]
     assert f"n2 slurm served {reload == 'restart'}" in steps
 
@@ -109,15 +109,15 @@ def test_a_new_queue_is_marked_before_the_controller_starts(collection: Path) ->
     assert "n2 slurm served True" in run(collection, restarting)[1]
 
 
-def test_a_later_playbook_of_the_run_does_not_restart_for_what_an_earlier_one_wrote(collection: Path) -> None:
+def test_a_later_playbook_does_not_restart_for_files_of_an_earlier_one(collection: Path) -> None:
     """What a task has registered outlasts a playbook."""
-    going = {"n2 slurm_state inspected": {**QUEUE, "succession": GO_ON}}
+    going = {"n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION}}
     assert "n2 slurm served False" in run(collection, going, __slurm_prepared={"reload": "restart"})[1]
 
 
-def test_a_queue_is_taken_over_before_the_controller_starts(collection: Path) -> None:
+def test_a_queue_is_handed_over_before_the_controller_starts(collection: Path) -> None:
     results = {
-        "n2 slurm_state inspected": {**QUEUE, "succession": {**GO_ON, "former": "n1"}},
+        "n2 slurm_state inspected": {**QUEUE, "succession": {**CONTINUE_DECISION, "former": "n1"}},
         "n1 slurm_state inspected": {
             **QUEUE,
             "succession": {"action": "take", "former": "", "retire": "", "tenures": [1, 2]},
@@ -151,7 +151,7 @@ def test_a_queue_is_taken_over_before_the_controller_starts(collection: Path) ->
 @pytest.mark.parametrize("options", [[], ["--limit", "n3,n1"]], ids=["all", "without the manager"])
 def test_no_host_changes_while_the_queue_is_elsewhere(collection: Path, options: list[str]) -> None:
     results = {
-        "n2 slurm_state inspected": {**QUEUE, "succession": {**GO_ON, "former": "n1"}},
+        "n2 slurm_state inspected": {**QUEUE, "succession": {**CONTINUE_DECISION, "former": "n1"}},
         "n1 slurm_state inspected": {"failed": True, "msg": "The hand-over was interrupted."},
     }
     done, steps = run(collection, results, *options)
@@ -161,11 +161,11 @@ def test_no_host_changes_while_the_queue_is_elsewhere(collection: Path, options:
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["it ran before", "it has just started"])
-def test_a_node_that_the_controller_has_lost_registers_again(collection: Path, started: bool) -> None:
+def test_a_node_that_the_controller_lost_registers_again(collection: Path, started: bool) -> None:
     """slurmd registers when it starts. The controller may have lost its power a moment later."""
     known = [{"name": name, "ready": True} for name in ("n1", "n2")]
     results = {
-        "n2 slurm_state inspected": {**QUEUE, "succession": GO_ON},
+        "n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION},
         "slurm_info present": {"nodes": known},
         "n3 slurm present": {**RESULTS["slurm present"], "changed": started},
     }

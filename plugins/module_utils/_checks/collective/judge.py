@@ -1,0 +1,219 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judge whether a collective is correct, complete and fast enough.
+
+A pass requires every proof; a failure has a message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import List, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import (
+    ParsedOutput,
+    ResultRow,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import (
+    Threshold,
+)
+
+#: The exit status of nccl-tests.
+_EXIT_STATUS_TEXTS = {
+    1: "it was called incorrectly, or failed before the test",
+    2: "a CUDA call failed",
+    3: "an NCCL call failed",
+}
+
+
+class ExpectedRun(NamedTuple):
+    """The expected run."""
+
+    rank_count: int
+    node_count: int
+    timeout_s: float
+    threshold: Optional[Threshold] = None
+
+
+class CollectiveProblem(NamedTuple):
+    """Why the test did not pass. ``kind`` is a key for programs."""
+
+    kind: str
+    message: str
+    remedy: str
+
+
+def find_largest_row(rows: List[ResultRow]) -> Optional[ResultRow]:
+    """The row of the largest size, out of place if there is one, as training uses it."""
+    measured = [row for row in rows if row["busbw_gbps"] is not None]
+    if not measured:
+        return None
+    top = max(row["size_bytes"] for row in measured)
+    return min((row for row in measured if row["size_bytes"] == top), key=lambda row: row["in_place"])
+
+
+def _format_size(number: int) -> str:
+    """A size in bytes in the largest binary unit that divides it."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number and number % (1 << shift) == 0:
+            return f"{number >> shift} {unit}"
+    return f"{number} bytes"
+
+
+def _find_killed_rank(failures: List[str]) -> Optional[str]:
+    """The rank that, according to the launcher, ended early."""
+    for line in failures:
+        # srun: error: n3: task 2: Killed
+        srun = re.search(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", line)
+        # Other ranks are terminated because of it, and the program's own message explains an exit status better.
+        if srun and not re.match(r"Terminated|Exited with exit code|.*cancelled", srun.group(3), re.IGNORECASE):
+            return f"rank {srun.group(2)} on {srun.group(1)}: {srun.group(3).strip()}"
+        mpi = re.search(r"process rank (\d+).*? on node (\S+) exited on signal (\d+)", line)
+        if mpi:
+            return f"rank {mpi.group(1)} on {mpi.group(2)}: killed by signal {mpi.group(3)}"
+    return None
+
+
+def _choose_failure_text(failures: List[str]) -> str:
+    """Return the most informative line: the tool's own message; the launcher's only says that a task ended."""
+    test_failures = [line for line in failures if re.search(r"Test (?:NCCL |CUDA |HIP )?failure|Test timeout", line)]
+    quoted = [line for line in test_failures if "'" in line]
+    error = [line for line in failures if re.match(r"[\w.]*(?:Error|Exception): ", line)]
+    return (quoted or test_failures or error or failures)[0]
+
+
+def _check_ranks(parsed_output: ParsedOutput, expected_run: ExpectedRun) -> Optional[CollectiveProblem]:
+    seen_ranks = {device["rank"] for device in parsed_output["devices"]}
+    seen_hosts = {device["host"] for device in parsed_output["devices"]}
+    absent = sorted(set(range(expected_run.rank_count)) - seen_ranks)
+    if absent:
+        rank_names = ", ".join(str(rank) for rank in absent[:8]) + (" and more" if len(absent) > 8 else "")
+        return CollectiveProblem(
+            "missing_rank",
+            f"{len(seen_ranks)} of {expected_run.rank_count} ranks took part: rank {rank_names} is missing.",
+            "Check that each rank can be started on each node, and that Slurm's MPI plugin matches the MPI (srun --mpi=list).",
+        )
+    if len(seen_ranks) > expected_run.rank_count or len(parsed_output["devices"]) != len(seen_ranks):
+        return CollectiveProblem(
+            "wrong_ranks",
+            f"{len(parsed_output['devices'])} ranks reported instead of {expected_run.rank_count}.",
+            "The binary may have been built without MPI, so that every process runs its own test: build it with MPI=1.",
+        )
+    if len(seen_hosts) != expected_run.node_count:
+        return CollectiveProblem(
+            "wrong_nodes",
+            f"The ranks ran on {len(seen_hosts)} nodes ({', '.join(sorted(seen_hosts))}) instead of {expected_run.node_count}.",
+            "Give the launcher one host per node, and check that the host names are unique.",
+        )
+    return None
+
+
+def _describe_timeout(parsed_output: ParsedOutput, expected_run: ExpectedRun) -> CollectiveProblem:
+    largest_row = find_largest_row(parsed_output["rows"])
+    ranks = {device["rank"] for device in parsed_output["devices"]}
+    silent_ranks = sorted(set(range(expected_run.rank_count)) - ranks)
+    progress_text = f"after {largest_row['size_bytes']} bytes" if largest_row else "before the first size"
+    silent_text = f" Rank {', '.join(map(str, silent_ranks[:8]))} never reported." if silent_ranks and ranks else ""
+    # The launcher kills all ranks at the time limit; a single rank must have ended before.
+    deaths = [line for line in parsed_output["failures"] if _find_killed_rank([line])]
+    cause = f" It had lost {_find_killed_rank(deaths)}." if len(deaths) == 1 and expected_run.rank_count > 1 else ""
+    return CollectiveProblem(
+        "timeout",
+        f"It did not finish within {expected_run.timeout_s:g} s and stopped {progress_text}.{silent_text}{cause}",
+        "A hang is usually caused by a closed port range, an interface that others cannot reach, or the path MTU: see "
+        "the reachability matrix, and run with NCCL_DEBUG=INFO.",
+    )
+
+
+def _check_started(parsed_output: ParsedOutput) -> Optional[CollectiveProblem]:
+    """The problem if it was not started as requested, or None."""
+    if parsed_output["usage"]:
+        return CollectiveProblem(
+            "usage",
+            "The program printed its usage: it does not know one of the options.",
+            "Use nccl-tests 2.0 or later, or rccl-tests.",
+        )
+    if any("Requested nodes are busy" in line for line in parsed_output["failures"]):
+        return CollectiveProblem(
+            "busy",
+            "Not run: other jobs use the nodes.",
+            "Run it again when the nodes are free.",
+        )
+    if any("No module named 'torch'" in line for line in parsed_output["failures"]):
+        return CollectiveProblem(
+            "not_installed",
+            "The nodes have neither nccl-tests nor PyTorch.",
+            "Install python3-torch on the nodes, or set path to the directory of the nccl-tests binaries.",
+        )
+    return None
+
+
+def _check_completed(parsed_output: ParsedOutput, exit_status: int) -> Optional[CollectiveProblem]:
+    """The problem if it did not complete, or reports an error itself, or None."""
+    if exit_status == 0 and parsed_output["concluded"]:
+        return None
+    killed = _find_killed_rank(parsed_output["failures"])
+    if killed:
+        return CollectiveProblem(
+            "rank_died",
+            f"A process ended early: {killed}.",
+            "Check the kernel log and slurmd's log on that node for out-of-memory or GPU errors.",
+        )
+    if parsed_output["failures"]:
+        return CollectiveProblem(
+            "failed",
+            f"It failed: {_choose_failure_text(parsed_output['failures']).rstrip('.')}.",
+            "Check that node first. NCCL_DEBUG=INFO shows details.",
+        )
+    if exit_status != 0:
+        status_text = _EXIT_STATUS_TEXTS.get(exit_status)
+        return CollectiveProblem(
+            "exit_status",
+            f"It exited {exit_status}{f': {status_text}' if status_text else ''}.",
+            "Run it manually with NCCL_DEBUG=INFO.",
+        )
+    return CollectiveProblem(
+        "truncated",
+        "Its output ends before the footer, so it is not known whether it finished.",
+        "Run it again. If the error persists, a rank exits silently: check the kernel log of the nodes.",
+    )
+
+
+def _check_measurements(parsed_output: ParsedOutput, threshold: Optional[Threshold]) -> Optional[CollectiveProblem]:
+    """The problem if values are wrong, or it is too slow, or None."""
+    wrong = sum(row["wrong"] or 0 for row in parsed_output["rows"])
+    if parsed_output["out_of_bounds"] or wrong:
+        return CollectiveProblem(
+            "wrong_values",
+            f"{max(wrong, parsed_output['out_of_bounds'] or 0)} values are wrong: data was corrupted in transit.",
+            "Do not train on these nodes. Look for ECC errors and bad links with node_health, and find the pair by "
+            "running it on two nodes at a time.",
+        )
+    largest_row = find_largest_row(parsed_output["rows"])
+    if largest_row is None:
+        return CollectiveProblem(
+            "no_rows", "The output has a footer but no measurements.", "Check min_bytes and max_bytes."
+        )
+    bus_bandwidth = largest_row["busbw_gbps"] or 0.0
+    if threshold is not None and bus_bandwidth < threshold.required_gbps:
+        return CollectiveProblem(
+            "slow",
+            f"{bus_bandwidth:g} GB/s at {_format_size(largest_row['size_bytes'])}, but {threshold.required_gbps:g} are required ({threshold.source}).",
+            "Find the slow pair of nodes, then check its cable, NIC rate, PCIe width and the interface that NCCL chose.",
+        )
+    return None
+
+
+def judge_output(
+    parsed_output: ParsedOutput, expected_run: ExpectedRun, rc: int, timed_out: bool
+) -> Optional[CollectiveProblem]:
+    """The first problem, the most telling first; None for a pass."""
+    if timed_out:
+        return _describe_timeout(parsed_output, expected_run)
+    return (
+        _check_started(parsed_output)
+        or _check_completed(parsed_output, rc)
+        or _check_ranks(parsed_output, expected_run)
+        or _check_measurements(parsed_output, expected_run.threshold)
+    )

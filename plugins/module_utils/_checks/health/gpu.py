@@ -1,0 +1,375 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks of the GPUs, from nvidia-smi, dcgmi and the kernel log. Parsing and judging only; nothing is run here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
+    Judgement,
+    failed,
+    passed,
+    skipped,
+    unknown,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
+    parse_json,
+    parse_whole_number,
+)
+
+#: The fields that are requested from nvidia-smi, in one call.
+QUERY_FIELDS = (
+    "index",
+    "name",
+    "ecc.errors.uncorrected.volatile.total",
+    "retired_pages.pending",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "temperature.gpu",
+)
+QUERY_COMMAND = ("nvidia-smi", f"--query-gpu={','.join(QUERY_FIELDS)}", "--format=csv,noheader,nounits")
+REMAP_COMMAND = (
+    "nvidia-smi",
+    "--query-remapped-rows=gpu_bus_id,remapped_rows.pending,remapped_rows.failure",
+    "--format=csv,noheader,nounits",
+)
+NVLINK_COMMAND = ("nvidia-smi", "nvlink", "--status")
+MIG_COMMAND = ("nvidia-smi", "--query-gpu=index,mig.mode.current", "--format=csv,noheader")
+
+#: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
+#: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs.
+HARDWARE_XIDS = {
+    48: "double-bit memory error",
+    62: "internal micro-controller halt",
+    63: "memory row remapped, not yet in effect",
+    64: "memory row could not be remapped",
+    74: "NVLink error",
+    79: "fell off the bus",
+    92: "high rate of single-bit memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "GPU system processor does not respond",
+    120: "GPU system processor error",
+    140: "unrecovered memory error",
+    149: "NVLink error",
+}
+#: The driver's own message, from its start: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". Other messages contain the name
+#: of a crashed program, but only up to 15 characters, which is shorter than this pattern.
+_XID_MESSAGE = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\): "
+    r"(?P<number>[0-9]{1,4})(?![^,\s])"
+)
+_ABSENT_VALUES = ("", "[n/a]", "n/a", "[not supported]", "not supported")
+_REBOOT_REMEDY = "Drain the node, wait for its jobs to end and reboot it. Replace the GPU if the error recurs."
+
+
+class GpuFields(Dict[str, Optional[str]]):
+    """One GPU: the fields of QUERY_FIELDS; None if this model has no such value."""
+
+
+def _split_rows(csv_text: str) -> List[List[str]]:
+    """The fields of each line. nvidia-smi does not quote them."""
+    return [[field.strip() for field in line.split(",")] for line in csv_text.splitlines() if line.strip()]
+
+
+def parse_query(query_output: str) -> List[GpuFields]:
+    """The GPUs in QUERY_COMMAND's output. Raises ParseError on lines of another form, such as an error message."""
+    gpus = []
+    for values in _split_rows(query_output):
+        if len(values) != len(QUERY_FIELDS):
+            raise ParseError(
+                "nvidia-smi --query-gpu", f"a line has {len(values)} fields instead of {len(QUERY_FIELDS)}"
+            )
+        gpus.append(
+            GpuFields(
+                (key, None if field_text.lower() in _ABSENT_VALUES else field_text)
+                for key, field_text in zip(QUERY_FIELDS, values)
+            )
+        )
+    return gpus
+
+
+#: The texts that nvidia-smi prints for a GPU that does not respond, also as a value of one of its fields.
+_LOST_MESSAGE = re.compile(
+    r"GPU is lost|Unable to determine the device handle|fallen off the bus|No devices were found", re.IGNORECASE
+)
+
+
+def find_lost_message(tool_output: str) -> Optional[str]:
+    """nvidia-smi's message about a GPU that does not respond; None if all of them do.
+
+    The driver keeps the device file of such a GPU, so that it is only missing in nvidia-smi's output.
+    """
+    for line in tool_output.splitlines():
+        if _LOST_MESSAGE.search(line):
+            return line.strip()
+    return None
+
+
+def judge_lost_gpu(message: str, files: int, expected: Optional[int]) -> Judgement:
+    """The judgement of a GPU that nvidia-smi reports as lost. ``files``: the number of device files."""
+    return failed(
+        f"fewer than {files}",
+        expected,
+        f"nvidia-smi reports a GPU that does not respond: {message.rstrip('.')}.",
+        _REBOOT_REMEDY,
+        "GPUs",
+    )
+
+
+def judge_gpu_count(gpu_count: int, problem: Optional[str], expected_count: Optional[int]) -> Judgement:
+    """Judge whether the number of GPUs matches the record.
+
+    If it does, others on the bus may belong to a virtual machine, or to other containers.
+    """
+    if problem and (not gpu_count or expected_count not in (None, gpu_count)):
+        return failed(
+            gpu_count, expected_count, problem, "Load the driver, or make the GPUs available in this container.", "GPUs"
+        )
+    if expected_count is None:
+        return skipped("The expected number of GPUs is not set.")
+    if gpu_count == expected_count:
+        return passed(gpu_count, expected_count, "GPUs")
+    return failed(
+        gpu_count,
+        expected_count,
+        f"{gpu_count} of {expected_count} GPUs are present."
+        if gpu_count < expected_count
+        else f"{gpu_count} GPUs are present, but {expected_count} are in the record.",
+        "Check the kernel log for GPUs that fell off the bus, and reboot. If the machine has fewer GPUs from now on, join "
+        "it again (playbook join with its name in cluster_machines)."
+        if gpu_count < expected_count
+        else "Run the site playbook again, which updates the record.",
+        "GPUs",
+    )
+
+
+def judge_ecc(gpus: Sequence[GpuFields]) -> Judgement:
+    """Judge whether there were memory errors that ECC could not correct since the driver was loaded."""
+    error_counts = {gpu["index"]: parse_whole_number(gpu["ecc.errors.uncorrected.volatile.total"]) for gpu in gpus}
+    known_counts = {index: number for index, number in error_counts.items() if number is not None}
+    if not known_counts:
+        return skipped("These GPUs have no ECC, or it is disabled.")
+    total = sum(known_counts.values())
+    if not total:
+        return passed(0, 0, "errors")
+    error_text = ", ".join(f"GPU {index}: {number}" for index, number in known_counts.items() if number)
+    return failed(total, 0, f"Uncorrected memory errors: {error_text}.", _REBOOT_REMEDY, "errors")
+
+
+def judge_retired(gpus: Sequence[GpuFields], remapped: Optional[str]) -> Judgement:
+    """Judge whether a memory page or row waits for a reboot, or could not be replaced."""
+    pending_gpus = [f"GPU {gpu['index']}" for gpu in gpus if (gpu["retired_pages.pending"] or "").lower() == "yes"]
+    failed_gpus: List[str] = []
+    is_reported = any(gpu["retired_pages.pending"] is not None for gpu in gpus)
+    for row in _split_rows(remapped or ""):
+        pending_rows, failed_rows = map(parse_whole_number, row[1:]) if len(row) == 3 else (None, None)
+        if pending_rows is not None and failed_rows is not None:
+            is_reported = True
+            pending_gpus += [row[0]] if pending_rows else []
+            failed_gpus += [row[0]] if failed_rows else []
+    if not is_reported:
+        return skipped("These GPUs do not report retired memory.")
+    if failed_gpus:
+        reason = f"Bad memory rows could not be replaced on {', '.join(failed_gpus)}."
+        return failed(len(failed_gpus), 0, reason, "Drain the node and replace the GPU.", "GPUs")
+    if pending_gpus:
+        reason = f"Memory will be retired at the next reset of {', '.join(pending_gpus)}."
+        return failed(len(pending_gpus), 0, reason, "Drain the node and reboot it.", "GPUs")
+    return passed(0, 0, "GPUs")
+
+
+def judge_pcie(gpus: Sequence[GpuFields]) -> Judgement:
+    """Judge whether links have their full width. Their speed decreases when idle to save power, so it is not judged."""
+    narrow_links, known_count = [], 0
+    widest_link = 0
+    for gpu in gpus:
+        current_width, full = (
+            parse_whole_number(gpu["pcie.link.width.current"]),
+            parse_whole_number(gpu["pcie.link.width.max"]),
+        )
+        if current_width is None or full is None:
+            continue
+        known_count += 1
+        widest_link = max(widest_link, full)
+        if current_width < full:
+            narrow_links.append(f"GPU {gpu['index']} at x{current_width} of x{full}")
+    if not known_count:
+        return skipped("nvidia-smi does not report the width of the links.")
+    if not narrow_links:
+        return passed(f"x{widest_link}", f"x{widest_link}")
+    return failed(
+        f"{known_count - len(narrow_links)} of {known_count}",
+        f"{known_count} at full width",
+        "; ".join(narrow_links) + ".",
+        "Reseat the card; look for PCI errors in the kernel log.",
+        "links",
+    )
+
+
+def _parse_links(nvlink_output: str) -> Dict[str, List[bool]]:
+    """Whether each link is up, by GPU, from NVLINK_COMMAND's output. A GPU whose links are all down may list none."""
+    link_states: Dict[str, List[bool]] = {}
+    gpu_index = ""
+    for line in nvlink_output.splitlines():
+        head = re.match(r"^GPU (\d+):", line)
+        if head:
+            gpu_index = head.group(1)
+            link_states[gpu_index] = []
+            continue
+        link = re.match(r"^\s+Link (\d+): (.+)$", line)
+        if link and gpu_index:
+            link_states[gpu_index].append("inactive" not in link.group(2).lower())
+    return link_states
+
+
+def parse_partitioned(mig_output: str) -> List[str]:
+    """The indexes of the GPUs that are partitioned, from MIG_COMMAND's output."""
+    return [row[0] for row in _split_rows(mig_output) if len(row) == 2 and row[1].lower() == "enabled"]
+
+
+def judge_nvlink(
+    nvlink_output: str, exit_status: int = 0, has_switches: bool = False, partitioned_gpus: Sequence[str] = ()
+) -> Judgement:
+    """Judge whether the links are up that should be. ``exit_status``: the exit status of NVLINK_COMMAND.
+
+    With NVSwitches, these are all links, except those of ``partitioned_gpus``, which an A100 switches off. Otherwise,
+    bridges connect some GPUs and use some of their slots: each GPU with a bridge must have as many links as the others
+    that have one.
+    """
+    # nvidia-smi prints nothing, or that it is not supported, for GPUs without NVLink.
+    is_recognized = (
+        not nvlink_output.strip()
+        or "not supported" in nvlink_output.lower()
+        or re.search(r"^GPU \d+:", nvlink_output, re.MULTILINE)
+    )
+    if (
+        find_lost_message(nvlink_output)
+        or not is_recognized
+        or (exit_status and "not supported" not in nvlink_output.lower())
+    ):
+        last_line = (nvlink_output.strip() or f"exit status {exit_status}").splitlines()[-1].rstrip(".")
+        return unknown(f"nvidia-smi does not show the state of NVLink: {last_line}.", "Run nvidia-smi nvlink --status.")
+    links = {index: states for index, states in _parse_links(nvlink_output).items() if has_switches or any(states)}
+    active_by_gpu = {index: sum(states) for index, states in links.items() if index not in partitioned_gpus}
+    if not active_by_gpu:
+        return skipped("These GPUs have no NVLink in use.")
+    most_links = max([len(links[index]) for index in active_by_gpu] if has_switches else active_by_gpu.values())
+    down = [
+        f"GPU {index} has {active_links} of {most_links or 'its'} links"
+        for index, active_links in active_by_gpu.items()
+        if active_links < most_links or not most_links
+    ]
+    total, active_links = most_links * len(active_by_gpu), sum(active_by_gpu.values())
+    if not down:
+        return passed(active_links, total, "links")
+    return failed(
+        active_links,
+        total or "all",
+        "; ".join(down) + ".",
+        "Restart nvidia-fabricmanager if there is one, then reboot. Replace the baseboard or bridge if the error persists.",
+        "links",
+    )
+
+
+def judge_xid(kernel_records: Optional[str], container: bool = False) -> Judgement:
+    """Judge whether the kernel log, in the format of /dev/kmsg, has an Xid after which a GPU cannot be trusted.
+
+    None means that the log cannot be read, which only privileged containers can.
+    """
+    if kernel_records is None and container:
+        return skipped("This is a container that cannot read the kernel log of its host.")
+    if kernel_records is None:
+        return unknown("/dev/kmsg cannot be read.", "Run as root.")
+    fault_counts: Dict[str, int] = {}
+    for message in kernel_log.extract_messages(kernel_records):
+        xid_match = _XID_MESSAGE.match(message)
+        number = int(xid_match.group("number")) if xid_match else 0
+        if xid_match and number in HARDWARE_XIDS:
+            name = f"Xid {number} ({HARDWARE_XIDS[number]}) on {xid_match.group('device')}"
+            fault_counts[name] = fault_counts.get(name, 0) + 1
+    if not fault_counts:
+        return passed(0, 0, "faults")
+    fault_text = "; ".join(f"{name}, {times} ×" for name, times in fault_counts.items())
+    return failed(sum(fault_counts.values()), 0, f"{fault_text}.", _REBOOT_REMEDY, "faults")
+
+
+def judge_fabric_manager(service_state: Optional[str], has_switch: bool, container: bool = False) -> Judgement:
+    """Judge whether the fabric manager runs where there is an NVSwitch.
+
+    ``service_state`` is the output of systemctl is-active; None without systemctl, as in containers without systemd.
+    """
+    if not has_switch:
+        return skipped("There is no NVSwitch in this host.")
+    if service_state is None and container:
+        return skipped("This is a container, and the fabric manager is a service of its host.")
+    if service_state is None:
+        return unknown("The state of nvidia-fabricmanager cannot be determined.", "Check it with systemctl status.")
+    if service_state == "active":
+        return passed("active", "active")
+    return failed(
+        service_state,
+        "active",
+        "Without the fabric manager, the GPUs cannot be opened or cannot communicate with each other.",
+        "Install the fabric manager in exactly the driver's version and start nvidia-fabricmanager.",
+    )
+
+
+def _iterate_results(json_node: Any, node_path: Sequence[str] = ()) -> Iterator[Dict[str, Any]]:
+    """Every ``{status: …}`` in a DCGM document, with its path, since the nesting differs between versions."""
+    if isinstance(json_node, dict):
+        name = json_node.get("name") or json_node.get("category")
+        inner_path = [*node_path, str(name)] if name else list(node_path)
+        if isinstance(json_node.get("status"), str):
+            yield {**json_node, "path": inner_path}
+        for inner in json_node.values():
+            yield from _iterate_results(inner, inner_path)
+    elif isinstance(json_node, list):
+        for inner in json_node:
+            yield from _iterate_results(inner, node_path)
+
+
+def judge_dcgm(dcgm_output: str) -> Judgement:
+    """Judge ``dcgmi diag -j`` by every result in it, since some versions exit 0 with failed tests."""
+    start = dcgm_output.find("{")
+    try:
+        document = parse_json(dcgm_output[start:]) if start >= 0 else None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        return unknown("dcgmi diag printed no JSON.", "Start nvidia-dcgm, and run dcgmi diag -r 1 -j manually.")
+    results = list(_iterate_results(document))
+    failed_tests = [
+        test_result
+        for test_result in results
+        if test_result["status"].lower() not in ("pass", "skip", "skipped", "not run", "warn")
+    ]
+    completed_tests = [
+        test_result for test_result in results if test_result["status"].lower() in ("pass", "warn")
+    ] + failed_tests
+    if not completed_tests:
+        return unknown("dcgmi diag ran no test.", "Run dcgmi diag -r 1 -j manually to see why.")
+    if not failed_tests:
+        return passed(len(completed_tests), len(completed_tests), "tests")
+    failure_text = "; ".join(
+        f"{' / '.join(test_result['path']) or 'test'} {test_result['status']}{_read_warning(test_result)}"
+        for test_result in failed_tests[:8]
+    )
+    return failed(
+        len(completed_tests) - len(failed_tests), len(completed_tests), f"{failure_text}.", _REBOOT_REMEDY, "tests"
+    )
+
+
+def _read_warning(result: Dict[str, Any]) -> str:
+    """DCGM's warning about a failed test: a string, or a list of strings or mappings, depending on the version."""
+    warning = result.get("warnings") or result.get("warning") or result.get("info")
+    if isinstance(warning, list) and warning:
+        warning = warning[0]
+    if isinstance(warning, dict):
+        warning = warning.get("warning") or warning.get("message")
+    return f" ({warning.strip()})" if isinstance(warning, str) and warning.strip() else ""

@@ -1,0 +1,64 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The messages of the kernel itself, from the records of /dev/kmsg.
+
+dmesg and the journal are not used: the kernel logs the name of a crashed program and of its file, and there, a name
+with a line break looks like a separate message. A record has a facility, of which only the kernel can use its own, and
+the message is escaped.
+
+Source: the kernel's Documentation/ABI/testing/dev-kmsg.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from typing import List, Optional
+
+#: A message has at most 1 KiB, and up to four times that when escaped; a read returns one record or fails.
+_MAX_RECORD_BYTES = 16 * 1024
+#: The kernel's buffer holds at most a few hundred thousand records; more appear only while we read.
+_MAX_RECORDS = 1_000_000
+_RECORD_HEADER = re.compile(r"(?P<priority>[0-9]{1,4}),[0-9]+,[0-9]+,[^;]*;")
+#: The facility is above the three bits of the level; that of the kernel is 0.
+_LEVEL_COUNT = 8
+
+
+def read_records(path: str) -> Optional[str]:
+    """Return all available records, one per line; None if they may not be read."""
+    raw_records: List[bytes] = []
+    try:
+        log_descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        while len(raw_records) < _MAX_RECORDS:
+            try:
+                raw_record = os.read(log_descriptor, _MAX_RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as failure:
+                if failure.errno == errno.EPIPE:
+                    # Overwritten by newer records while reading: the next read continues with the oldest remaining one.
+                    continue
+                return None
+            if not raw_record:
+                break
+            raw_records.append(raw_record)
+    finally:
+        os.close(log_descriptor)
+    return b"".join(raw_records).decode("utf-8", "replace")
+
+
+def extract_messages(records: str) -> List[str]:
+    """The kernel's own messages, without those that programs have written to its log."""
+    kernel_messages = []
+    # splitlines() would also break at characters that do not end a line here.
+    for line in records.split("\n"):
+        # The dictionary of a record follows it, with each line after a blank.
+        head = _RECORD_HEADER.match(line)
+        if head and int(head.group("priority")) < _LEVEL_COUNT:
+            kernel_messages.append(line[head.end() :])
+    return kernel_messages

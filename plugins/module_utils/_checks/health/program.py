@@ -1,0 +1,481 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The checks of a node as a program that Slurm runs: as HealthCheckProgram on each node, and as Prolog before a job.
+
+A node that fails is drained with a reason of ours. It is resumed when the checks pass again, if the reason is still
+ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
+once no processes of jobs are left on it. What an administrator has drained is left alone. Jobs that have ended with the
+power of the node are requeued, and jobs that start while a volume is unavailable wait for it. The expected state comes
+from the node's copy of the cluster record, so the program does not change with a new volume or address.
+
+Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import lost_jobs, waiting
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.logs import (
+    DAEMON_LOGS,
+    limit_logs,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
+    CheckResult,
+    ExpectedState,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
+    HARDWARE_CHECKS,
+    CheckContext,
+    run_selected_checks,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
+    find_member,
+    node_requirements,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    DEFAULT_DIRECTORY,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    CommandError,
+    GpumeshError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_as_root
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import (
+    SlurmNode,
+    parse_nodes_text,
+)
+
+#: The prefix of each reason of this program. It differs from that of slurm_node: only a passed check resumes an
+#: unhealthy node.
+REASON_PREFIX = "gpumesh health: "
+#: The maximum number of processes that are named in a line.
+_MAX_NAMED_PROCESSES = 5
+#: Slurm shows reasons in one line of a table.
+_MAX_REASON_LENGTH = 400
+#: The end of a reason that was cut.
+_CUT_SUFFIX = " …"
+_SCONTROL_TIMEOUT = 15.0
+#: Seconds in which nodes with the same fault report it: Slurm runs the check on all of them at the same time.
+_SETTLE_SECONDS = 8.0
+_STAYS_DRAINED = "stays drained, since these could not be checked: {}"
+#: The prefix of the comment of a node that has a fault, whether it is drained or not.
+COMMENT_PREFIX = "gpumesh-unfit:"
+_NODE_NAME = re.compile(r"^NodeName=(\S+)")
+#: Slurm shows the reservation of a node after it. Our own comments contain no blanks.
+_NODE_COMMENT = re.compile(rf"\sComment=({COMMENT_PREFIX}\S*|.*$)")
+
+#: Slurm's own reasons of a drain that are over once no process of a job is left on the node. Processes of a step
+#: existed for UnkillableStepTimeout after they had been killed; or the controller lost its power before it had saved
+#: that it had started a job, and started the job again where it was running. slurmctld saves that only with the next
+#: event.
+KILL_FAILED, DUPLICATE_JOB = "Kill task failed", "Duplicate jobid"
+_JOB_RELATED_REASONS = (KILL_FAILED, DUPLICATE_JOB)
+#: A line in /proc/PID/cgroup of a job's processes, with either version of control groups. Users choose the names below
+#: /user.slice.
+_JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
+_STEP_DAEMONS = ("slurmstepd", "slurmstepd-wlm")
+
+#: The check of the shared volumes.
+VOLUME_CHECK = "storage.mounts"
+
+#: The checks that make a node unfit for all jobs. The clock, swap, names and connections to other members are not among
+#: them: they are judged by the check playbook, and one dead peer must not drain the others.
+DRAINING_CHECKS = (
+    "health.gpu_count",
+    *HARDWARE_CHECKS,
+    "health.memlock",
+    "health.disk",
+    VOLUME_CHECK,
+)
+
+#: Faults of a single card. That several nodes have one is a coincidence: no common cause excuses it, and jobs fail on
+#: each of these nodes. All other checks can fail everywhere for one reason: a file server (storage.mounts), a switch or
+#: subnet manager (health.rdma), an upgrade of the driver (health.fabric_manager), a setting (health.memlock), or a
+#: service that writes too much (health.disk).
+SINGLE_CARD_CHECKS = (
+    "health.dcgm",
+    "health.gpu_count",
+    "health.gpu_ecc",
+    "health.gpu_retired",
+    "health.gpu_xid",
+    "health.nvlink",
+    "health.pcie",
+)
+#: A node with one of these neither runs jobs nor reports what it has: its comment is from an earlier time.
+_SILENT_FLAGS = {"not_responding", "powered_down", "powering_down"}
+
+
+class HealthSettings(NamedTuple):
+    """The node, and the faults for which it is drained."""
+
+    cluster: str
+    machine: str
+    folder: str = DEFAULT_DIRECTORY
+    drain_on: Sequence[str] = DRAINING_CHECKS
+    max_disk_percent: float = 95.0
+    rdma_rate_gbps: Optional[float] = None
+    mount_timeout: float = 10.0
+    max_drained_percent: float = 25.0
+
+
+class NodeAction(NamedTuple):
+    """An action on the node. ``action_kind`` is none, drain or resume; a drain has ``explanation`` as its reason.
+
+    ``is_unfit``: no job may start.
+    """
+
+    action_kind: str
+    explanation: str
+    is_unfit: bool = False
+
+
+def build_expected_state(record: Record, settings: HealthSettings) -> ExpectedState:
+    """The record's data of this node. Raises InputError if the machine is not among the members."""
+    return ExpectedState(
+        **node_requirements(record, settings.machine),
+        rdma_rate_gbps=settings.rdma_rate_gbps,
+        max_disk_percent=settings.max_disk_percent,
+        drains=True,
+        mount_timeout=settings.mount_timeout,
+    )
+
+
+def choose_checks(record: Record, settings: HealthSettings) -> List[str]:
+    """The checks to make. A node without GPUs in the record is not drained for a missing driver."""
+    without_gpus = not find_member(record, settings.machine)["gpus"]
+    return [name for name in settings.drain_on if not (without_gpus and name == "health.gpu_count")]
+
+
+def format_reason(failing: Sequence[CheckResult]) -> str:
+    """The reason of a drain: the failed checks with their messages, on one line."""
+    reason_text = "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)
+    # A quotation mark would end the reason when Slurm reads it again.
+    line = " ".join((REASON_PREFIX + reason_text).replace('"', "'").split())
+    return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - len(_CUT_SUFFIX)] + _CUT_SUFFIX
+
+
+def parse_drain_reason(reason: str, checks: Sequence[str]) -> List[str]:
+    """Return the checks among these that a reason of ours names; all of them if it was too long to name each."""
+    cut = reason.endswith(_CUT_SUFFIX)
+    return [check for check in checks if cut or f"; {check}: " in f"; {reason[len(REASON_PREFIX) :]}"]
+
+
+def parse_comments(nodes_text: str) -> Dict[str, str]:
+    """The comment of each node that has one, from ``scontrol --oneliner show node``, where it comes last.
+
+    Comments of others may be followed by more fields.
+    """
+    comment_by_node = {}
+    for line in nodes_text.splitlines():
+        name, comment = _NODE_NAME.match(line), _NODE_COMMENT.search(line)
+        if name and comment:
+            comment_by_node[name.group(1)] = comment.group(1).strip()
+    return comment_by_node
+
+
+def parse_reported_checks(comment: str) -> List[str]:
+    """The checks that a node reports as failed."""
+    return comment[len(COMMENT_PREFIX) :].split(",") if comment.startswith(COMMENT_PREFIX) else []
+
+
+def find_reporting_nodes(nodes: Sequence[SlurmNode], name: str) -> Set[str]:
+    """The nodes that report their faults: this one, and all that are up."""
+    return {
+        node["name"]
+        for node in nodes
+        if node["name"] == name or (node["state"] != "down" and not _SILENT_FLAGS.intersection(node["flags"]))
+    }
+
+
+def find_excused_checks(checks: Sequence[str]) -> List[str]:
+    """Return the shared faults that have a common cause, so that no node is taken out of service for them."""
+    return [check for check in checks if check not in SINGLE_CARD_CHECKS]
+
+
+def find_shared_faults(
+    failing: Sequence[str], name: str, comments: Mapping[str, str], nodes: int, max_percent: float
+) -> List[str]:
+    """Return the faults of this node that more of the nodes have than may be drained for one fault."""
+    max_affected_nodes = max(1.0, nodes * max_percent / 100)
+    return [
+        check
+        for check in failing
+        if len(
+            {name, *(other_node for other_node, comment in comments.items() if check in parse_reported_checks(comment))}
+        )
+        > max_affected_nodes
+    ]
+
+
+def find_job_leftovers(host_tree: Tree) -> List[str]:
+    """Return the processes that jobs have left on this node, each as "NAME (PID)".
+
+    These are processes in the control groups of jobs, and those that Slurm starts for jobs. Where Slurm uses no control
+    groups, its jobs are in that of slurmd, to which this program also belongs: there, a process that no signal can end.
+    Elsewhere it may be that of any user, who only has to wait for an executable.
+    """
+    leftover_processes, own_group = [], host_tree.read("proc", "self", "cgroup")
+    for process_id in host_tree.list_names("proc"):
+        # The name, in brackets, may contain any character.
+        before, _bracket, after = (
+            (host_tree.read("proc", process_id, "stat") or "").rpartition(")") if process_id.isdigit() else ("",) * 3
+        )
+        name = before.partition("(")[2]
+        group = host_tree.read("proc", process_id, "cgroup") or ""
+        uninterruptible = after.split()[:1] == ["D"] and group == own_group
+        if name and (
+            uninterruptible
+            or _JOB_GROUP.search(group)
+            or runs_as_root(host_tree.path("proc"), int(process_id), _STEP_DAEMONS)
+        ):
+            leftover_processes.append(f"{name} ({process_id})")
+    return leftover_processes
+
+
+def decide_action(
+    check_results: Sequence[CheckResult],
+    slurm_node: SlurmNode,
+    shared_checks: Sequence[str] = (),
+    leftover_processes: Sequence[str] = (),
+) -> NodeAction:
+    """Decide what to do with the node.
+
+    A check that could not be made neither drains a node nor resumes one that was drained for it. No shared fault
+    drains, and faults with a common cause do not keep a node drained either.
+
+    ``leftover_processes`` are those of jobs, on a node that Slurm has drained for them.
+    """
+    excused_checks = find_excused_checks(shared_checks)
+    failed_results = [
+        result for result in check_results if result["status"] == "fail" and result["id"] not in excused_checks
+    ]
+    undecided_checks = [result["id"] for result in check_results if result["status"] == "error"]
+    is_drained = "drain" in slurm_node["flags"]
+    drained_for_job = is_drained and slurm_node["reason"] in _JOB_RELATED_REASONS
+    drained_by_us = slurm_node["reason"].startswith(REASON_PREFIX)
+    if drained_by_us:
+        # A check that can never be made on this node has not drained it, and must not keep it drained.
+        undecided_checks = parse_drain_reason(slurm_node["reason"], undecided_checks)
+    out_of_service = is_drained or slurm_node["state"] == "down" or "fail" in slurm_node["flags"]
+    if failed_results and out_of_service and not drained_by_us:
+        return NodeAction(
+            "none", f"unhealthy, and already out of service: {slurm_node['reason'] or 'without a reason'}"
+        )
+    if failed_results:
+        return _decide_faulty_node(
+            failed_results, slurm_node["reason"] if is_drained else None, shared_checks, undecided_checks
+        )
+    if excused_checks and not (is_drained and drained_by_us):
+        return NodeAction("none", f"kept in service, since other nodes have it too: {', '.join(excused_checks)}")
+    if not (is_drained and (drained_by_us or drained_for_job)):
+        return NodeAction(
+            "none", "fit" if not out_of_service else f"healthy, and left alone: {slurm_node['reason'] or 'no reason'}"
+        )
+    if undecided_checks:
+        return NodeAction("none", _STAYS_DRAINED.format(", ".join(undecided_checks)))
+    if drained_for_job and leftover_processes:
+        return NodeAction(
+            "none",
+            f"stays drained, since these are still there: {', '.join(leftover_processes[:_MAX_NAMED_PROCESSES])}",
+        )
+    return NodeAction(
+        "resume", f"other nodes have it too: {', '.join(excused_checks)}" if excused_checks else "fit again"
+    )
+
+
+def _decide_faulty_node(
+    failing: Sequence[CheckResult], present_reason: Optional[str], shared_checks: Sequence[str], unsure: Sequence[str]
+) -> NodeAction:
+    """Decide what to do with a node that has faults. ``present_reason``: ours, if it is drained already."""
+    reason = format_reason(failing)
+    if present_reason and unsure:
+        # A new reason would no longer name them, and the node would be resumed without them.
+        return NodeAction("none", f"{_STAYS_DRAINED.format(', '.join(unsure))}; {reason}")
+    if present_reason is None and all(result["id"] in shared_checks for result in failing):
+        fault_names = ", ".join(result["id"] for result in failing)
+        return NodeAction(
+            "none", f"unhealthy, but as many nodes have the fault as may be drained for it: {fault_names}"
+        )
+    return NodeAction("none" if reason == present_reason else "drain", reason)
+
+
+def _show_nodes(run_command: Runner, *name: str) -> str:
+    return run_command(["scontrol", "--oneliner", "show", "node", *name], timeout=_SCONTROL_TIMEOUT).stdout
+
+
+def _parse_node(nodes_text: str, name: str) -> SlurmNode:
+    matching_nodes: List[SlurmNode] = [node for node in parse_nodes_text(nodes_text) if node["name"] == name]
+    if not matching_nodes:
+        raise CommandError(["scontrol", "show", "node", name], "showed no node")
+    return matching_nodes[0]
+
+
+def _set_comment(run_command: Runner, name: str, note: str) -> None:
+    run_command(["scontrol", "update", f"nodename={name}", f"comment={note}"], timeout=_SCONTROL_TIMEOUT)
+
+
+def publish_and_act(
+    run_command: Runner, health_settings: HealthSettings, check_results: Sequence[CheckResult], host_tree: Tree
+) -> NodeAction:
+    """Publish the faults of this node, read those of the others, and drain or resume the node accordingly."""
+    node_name = health_settings.machine
+    failed_checks = list_failed_checks(check_results)
+    node_text = _show_nodes(run_command, node_name)
+    before = parse_comments(node_text).get(node_name, "")
+    new_comment = COMMENT_PREFIX + ",".join(failed_checks) if failed_checks else ""
+    shared_checks: List[str] = []
+    may_comment = not before or before.startswith(COMMENT_PREFIX)
+    if before != new_comment and may_comment:
+        _set_comment(run_command, node_name, new_comment)
+        if set(failed_checks) - set(parse_reported_checks(before)):
+            time.sleep(_SETTLE_SECONDS)
+    if failed_checks:
+        nodes_text = _show_nodes(run_command)
+        reporting_nodes = find_reporting_nodes(parse_nodes_text(nodes_text), node_name)
+        comments = {
+            other_node: comment
+            for other_node, comment in parse_comments(nodes_text).items()
+            if other_node in reporting_nodes
+        }
+        shared_checks = find_shared_faults(
+            failed_checks, node_name, comments, len(reporting_nodes), health_settings.max_drained_percent
+        )
+    node = _parse_node(node_text, node_name)
+    action = decide_action(
+        check_results,
+        node,
+        shared_checks,
+        find_job_leftovers(host_tree) if node["reason"] in _JOB_RELATED_REASONS else (),
+    )
+    apply_action(run_command, node_name, action)
+    if action.action_kind == "resume" and node["reason"] == DUPLICATE_JOB:
+        lost_jobs.release_refused_jobs(run_command, node_name)
+    if new_comment and may_comment and action.action_kind == "resume":
+        # Slurm removes the comment together with the reason.
+        _set_comment(run_command, node_name, new_comment)
+    return action._replace(is_unfit=bool(set(failed_checks) - set(find_excused_checks(shared_checks))))
+
+
+def apply_action(run_command: Runner, name: str, action: NodeAction) -> None:
+    """Drain or resume the node in the controller."""
+    update = ["scontrol", "update", f"nodename={name}"]
+    if action.action_kind == "drain":
+        run_command([*update, "state=drain", f"reason={action.explanation}"], timeout=_SCONTROL_TIMEOUT)
+    elif action.action_kind == "resume":
+        run_command([*update, "state=resume"], timeout=_SCONTROL_TIMEOUT)
+
+
+def run_checks(health_settings: HealthSettings, context: CheckContext, only: Sequence[str]) -> List[CheckResult]:
+    """The results of the checks. Failed ones are repeated: one disturbed reading must not drain a node."""
+    results = run_selected_checks(context, health_settings.machine, only)
+    failing = list_failed_checks(results)
+    if not failing:
+        return results
+    # A new context, since each caches what it has read.
+    fresh_context = CheckContext(context.expected_state, context.host_tree, context.run_command, context.find_program)
+    repeated_results = {
+        result["id"]: result for result in run_selected_checks(fresh_context, health_settings.machine, failing)
+    }
+    return [repeated_results.get(result["id"], result) for result in results]
+
+
+def list_failed_checks(results: Sequence[CheckResult]) -> List[str]:
+    """The checks that have failed."""
+    return [result["id"] for result in results if result["status"] == "fail"]
+
+
+def judge_node(
+    health_settings: HealthSettings, run_command: Runner, host_tree: Tree, show_only: bool, is_prolog: bool
+) -> Tuple[bool, bool]:
+    """Make the checks, and act on them. Returns whether the node is unfit, and whether it only lacks a volume."""
+    record = Store(health_settings.folder, health_settings.cluster).read()
+    if record is None:
+        # The member has left, or its copy was never written: there is nothing to judge it by.
+        print_line(f"There is no record of cluster {health_settings.cluster} in {health_settings.folder}.")
+        return False, False
+    check_results = run_checks(
+        health_settings,
+        CheckContext(build_expected_state(record, health_settings), host_tree, run_command),
+        choose_checks(record, health_settings),
+    )
+    for result in check_results:
+        if result["status"] in ("fail", "error") or show_only:
+            print_line(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
+    failing = list_failed_checks(check_results)
+    if is_prolog and failing == [VOLUME_CHECK]:
+        # The periodic check finds out whether other nodes lack it, too.
+        return False, True
+    is_unfit = bool(failing)
+    # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
+    if not show_only and (is_unfit or not is_prolog):
+        action = publish_and_act(run_command, health_settings, check_results, host_tree)
+        is_unfit = action.is_unfit
+        print_line(f"{health_settings.machine}: {action.action_kind}: {action.explanation}")
+    return is_unfit, False
+
+
+def wait_for_volumes(health_settings: HealthSettings, run_command: Runner, host_tree: Tree, job_id: str) -> bool:
+    """Wait with a job until the volumes are back. Returns whether the node is unfit, so that Slurm requeues the job."""
+    for seconds in waiting.iterate_pauses(waiting.read_wait_limit(run_command)):
+        if not waiting.is_still_starting(run_command, job_id):
+            return False
+        print_line(f"{health_settings.machine}: job {job_id} waits for the shared volumes")
+        time.sleep(seconds)
+        is_unfit, away = judge_node(health_settings, run_command, host_tree, False, True)
+        if not away or is_drained(run_command, health_settings.machine):
+            return is_unfit or away
+    waiting.requeue_job(run_command, job_id)
+    return False
+
+
+def is_drained(run_command: Runner, name: str) -> bool:
+    """Whether a node is drained. False if the controller says nothing about it."""
+    try:
+        return "drain" in _parse_node(_show_nodes(run_command, name), name)["flags"]
+    except CommandError:
+        return False
+
+
+def main(
+    settings_document: Mapping[str, Any],
+    command_arguments: Sequence[str] = (),
+    environment: Optional[Mapping[str, str]] = None,
+    run_command: Runner = run,
+    host_tree: Optional[Tree] = None,
+    log_paths: Sequence[str] = DAEMON_LOGS,
+) -> int:
+    """Return 0 for a fit node. With ``--show``, only print the results, and do not change the node in Slurm.
+
+    ``log_paths`` are kept within bounds here, since no other program of ours runs periodically.
+    """
+    health_settings = HealthSettings(**settings_document)
+    process_environment = os.environ if environment is None else environment
+    is_prolog = process_environment.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
+    show_only = "--show" in command_arguments
+    periodic = not show_only and not is_prolog
+    if periodic:
+        limit_logs(log_paths)
+    try:
+        host_tree = host_tree or Tree()
+        if periodic:
+            lost_jobs.requeue_lost_jobs(run_command, health_settings.machine, host_tree)
+        is_unfit, away = judge_node(health_settings, run_command, host_tree, show_only, is_prolog)
+        if away:
+            is_unfit = wait_for_volumes(
+                health_settings, run_command, host_tree, process_environment.get("SLURM_JOB_ID", "")
+            )
+    except GpumeshError as failure:
+        print_line(f"{health_settings.machine}: could not be checked: {failure}")
+        # A node that could not be checked has not failed: the job may run.
+        return 0 if process_environment.get("SLURM_SCRIPT_CONTEXT") else 2
+    return 1 if is_unfit else 0

@@ -1,0 +1,63 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parse text of hosts and their users safely, and make it safe to display."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from typing import Any, Optional, Union
+
+#: No counter, size or process ID of a host has more digits; Python raises an error for thousands of digits.
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
+#: A terminal interprets these sequences as commands (ECMA-48): colours, movements of the cursor.
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+#: The categories of control characters, direction changes, surrogates, and line separators.
+_CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def parse_whole_number(text: Optional[str]) -> Optional[int]:
+    """Parse a whole number; None for any other text. Only the digits 0 to 9 are accepted, unlike by ``isdecimal``."""
+    return int(text) if text is not None and _WHOLE_NUMBER.fullmatch(text) else None
+
+
+def parse_json(text: Union[str, bytes]) -> Any:
+    """Parse JSON. Raises only ValueError, also for too deeply nested input."""
+    try:
+        return json.loads(text)
+    except RecursionError as failure:
+        raise ValueError("it is nested too deeply") from failure
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without characters that move the cursor, change colours or the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable() or letter == "\n"
+        else " "
+        if letter == "\t"
+        else "\ufffd"
+        if unicodedata.category(letter) in _CONTROL_CATEGORIES
+        else letter
+        for letter in text.replace("\r\n", "\n")
+    )
+
+
+def strip_terminal_codes(text: str) -> str:
+    """Return terminal output as plain text: no colours, and each state of a progress bar on a line of its own."""
+    return _ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
+
+
+def all_printable(value: Any) -> Any:
+    """Apply ``printable`` to every text in lists and dictionaries."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {all_printable(key): all_printable(element) for key, element in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [all_printable(element) for element in value]
+    return value

@@ -1,0 +1,130 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""RDMA devices from /sys/class/infiniband, and the interfaces on their ports."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Nic, Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import (
+    Gid,
+    InterfaceRdma,
+    RdmaPort,
+)
+
+_RDMA_CLASS = "sys/class/infiniband"
+_EMPTY_GID = re.compile(r"^[0:]*$")
+#: An identifier that consists only of the prefix fe80::, without an interface part, is unset, too.
+_BARE_PREFIX = "fe80:0000:0000:0000:0000:0000:0000:0000"
+
+
+def parse_state(text: Optional[str]) -> str:
+    """Parse a state: ``4: ACTIVE`` is active; None is unknown."""
+    return (text or "unknown").rpartition(":")[2].strip().lower()
+
+
+def parse_rate(text: Optional[str]) -> Optional[float]:
+    """Parse Gbit/s from ``200 Gb/sec (4X HDR)``."""
+    match = re.match(r"^(\d+(?:\.\d+)?) Gb/sec", text or "")
+    return float(match.group(1)) if match else None
+
+
+def read_ports(tree: Tree) -> List[RdmaPort]:
+    """Read every port of every RDMA device, in the order of their names."""
+    return [
+        _read_port(tree, device, int(port))
+        for device in tree.list_names(_RDMA_CLASS)
+        for port in sorted(tree.list_names(_RDMA_CLASS, device, "ports"), key=lambda name: (len(name), name))
+        if port.isdecimal()
+    ]
+
+
+def _read_port(tree: Tree, device: str, port_number: int) -> RdmaPort:
+    port_directory = f"{_RDMA_CLASS}/{device}/ports/{port_number}"
+    physical_state = tree.read(port_directory, "phys_state")
+    return {
+        "device": device,
+        "port": port_number,
+        "state": parse_state(tree.read(port_directory, "state")),
+        "physical_state": parse_state(physical_state) if physical_state else None,
+        "link_layer": tree.read(port_directory, "link_layer") or None,
+        "rate_gbps": parse_rate(tree.read(port_directory, "rate")),
+        "driver": tree.link_target_name(_RDMA_CLASS, device, "device/driver"),
+        "pci_address": tree.find_pci_address(_RDMA_CLASS, device, "device"),
+        "gids": _read_gids(tree, port_directory),
+    }
+
+
+def _read_gids(tree: Tree, port_directory: str) -> List[Gid]:
+    """Read the identifiers in use. A port has up to 256 entries, nearly all of them empty."""
+    gids: List[Gid] = []
+    for index in sorted(int(name) for name in tree.list_names(port_directory, "gids") if name.isdecimal()):
+        gid = tree.read(port_directory, "gids", str(index)) or ""
+        if not _EMPTY_GID.match(gid) and gid != _BARE_PREFIX:
+            gids.append(
+                {
+                    "index": index,
+                    "gid": gid,
+                    "type": tree.read(port_directory, "gid_attrs/types", str(index)) or None,
+                    "interface": tree.read(port_directory, "gid_attrs/ndevs", str(index)) or None,
+                }
+            )
+    return gids
+
+
+def select_usable_ports(
+    rdma_ports: Sequence[RdmaPort], interface_ports: Sequence[Optional[InterfaceRdma]]
+) -> List[RdmaPort]:
+    """Return the active ports that jobs can use, each once.
+
+    ``interface_ports``: those behind interfaces; a bond and its members share a device. RoCE needs the addresses of an
+    interface, InfiniBand does not: its ports often have none, without IPoIB. Ports of the two cannot connect to each
+    other, so only those of the fabric with the fastest port count.
+    """
+    addressed_ports = {(port["device"], port["port"]) for port in interface_ports if port}
+    active_ports = [
+        port
+        for port in rdma_ports
+        if port["state"] == "active" and (_is_infiniband(port) or (port["device"], port["port"]) in addressed_ports)
+    ]
+    fastest_port = max(active_ports, key=lambda port: (port["rate_gbps"] or 0, _is_infiniband(port)), default=None)
+    if fastest_port is None:
+        return []
+    return [port for port in active_ports if _is_infiniband(port) == _is_infiniband(fastest_port)]
+
+
+def name_fabric(usable: Sequence[RdmaPort]) -> str:
+    """Return the fabric of usable ports: infiniband, roce or, without any, none."""
+    if not usable:
+        return "none"
+    return "infiniband" if _is_infiniband(usable[0]) else "roce"
+
+
+def _is_infiniband(port: RdmaPort) -> bool:
+    return port["link_layer"] == "InfiniBand"
+
+
+def find_rdma_port(interface_name: str, nic: Nic, rdma_ports: List[RdmaPort]) -> Optional[InterfaceRdma]:
+    """Return the RDMA port behind an interface, or None.
+
+    The identifiers of RoCE show the interfaces (also VLANs and bonds) to which they belong; IPoIB shares the device.
+    """
+    for port in rdma_ports:
+        own_gids = [gid for gid in port["gids"] if gid["interface"] == interface_name]
+        same_card = port["device"] in nic.rdma_devices and (
+            port["port"] == nic.port_index + 1
+            or sum(other_port["device"] == port["device"] for other_port in rdma_ports) == 1
+        )
+        if own_gids or same_card:
+            return {
+                "device": port["device"],
+                "port": port["port"],
+                "state": port["state"],
+                "link_layer": port["link_layer"],
+                "rate_gbps": port["rate_gbps"],
+                "gids": own_gids or [gid for gid in port["gids"] if gid["interface"] is None],
+            }
+    return None

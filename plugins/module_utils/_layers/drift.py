@@ -1,0 +1,150 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compare the layers of a cluster on this host with what the record requires. Read-only."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
+    Runner,
+    find_program,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    GpumeshError,
+    HostStateError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import (
+    find_unread_files,
+    parse_unit_properties,
+    process_start_time,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import (
+    files as job_files,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
+    files as ssh_files,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import mounts
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import server
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    install as session,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install
+
+NOT_SET_UP = "not set up"
+_RUNNING_STATES = ("active", "activating", "reloading")
+_BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
+
+#: These layers compare the host with the parameters of their modules themselves.
+LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], managed_files.LayerDifferences]] = {
+    "names": names.differences,
+    "ssh": ssh_files.find_differences,
+    "job environment": job_files.find_differences,
+    "storage": mounts.find_differences,
+    "train": install.find_differences,
+    "session": session.differences,
+    "tracking": server.differences,
+}
+
+
+def describe_file_difference(expected_file: Mapping[str, Any], current_text: Optional[str]) -> str:
+    """Describe how a file differs; empty if it does not. ``current_text`` is None if the file does not exist."""
+    path = expected_file["path"]
+    missing_message = f"{path} is missing"
+    if current_text is None:
+        return missing_message
+    return "" if not expected_file.get("contains") or expected_file["contains"] in current_text else f"{path} differs"
+
+
+def parse_units(systemctl_output: str) -> Dict[str, Dict[str, str]]:
+    """Parse the properties of each unit, from `systemctl show --property=Id,…` with several units."""
+    properties_by_unit = {}
+    for paragraph in systemctl_output.strip().split("\n\n"):
+        properties = parse_unit_properties(paragraph)
+        if "Id" in properties:
+            properties_by_unit[properties["Id"]] = properties
+    return properties_by_unit
+
+
+def describe_service_problems(
+    unit_name: str, properties: Mapping[str, str], settings_files: Sequence[str] = ()
+) -> List[str]:
+    """Describe the problems of one unit. ``settings_files``: files that the unit reads at its start."""
+    if properties.get("LoadState") != "loaded":
+        return [f"{unit_name} is missing"]
+    problems = []
+    if properties.get("ActiveState") not in _RUNNING_STATES:
+        problems.append(f"{unit_name} does not run")
+    if properties.get("UnitFileState") not in _BOOT_UNIT_STATES:
+        problems.append(f"{unit_name} does not start at boot")
+    unread_files = find_unread_files(
+        process_start_time(parse_whole_number(properties.get("MainPID")) or 0), settings_files
+    )
+    if unread_files:
+        problems.append(f"{unit_name} has not read {', '.join(unread_files)} yet")
+    return problems
+
+
+def read_file(path: str) -> Optional[str]:
+    """Return the text of a file, or None if it does not exist. Raises HostStateError if it is not a file."""
+    current_file = managed_files.read_current(path)
+    return None if current_file.kind == managed_files.ABSENT else current_file.text
+
+
+def compare_layers(
+    run: Runner, expected_files: Sequence[Mapping[str, Any]], expected_services: Sequence[Mapping[str, Any]]
+) -> Dict[str, str]:
+    """Return a message for each layer that differs. A layer of which nothing exists is not set up.
+
+    Services are compared if systemd runs them.
+    """
+    problems_by_layer: Dict[str, List[str]] = {}
+    expected_counts: Dict[str, int] = {}
+    for expected_file in expected_files:
+        expected_counts[expected_file["layer"]] = expected_counts.get(expected_file["layer"], 0) + 1
+        try:
+            problem = describe_file_difference(expected_file, read_file(expected_file["path"]))
+        except HostStateError as failure:
+            problem = failure.message.rstrip(".")
+        problems_by_layer.setdefault(expected_file["layer"], []).extend([problem] if problem else [])
+    unit_names = [service["unit"] for service in expected_services]
+    if unit_names and find_program("systemctl") is not None and runs_systemd():
+        completed = run(
+            ["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState,MainPID", *unit_names], check=False
+        )
+        properties_by_unit = parse_units(completed.stdout)
+        for service in expected_services:
+            expected_counts[service["layer"]] = expected_counts.get(service["layer"], 0) + 1
+            service_problems = describe_service_problems(
+                service["unit"], properties_by_unit.get(service["unit"], {}), service.get("reads") or []
+            )
+            problems_by_layer.setdefault(service["layer"], []).extend(service_problems)
+    return {
+        layer: _join_problems(problem, expected_counts[layer])
+        for layer, problem in problems_by_layer.items()
+        if problem
+    }
+
+
+def compare_modules(run: Runner, params_by_layer: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+    """Return a message for each layer in LAYERS that differs. ``params_by_layer``: the parameters of their modules."""
+    differences_by_layer = {}
+    for layer, params in params_by_layer.items():
+        try:
+            messages, nothing_exists = LAYERS[layer](run, params)
+        except GpumeshError as failure:
+            messages, nothing_exists = [failure.message.rstrip(".")], False
+        if messages:
+            differences_by_layer[layer] = NOT_SET_UP if nothing_exists else ", ".join(messages)
+    return differences_by_layer
+
+
+def _join_problems(problems: Sequence[str], expected_count: int) -> str:
+    absent_problems = [problem for problem in problems if problem.endswith((" is missing", " does not run"))]
+    return NOT_SET_UP if len(absent_problems) == expected_count else ", ".join(problems)

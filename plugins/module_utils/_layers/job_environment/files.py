@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files from which the jobs on this host get their environment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import (
+    JobHost,
+    read_job_host,
+    refuse_ephemeral_ports,
+)
+
+#: The programs of the role, with their paths and modes.
+_PROGRAM_FILES = {
+    "job_environment.bash": ("/etc/gpumesh/job_environment.bash", None),
+    "task_prolog.py": ("/etc/gpumesh/task_prolog", "0755"),
+    "job_epilog.sh": ("/etc/gpumesh/job_epilog", "0755"),
+    "gpumesh_job.sh": ("/etc/profile.d/gpumesh_job.sh", None),
+}
+#: Isolated and without site-packages: it runs before each task, and nothing of the user's may change what it does.
+_INTERPRETER_LINES = {"task_prolog.py": "#!/usr/bin/python3 -IS\n"}
+_SETTINGS_PATH = "/etc/gpumesh/job_environment.json"
+_TMPFILES_PATH = "/etc/tmpfiles.d/gpumesh-jobs.conf"
+_LIMITS_PATH = "/etc/security/limits.d/60-gpumesh.conf"
+_NCCL_PATH = "/etc/nccl.conf"
+_MANAGED_HEADER = "# Written by gpumesh.cluster.\n"
+
+
+def desired_entries(params: Mapping[str, Any], host: JobHost) -> List[Dict[str, Any]]:
+    """Return the desired files, for managed_files. ``params``: the module's parameters."""
+    job_settings = add_rdma_devices(params["settings"], host.rdma_devices, params["rdma"])
+    program_entries = [
+        {"path": path, "content": _INTERPRETER_LINES.get(name, "") + params["programs"][name], "mode": mode}
+        for name, (path, mode) in _PROGRAM_FILES.items()
+        if name in params["programs"]
+    ]
+    removed_entries = [
+        {"path": path, "state": "absent"}
+        for name, (path, _mode) in _PROGRAM_FILES.items()
+        if name not in params["programs"]
+    ]
+    return [
+        {"path": "/etc/gpumesh", "state": "directory"},
+        {"path": _SETTINGS_PATH, "content": json.dumps(job_settings, indent=1) + "\n"},
+        *program_entries,
+        *removed_entries,
+        # The directory is like /tmp: each user's task writes its hostfile there, and only the owner may remove it.
+        # It has no age, since jobs may run for weeks: the epilog removes a job's files, and a reboot all of the tmpfs.
+        {
+            "path": _TMPFILES_PATH,
+            "content": f"{_MANAGED_HEADER}d /run/gpumesh 0755 root root -\n"
+            f"d {folder.JOBS_DIRECTORY} 1777 root root -\n",
+        },
+        {"path": "/run/gpumesh", "state": "directory"},
+        {"path": folder.JOBS_DIRECTORY, "state": "directory", "mode": "1777"},
+        # RDMA registers memory that cannot be swapped, which fails with the usual limit of 8 MiB. Slurm's tasks inherit
+        # slurmd's. A container may not be allowed to raise the limit; there, the file would only make each login log an
+        # error.
+        {
+            "path": _LIMITS_PATH,
+            "state": "file" if host.may_lock_memory else "absent",
+            "content": _MANAGED_HEADER
+            + "".join(
+                f"{limit_domain} {kind} memlock unlimited\n"
+                for limit_domain in ("*", "root")
+                for kind in ("soft", "hard")
+            ),
+        },
+        # NCCL uses the first line of a name, so lines of others, which precede ours, take precedence.
+        {
+            "path": _NCCL_PATH,
+            "state": "block",
+            "marker": managed_files.block_marker(params["cluster"]),
+            "content": render_nccl_conf(job_settings),
+        },
+    ]
+
+
+def removal_entries(cluster: str) -> List[Dict[str, Any]]:
+    """Return the entries that remove these files. /etc/gpumesh stays: it may have files of other layers."""
+    paths = [
+        _SETTINGS_PATH,
+        *(path for path, _mode in _PROGRAM_FILES.values()),
+        _TMPFILES_PATH,
+        folder.JOBS_DIRECTORY,
+        _LIMITS_PATH,
+    ]
+    lines = {"path": _NCCL_PATH, "state": "absent", "marker": managed_files.block_marker(cluster)}
+    return [*({"path": path, "state": "absent"} for path in paths), lines]
+
+
+def add_rdma_devices(settings: Mapping[str, Any], devices: Sequence[str], rdma_enabled: bool) -> Dict[str, Any]:
+    """Add the RDMA devices of this host to the settings. Without devices, or with RDMA disabled, no RDMA peers stay.
+
+    NCCL is configured not to use devices without peers, which it would otherwise detect itself.
+    """
+    peers = settings["rdma"]["peers"] if devices and rdma_enabled else []
+    return {**settings, "rdma": {"devices": list(devices), "peers": peers}}
+
+
+def render_nccl_conf(settings: Mapping[str, Any]) -> str:
+    """Return lines for /etc/nccl.conf, which also applies outside of jobs: only settings that suit every member."""
+    conf_lines = [f"NCCL_SOCKET_IFNAME=={settings['interface']}"]
+    rdma = settings["rdma"]
+    if rdma["devices"]:
+        all_have_rdma = set(settings["members"]) <= set(rdma["peers"])
+        conf_lines.append(f"NCCL_IB_HCA=={','.join(rdma['devices'])}" if all_have_rdma else "NCCL_IB_DISABLE=1")
+    return "\n".join(conf_lines)
+
+
+def find_differences(run: Runner, params: Mapping[str, Any]) -> managed_files.LayerDifferences:
+    """Describe how this host differs from the module's parameters."""
+    host = read_job_host(run, Tree())
+    refuse_ephemeral_ports(params["settings"], host.local_ports)
+    # The mount is not compared: only mounting would show whether a container may mount.
+    return managed_files.differences(desired_entries(params, host))

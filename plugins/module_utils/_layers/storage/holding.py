@@ -1,0 +1,59 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A background process that has a member's lock on a volume while others try to get it, and ends in any case."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
+
+#: The time limit for a response. The process takes the lock first, which requires the volume's server.
+_RESPONSE_TIMEOUT = 15.0
+
+
+def start_lock_owner(mount_point: str, run_id: str, machine: str, volume: str, lease_seconds: int) -> str:
+    """Take the lock and hold it.
+
+    Returns why that failed, or an empty string. Raises HostStateError after a time limit.
+    """
+    listening_socket = background.open_control_socket(_socket_purpose(volume, machine), run_id)
+    try:
+        background.run_in_background(
+            lambda: _run_lock_owner(listening_socket, mount_point, run_id, machine),
+            background.new_lease(lease_seconds),
+            [listening_socket.fileno()],
+        )
+    finally:
+        # The process has its own copy.
+        listening_socket.close()
+    return _ask_lock_owner(volume, run_id, machine, "state")
+
+
+def release_lock(volume: str, run_id: str, machine: str) -> str:
+    """Release the lock. Returns why the process did not have it, or an empty string."""
+    return _ask_lock_owner(volume, run_id, machine, "release")
+
+
+def _ask_lock_owner(volume: str, run_id: str, machine: str, question: str) -> str:
+    response = background.query_process(_socket_purpose(volume, machine), run_id, question, _RESPONSE_TIMEOUT)
+    return "the process that held it has died" if response is None else str(response["trouble"])
+
+
+def _run_lock_owner(listening_socket: socket.socket, mount_point: str, run_id: str, machine: str) -> None:
+    failure_reason = probe.hold_lock(mount_point, run_id, machine)
+    question = ""
+    while question != "release":
+        connection, _address = listening_socket.accept()
+        with connection:
+            if background.is_authorized(connection):
+                question = background.parse_request(connection.recv(64)).command
+                connection.sendall(json.dumps({"trouble": failure_reason}).encode())
+
+
+def _socket_purpose(volume: str, machine: str) -> str:
+    # Members may be containers that share their host's network, and with it the names of sockets.
+    return f"lock of {machine} on {volume}"

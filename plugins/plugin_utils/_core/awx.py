@@ -1,0 +1,132 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Describe what is missing in AWX before it can be set up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: The part of a URL that may contain a password.
+_USER_INFO = re.compile(r"//[^/\s'\"]*@")
+#: An object of the API.
+ApiObject = Mapping[str, Any]
+
+#: The name of a kind of object, and the setting that names it.
+_KIND_SETTINGS = {
+    "credentials": ("credential", "gpumesh_awx_credentials"),
+    "notification_templates": ("notification template", "gpumesh_awx_notifications"),
+}
+#: Fields that identify the organization of objects without a field of their own. Names of execution environments are
+#: unique on the whole controller.
+_ORGANIZATION_FIELDS = {
+    "workflow_job_template_nodes": "workflow_job_template__organization",
+    "execution_environments": "",
+}
+NO_ENVIRONMENT_MESSAGE = (
+    "No execution environment is set, and the controller's default one does not contain this collection: set "
+    "gpumesh_awx_execution_environment_image or gpumesh_awx_execution_environment."
+)
+
+
+def check_organization(organization_name: str, exists: bool, has_galaxy: bool) -> list[str]:
+    """List what is missing for the organization."""
+    if not exists:
+        return [
+            f"There is no organization '{organization_name}': create it, or set gpumesh_awx_organization to another one."
+        ]
+    if not has_galaxy:
+        introduction = (
+            f"The organization '{organization_name}' has no Galaxy credential, and without one the controller ignores "
+        )
+        return [f"{introduction}collections/requirements.yml: add one to the organization, such as Ansible Galaxy."]
+    return []
+
+
+def organization_query(kind: str, organization: int) -> dict[str, str]:
+    """Return the query for the objects of a kind that belong to an organization."""
+    organization_field = _ORGANIZATION_FIELDS.get(kind, "organization")
+    return {organization_field: str(organization)} if organization_field else {}
+
+
+def object_name(api_object: ApiObject) -> str:
+    """The name of an object; nodes of workflows have an identifier."""
+    return str(api_object.get("name", api_object.get("identifier")))
+
+
+def _matching_objects(
+    expected_name: str, existing_objects: Sequence[ApiObject], organization: int | None
+) -> list[ApiObject]:
+    """Return the objects that a name can mean: the only one on the controller, or else those of the organization."""
+    namesakes = [candidate for candidate in existing_objects if object_name(candidate) == expected_name]
+    return (
+        namesakes
+        if len(namesakes) < 2
+        else [candidate for candidate in namesakes if candidate.get("organization") == organization]
+    )
+
+
+def find_wrong_names(
+    names_by_kind: Mapping[str, Sequence[str]],
+    objects_by_kind: Mapping[str, Sequence[ApiObject]],
+    organization: int | None,
+) -> list[str]:
+    """List the names in the settings that do not exist on the controller, or are ambiguous."""
+    problems = []
+    for kind, names in names_by_kind.items():
+        kind_name, setting_name = _KIND_SETTINGS[kind]
+        for expected_name in names:
+            if not any(object_name(api_object) == expected_name for api_object in objects_by_kind[kind]):
+                problems.append(f"There is no {kind_name} '{expected_name}': create it, or correct {setting_name}.")
+            elif len(_matching_objects(expected_name, objects_by_kind[kind], organization)) != 1:
+                problems.append(
+                    f"There is more than one {kind_name} '{expected_name}', and not exactly one in the organization: leave only one "
+                    f"there, or correct {setting_name}."
+                )
+    return problems
+
+
+def object_ids(
+    names_by_kind: Mapping[str, Sequence[str]],
+    objects_by_kind: Mapping[str, Sequence[ApiObject]],
+    organization: int | None,
+) -> dict[str, dict[str, int]]:
+    """The IDs of names that exist, by kind. The modules would look for a name in all organizations."""
+    return {
+        kind: {name: _matching_objects(name, objects_by_kind[kind], organization)[0]["id"] for name in names}
+        for kind, names in names_by_kind.items()
+    }
+
+
+def check_environment(
+    name: str, is_created: bool, existing_environments: Sequence[ApiObject], organization: int | None
+) -> list[str]:
+    """Explain why the execution environment cannot be used, or created with an image.
+
+    ``existing_environments``: those with its name.
+    """
+    if not name:
+        return [NO_ENVIRONMENT_MESSAGE]
+    setting_name = "gpumesh_awx_execution_environment"
+    if not is_created and not existing_environments:
+        return [f"There is no execution environment '{name}': create it, or correct {setting_name}."]
+    if is_created and any(
+        environment.get("organization") not in (None, organization) for environment in existing_environments
+    ):
+        introduction = (
+            f"The execution environment '{name}' belongs to another organization, and no two can have the same name"
+        )
+        return [f"{introduction}: set {setting_name} to another one."]
+    return []
+
+
+def describe_missing_branch(url: str, branch: str, reason: str) -> str:
+    """Describe a project that cannot be read, or a missing branch, without the password or token in its URL."""
+    branch_message = (
+        f"The branch '{branch}' was not found at {url}: {reason.strip() or 'no such branch'}. Correct "
+        "gpumesh_awx_project_url and gpumesh_awx_project_branch, or set gpumesh_awx_project_check=false if only the "
+        "controller can read it."
+    )
+    return _USER_INFO.sub("//", branch_message)

@@ -1,0 +1,140 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The work of the mesh actions on a host: derive the options of a module from the record, and run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.module_utils.parsing.convert_bool import boolean
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
+
+WIREGUARD_MODULE, TAILSCALE_MODULE = "gpumesh.cluster.wireguard", "gpumesh.cluster.tailscale"
+
+#: The packages by implementation: the kernel, or a userspace implementation that is installed or missing.
+_PACKAGES_BY_IMPLEMENTATION = {"kernel": ["wireguard-tools"]}
+_USERSPACE_PACKAGES = ["wireguard-tools", "wireguard-go"]
+#: Options of the module that the role mesh has with the prefix mesh_.
+_ROLE_OPTIONS = (
+    "login_server",
+    "hostname",
+    "ephemeral",
+    "tags",
+    "advertise_routes",
+    "accept_routes",
+    "accept_dns",
+    "ssh",
+)
+
+
+def supervisor_program_options(action: HostAction) -> dict[str, Any]:
+    """Return the path of supervisord's programs on the action's host, as an option of the modules."""
+    supervisor_programs = action.resolve_variable("daemon_supervisor_programs")
+    return {"supervisor_programs": supervisor_programs} if supervisor_programs else {}
+
+
+def set_up_tunnel(
+    action: HostAction,
+    record: Mapping[str, Any],
+    action_options: Mapping[str, Any],
+    module_overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Set up the tunnel of the action's host according to the record. Returns the results of module and action.
+
+    ``action_options``: the options of the action; ``module_overrides``: options of the module that are not taken from
+    the record. Raises GpumeshError.
+    """
+    arguments = {
+        **mesh.tunnel_options(record, action.machine, action_options["relays"]),
+        **supervisor_program_options(action),
+        **module_overrides,
+    }
+    arguments.update(_preshared_key_options(action, action_options, [peer["machine"] for peer in arguments["peers"]]))
+    result = action.ensure_packages(WIREGUARD_MODULE, arguments, _missing_packages)
+    key_registration = mesh.key_registration(record, action.machine, result["public_key"])
+    is_ready = result["interface_up"] and result["boot"]
+    return {**result, "ready": is_ready, **({"registration": key_registration} if key_registration else {})}
+
+
+def update_tailnet(
+    action: HostAction, record: Mapping[str, Any], module_overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Set up the action's host in the tailnet of the record. Returns the results of module and action.
+
+    ``module_overrides``: options of the module that are not taken from the role mesh. Raises GpumeshError.
+    """
+    result = ensure_logged_in(
+        action, {**_read_role_options(action, record), **supervisor_program_options(action), **module_overrides}
+    )
+    mesh_options = action.read_role_options("mesh", "userspace", "userspace_nodes", "proxy_port")
+    is_userspace = mesh_options["userspace"] == "always" or not result["tun_device"]
+    is_pod = bool(is_userspace and mesh_options["userspace_nodes"])
+    address_registration = mesh.address_registration(record, action.machine, result["addresses"], is_pod)
+    daemon_flags = mesh.daemon_flags(record["mesh"], is_userspace, mesh_options["proxy_port"])
+    # Programs of a pod depend on the proxy. Elsewhere, a daemon that already runs keeps its settings.
+    flags_differ = bool(is_pod and result["running"] and set(daemon_flags) - set(result["command"]))
+    # A host may have been a pod before. The library asks the daemon, and is tested with it.
+    library_changes = bool(result["addresses"] and (is_pod or not result["tun_device"]))
+    return {
+        **result,
+        "flags": daemon_flags,
+        "flags_differ": flags_differ,
+        "pod": is_pod,
+        "ready": bool(result["boot"] and result["addresses"] and not result["tags_differ"] and not flags_differ),
+        **({"library": "present" if is_pod else "absent"} if library_changes else {}),
+        **({"registration": address_registration} if address_registration else {}),
+    }
+
+
+def ensure_logged_in(action: HostAction, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the module, and run it again with the key if the host needs to log in. Raises GpumeshError."""
+    if arguments.get("state") == "absent":
+        return action.run_module(TAILSCALE_MODULE, arguments)
+    auth_key = arguments.get("auth_key")
+    keyless_arguments = {name: value for name, value in arguments.items() if name != "auth_key"}
+    result = action.run_module(TAILSCALE_MODULE, {**keyless_arguments, "login": False})
+    renewal_needed = boolean(arguments.get("renew", False)) and result["renewal_due"]
+    login_needed = result["login_needed"] or ((result["tags_differ"] or renewal_needed) and auth_key)
+    if not login_needed or not boolean(arguments.get("login", True)):
+        return result
+    key_file = action.resolve_variable("mesh_auth_key_file")
+    if key_file and not auth_key and result["login_needed"]:
+        raise InputError(f"mesh_auth_key_file: there is no file {key_file}.", "Correct the path, or set mesh_auth_key.")
+    login_result = action.run_module(
+        TAILSCALE_MODULE, {**keyless_arguments, **({"auth_key": auth_key} if auth_key else {}), "login": True}
+    )
+    return {**login_result, "changed": result["changed"] or login_result["changed"]}
+
+
+def _read_role_options(action: HostAction, record: Mapping[str, Any]) -> dict[str, Any]:
+    role_options = {name: action.resolve_variable(f"mesh_{name}") for name in _ROLE_OPTIONS}
+    return {
+        "hostname": mesh.tailnet_name(action.machine),
+        **{name: value for name, value in role_options.items() if value not in (None, "")},
+        "peers": mesh.tailnet_peers(record, action.machine),
+    }
+
+
+def _preshared_key_options(action: HostAction, action_options: Mapping[str, Any], peers: list[str]) -> dict[str, Any]:
+    """Return the options for preshared keys.
+
+    Both ends of a pair get its key in one task, and lose it in one. Keys with absent peers are kept.
+    """
+    if action_options.get("preshared_results"):
+        registered_results = action.registered_results(action_options["preshared_results"], action.active_hosts)
+        return {"preshared_keys": mesh.preshared_keys(action.machine, registered_results)}
+    if action_options["preshared"] is False:
+        return {"preshared_without": [peer for peer in peers if peer in action.active_hosts]}
+    return {}
+
+
+def _missing_packages(result: Mapping[str, Any]) -> list[str]:
+    """Return the packages for an interface, if the host has no implementation or no tools."""
+    if result["tools"] and result["implementation"] != "missing":
+        return []
+    return _PACKAGES_BY_IMPLEMENTATION.get(result["implementation"], _USERSPACE_PACKAGES)

@@ -1,0 +1,133 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The data that a host needs to run sessions, from the record. Pure, except for the sources."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
+    models,
+    network,
+    plan,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
+    ProgramSources,
+    source_digests,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import writable_volumes
+
+#: The options of the role, without its prefix.
+ROLE_OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
+_PLUGIN_SOURCE = Path(__file__).resolve().parents[3] / "roles" / "session" / "files" / "gpumesh_session.c"
+#: Debian's packages for what is missing on a host. Other distributions have not been tested.
+PACKAGE_BY_PROGRAM = {
+    "podman": "podman",
+    "crun": "crun",
+    "newuidmap": "uidmap",
+    "fuse-overlayfs": "fuse-overlayfs",
+    "catatonit": "catatonit",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "sysctl": "procps",
+    "gcc": "gcc",
+    "sshd": "openssh-server",
+    "yaml": "python3-yaml",
+    "/usr/include/slurm/spank.h": "libslurm-dev",
+    "/usr/include/stdio.h": "libc6-dev",
+}
+
+
+def desired_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the module session on one machine. ``options``: those of ROLE_OPTIONS. Raises InputError."""
+    if not options["enabled"]:
+        return {"state": "absent"}
+    return {
+        **session_settings(record, machine, options),
+        "state": "present",
+        "plugin": _PLUGIN_SOURCE.read_text(encoding="utf-8"),
+        "digests": source_digests(program_sources()),
+    }
+
+
+@cache
+def program_sources() -> ProgramSources:
+    """The contents of the program that the module session installs, without the settings of a host."""
+    return {models.PROGRAM_NAME: program_archive.bundle_sources(models.ENTRY_MODULE)}
+
+
+def session_settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of gpumesh-session. Raises InputError."""
+    member = derive.find_member(record, machine)
+    address_by_member = {name: view["address"] for name, view in derive.member_views(record).items()}
+    mesh = record["mesh"]
+    refuse_overlap(record, options)
+    return {
+        "machine": machine,
+        "manager": record["manager"],
+        "interface": derive.cluster_interface(record, member),
+        "members": address_by_member,
+        "pools": list(options["subnets"]),
+        "closed": _closed_networks(record),
+        "nat": options["nat"],
+        "allow": list(options["allow"]),
+        "volumes": writable_volumes(record, machine),
+        "mounts_allowed": list(options["mounts_allowed"]),
+        "storage": options["storage_dir"],
+        "mesh": mesh["interface"] if mesh["backend"] != "none" and member["mesh"] is not None else "",
+    }
+
+
+def refuse_overlap(record: model.Record, options: Mapping[str, Any]) -> None:
+    """Refuse networks of sessions that the cluster uses itself, or that cannot be read. Raises InputError."""
+    network.parse_allowed_endpoints(options["allow"])
+    for session_network in plan.parse_pools(list(options["subnets"])):
+        for closed_network in network.collapse_networks(_closed_networks(record)):
+            if session_network.overlaps(ipaddress.ip_network(closed_network)):
+                raise InputError(
+                    f"session_subnets: {session_network} overlaps with {closed_network}, which the cluster uses.",
+                    "Give another network.",
+                )
+
+
+def _closed_networks(record: model.Record) -> list[str]:
+    """The networks and addresses of the cluster."""
+    mesh = record["mesh"]
+    closed_networks = [str(record["subnet"] or ""), str(mesh.get("subnet") or "") if mesh["backend"] != "none" else ""]
+    for member in record["members"]:
+        closed_networks += [member["address"], _endpoint_address(member["endpoint"] or "")]
+    return [network for network in closed_networks if network]
+
+
+def _endpoint_address(endpoint: str) -> str:
+    """The IPv4 address of an endpoint, if it has one."""
+    endpoint_host = endpoint.rpartition(":")[0]
+    try:
+        return str(ipaddress.IPv4Address(endpoint_host))
+    except ValueError:
+        return ""
+
+
+def missing_packages(missing_programs: Sequence[str]) -> list[str]:
+    """The packages for what is missing on a host."""
+    return [PACKAGE_BY_PROGRAM.get(name, name) for name in missing_programs]
+
+
+def parse_roles(value: Any) -> Any:
+    """The roles of a session. The answer in a survey is a string. Raises InputError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as failure:
+        raise InputError(f"session_roles cannot be read: {failure}.", "Give a list of roles in YAML.") from failure

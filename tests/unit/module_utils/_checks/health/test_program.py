@@ -1,0 +1,566 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node's checks as Slurm runs them: one file, without Ansible, and with an scontrol that plays the controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import (
+    build_zipapp,
+    collect_sources,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
+from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules import entry, run
+
+DISK = "health.disk"
+OURS = f"{program.REASON_PREFIX}health.disk: / has 99 % of its space in use"
+#: According to the record, this machine has a hundred GPUs. The other check passes.
+UNFIT, FIT = "health.gpu_count", "health.swap"
+
+
+def result(status: str, name: str = DISK, reason: str = "/ has 99 % of its space in use.") -> Any:
+    message = "" if status == "pass" else reason
+    return {"id": name, "purpose": "", "host": "n1", "actual": 1, "required": 0, "unit": "", "status": status,
+            "reason": message, "remedy": ""}  # fmt: skip
+
+
+def node(reason: str = "", state: str = "idle", *flags: str) -> SlurmNode:
+    node_line: Any = {"name": "n1", "state": state, "flags": list(flags), "reason": reason}
+    return node_line
+
+
+@pytest.mark.parametrize(
+    ("results", "slurm_node", "kind"),
+    [
+        ([result("pass")], node(), "none"),
+        ([result("fail")], node(), "drain"),
+        ([result("fail")], node("", "mixed"), "drain"),
+        # Drained already, for the same or for another fault of ours.
+        ([result("fail")], node(OURS, "idle", "drain"), "none"),
+        ([result("fail", reason="/var has 97 % of its inodes in use.")], node(OURS, "idle", "drain"), "drain"),
+        # Drained by others: never changed, fit or not.
+        ([result("fail")], node("new cables", "idle", "drain"), "none"),
+        ([result("pass")], node("new cables", "idle", "drain"), "none"),
+        ([result("pass")], node("gpumesh: leaves the cluster", "idle", "drain"), "none"),
+        ([result("pass")], node("Not responding", "down"), "none"),
+        ([result("fail")], node("Not responding", "down"), "none"),
+        # A node drained by us is resumed when all is well, but not if a check could not be made.
+        ([result("pass"), result("skipped")], node(OURS, "idle", "drain"), "resume"),
+        ([result("error")], node(OURS, "idle", "drain"), "none"),
+        # A check for which it was not drained does not keep it drained.
+        ([result("pass"), result("error", "health.gpu_xid")], node(OURS, "idle", "drain"), "resume"),
+        (
+            [result("error", "health.gpu_xid"), result("pass")],
+            node(f"{OURS}; health.gpu_xid: y", "idle", "drain"),
+            "none",
+        ),
+        (
+            [result("error", "health.gpu_xid")],
+            node(f"{program.REASON_PREFIX}{DISK}: {'x' * 370} …", "idle", "drain"),
+            "none",
+        ),
+        # A new reason would forget the check that could not be made.
+        ([result("error"), result("fail", "health.rdma")], node(OURS, "idle", "drain"), "none"),
+        ([result("error")], node(), "none"),
+        # An administrator who replaces our reason has taken over the node.
+        ([result("pass")], node(f"see ticket 5; was: {OURS}", "idle", "drain"), "none"),
+        # The node has our reason, but was resumed manually.
+        ([result("pass")], node(OURS, "idle"), "none"),
+        ([result("fail")], node(OURS, "idle"), "drain"),
+        # Slurm's reason, for a job that did not end in time, of which nothing is left.
+        ([result("pass")], node(program.KILL_FAILED, "idle", "drain"), "resume"),
+        ([result("pass")], node(program.DUPLICATE_JOB, "idle", "drain"), "resume"),
+        ([result("pass")], node("batch job complete failure", "idle", "drain"), "none"),
+        ([result("fail")], node(program.KILL_FAILED, "idle", "drain"), "none"),
+        ([result("error")], node(program.KILL_FAILED, "idle", "drain"), "none"),
+        ([result("pass")], node(program.KILL_FAILED, "idle"), "none"),
+        ([result("pass")], node(f"{program.KILL_FAILED}, see ticket 5", "idle", "drain"), "none"),
+    ],
+)
+def test_action_for_results_and_node_state(results: list[Any], slurm_node: SlurmNode, kind: str) -> None:
+    assert program.decide_action(results, slurm_node).action_kind == kind
+
+
+@pytest.mark.parametrize("reason", [program.KILL_FAILED, program.DUPLICATE_JOB])
+def test_node_with_unkillable_processes_stays_drained(reason: str) -> None:
+    action = program.decide_action([result("pass")], node(reason, "idle", "drain"), leftover_processes=["python3 (71)"])
+    assert (action.action_kind, "python3 (71)" in action.explanation) == ("none", True)
+
+
+@pytest.mark.parametrize(
+    ("stat", "group", "counts"),
+    [
+        ("71 (python3) S 1 71", "0::/system.slice/n1_slurmstepd.scope/job_8/step_0/user/task_0", True),
+        ("71 (python3) S 1 71", "4:memory:/slurm/uid_1000/job_8\n0::/", True),
+        ("71 (slurmstepd) S 1 71", "0::/", False),
+        ("71 (a) S (b) D 1 71", "0::/system.slice/slurmd.service", True),
+        ("71 (python3) D 1 71", "0::/user.slice/user-1000.slice/session-3.scope", False),
+        ("71 (python3) D 1 71", "0::/system.slice/docker-1.scope", False),
+        ("71 (python3) D 1 71", "0::/system.slice/n1_slurmstepd.scope/job_8/step_0/user/task_0", True),
+        ("71 (python3) S 1 71", "0::/user.slice/user-1000.slice/job_x", False),
+        # A user may make groups of any name there.
+        ("71 (python3) S 1 71", "0::/user.slice/user-1000.slice/user@1000.service/job_8", False),
+        ("71 (slurmd) S 1 71", "0::/system.slice/slurmd.service", False),
+    ],
+)
+def test_job_leftovers(tmp_path: Path, stat: str, group: str, counts: bool) -> None:
+    for name in ("71", "self", "72"):
+        (tmp_path / "proc" / name).mkdir(parents=True)
+    # Process 72 has just ended.
+    (tmp_path / "proc/71/stat").write_text(f"{stat} 71 0\n", encoding="utf-8")
+    (tmp_path / "proc/71/cgroup").write_text(f"{group}\n", encoding="utf-8")
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
+    assert bool(program.find_job_leftovers(Tree(str(tmp_path)))) == counts
+
+
+@pytest.mark.parametrize(
+    ("ids", "file", "counts"),
+    [
+        ("0\t0\t0\t0", "/usr/sbin/slurmstepd", True),
+        ("0\t0\t0\t0", "/usr/sbin/slurmstepd (deleted)", True),
+        ("1000\t1000\t1000\t1000", "/home/mallory/slurmstepd", False),
+        ("1000\t0\t0\t0", "/home/mallory/slurmstepd", False),
+        ("0\t0\t0\t0", "/usr/bin/su", False),
+    ],
+)
+def test_slurm_step_daemon_is_not_identified_by_its_name(tmp_path: Path, ids: str, file: str, counts: bool) -> None:
+    folder = tmp_path / "proc/71"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text("71 (slurmstepd) S 1 71 0\n", encoding="utf-8")
+    (folder / "status").write_text(f"Name:\tslurmstepd\nUid:\t{ids}\n", encoding="utf-8")
+    (folder / "exe").symlink_to(file)
+    assert bool(program.find_job_leftovers(Tree(str(tmp_path)))) == counts
+
+
+@pytest.mark.parametrize(
+    ("other_count", "nodes", "shared"),
+    [
+        (0, 3, False),
+        (1, 3, True),
+        (1, 8, False),
+        (2, 8, True),
+        (24, 100, False),
+        (25, 100, True),
+        # One node may always be out of service.
+        (0, 1, False),
+    ],
+)
+def test_fault_of_too_many_nodes_is_shared(other_count: int, nodes: int, shared: bool) -> None:
+    comments = {f"m{number}": f"{program.COMMENT_PREFIX}health.rdma,{DISK}" for number in range(other_count)}
+    comments["other"] = f"{program.COMMENT_PREFIX}health.rdma"
+    comments["admin"] = f"new cables, {DISK}"
+    assert program.find_shared_faults([DISK], "n1", comments, nodes, 25) == ([DISK] if shared else [])
+
+
+def test_shared_fault_drains_no_node_and_resumes_drained_ones() -> None:
+    assert program.decide_action([result("fail")], node(), [DISK]).action_kind == "none"
+    assert program.decide_action([result("fail")], node(OURS, "idle", "drain"), [DISK]).action_kind == "resume"
+    assert program.decide_action([result("fail")], node("new cables", "idle", "drain"), [DISK]).action_kind == "none"
+    own_fault = result("fail", "health.gpu_ecc", "2 errors.")
+    action = program.decide_action([result("fail"), own_fault], node(), [DISK])
+    assert (action.action_kind, DISK in action.explanation) == ("drain", False)
+
+
+ECC = "health.gpu_ecc"
+OURS_ECC = f"{program.REASON_PREFIX}{ECC}: 2 errors"
+
+
+def test_broken_card_is_never_excused_as_a_shared_fault() -> None:
+    broken = result("fail", ECC, "2 errors.")
+    assert program.decide_action([broken], node(OURS_ECC, "idle", "drain"), [ECC]).action_kind == "none"
+    # The limit only prevents further drains.
+    action = program.decide_action([broken], node(), [ECC])
+    assert (action.action_kind, ECC in action.explanation) == ("none", True)
+    # A node that is drained anyway is drained for everything that it has.
+    action = program.decide_action([broken, result("fail")], node(), [ECC])
+    assert (action.action_kind, ECC in action.explanation, DISK in action.explanation) == ("drain", True, True)
+    # A fault of other nodes does not resume a node that also has a broken card.
+    both = [broken, result("fail")]
+    assert program.decide_action(both, node(OURS_ECC, "idle", "drain"), [ECC, DISK]).action_kind == "none"
+
+
+@pytest.mark.parametrize("check", program.SINGLE_CARD_CHECKS)
+def test_no_job_starts_on_a_broken_card_even_if_many_nodes_have_one(tmp_path: Path, check: str) -> None:
+    commands: list[str] = []
+    reason = (
+        f"{program.REASON_PREFIX}{check}: 2 errors [root@2026-11-22T14:45:56] Comment={program.COMMENT_PREFIX}{check}"
+    )
+    line = f"NodeName={{}} State={{}} Reason={reason}\n"
+
+    def runner(argv: Any, **_options: Any) -> CommandResult:
+        if "update" in argv:
+            commands.append(" ".join(argv[2:]))
+        scontrol_output = line.format("n1", "IDLE+DRAIN")
+        return CommandResult(
+            0, scontrol_output if argv[-1] == "n1" else scontrol_output + line.format("n2", "IDLE"), ""
+        )
+
+    settings = program.HealthSettings("lab", "n1", "", [check], 95)
+    action = program.publish_and_act(runner, settings, [result("fail", check, "2 errors.")], Tree(str(tmp_path)))
+    assert (action.action_kind, action.is_unfit, commands) == ("none", True, [])
+
+
+@pytest.mark.parametrize(
+    ("state", "shared"),
+    [
+        ("IDLE", True),
+        ("MIXED+DRAIN", True),
+        ("DOWN", False),
+        ("IDLE*", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("IDLE+CLOUD+POWERED_DOWN", False),
+        ("IDLE+POWERING_DOWN", False),
+    ],
+)
+def test_node_that_does_not_report_faults_is_not_counted(tmp_path: Path, state: str, shared: bool) -> None:
+    def runner(argv: Any, **_options: Any) -> CommandResult:
+        scontrol_output = f"NodeName=n1 State=IDLE Comment={program.COMMENT_PREFIX}{DISK}\n"
+        other_node = f"NodeName=n2 State={state} Comment={program.COMMENT_PREFIX}{DISK}\n"
+        return CommandResult(0, scontrol_output if argv[-1] == "n1" else scontrol_output + other_node, "")
+
+    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    assert (action.action_kind, action.is_unfit) == (("none", False) if shared else ("drain", True))
+
+
+def test_resumed_node_reports_its_faults_again(tmp_path: Path) -> None:
+    """Slurm removes the comment of a node that is resumed."""
+    commands: list[str] = []
+    line = f"NodeName={{}} State={{}} Reason={OURS} [root@2026-11-22T14:45:56] Comment={program.COMMENT_PREFIX}{DISK}\n"
+
+    def runner(argv: Any, **_options: Any) -> CommandResult:
+        if "update" in argv:
+            commands.append(" ".join(argv[2:]))
+            return CommandResult(0, "", "")
+        scontrol_output = line.format("n1", "IDLE+DRAIN")
+        return CommandResult(
+            0, scontrol_output if argv[-1] == "n1" else scontrol_output + line.format("n2", "IDLE"), ""
+        )
+
+    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    assert (action.action_kind, action.is_unfit) == ("resume", False)
+    assert commands == ["nodename=n1 state=resume", f"nodename=n1 comment={program.COMMENT_PREFIX}{DISK}"]
+
+
+def test_comments_are_parsed_from_scontrol() -> None:
+    line = "NodeName={} State=IDLE+DRAIN Reason=gpumesh health: x y [root@2026-11-22T14:45:56] Comment={}"
+    scontrol_output = (
+        line.format("n1", "gpumesh-unfit:a.b,c.d")
+        + "\n"
+        + line.format("n2", "see ticket 5")
+        + "\nNodeName=n3 State=IDLE\n"
+    )
+    assert program.parse_comments(scontrol_output) == {"n1": "gpumesh-unfit:a.b,c.d", "n2": "see ticket 5"}
+    reserved = (
+        scontrol_output.replace("c.d", "c.d ReservationName=mt")
+        + "NodeName=n4 State=IDLE+RESERVED ReservationName=mt\n"
+    )
+    assert program.parse_comments(reserved) == program.parse_comments(scontrol_output)
+    assert program.parse_reported_checks("gpumesh-unfit:a.b,c.d") == ["a.b", "c.d"]
+    assert program.parse_reported_checks("see ticket 5") == []
+
+
+def test_fault_of_a_reserved_node_is_reported_once(tmp_path: Path) -> None:
+    """The node would otherwise wait for the others at each run, and its fault would not count among theirs."""
+    commands: list[str] = []
+    line = f"NodeName={{}} State=IDLE+RESERVED Comment={program.COMMENT_PREFIX}{DISK} ReservationName=mt\n"
+
+    def runner(argv: Any, **_options: Any) -> CommandResult:
+        if argv[1] == "update":
+            commands.append(" ".join(argv[2:]))
+            return CommandResult(0, "", "")
+        mine = line.format("n1")
+        return CommandResult(0, mine if argv[-1] == "n1" else "".join(line.format(f"n{n}") for n in range(1, 5)), "")
+
+    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    assert (action.action_kind, commands) == ("none", [])
+
+
+def test_a_reason_is_one_line_that_slurm_can_store() -> None:
+    reason = program.format_reason([result("fail", reason='a "quoted"\nword.'), result("fail", reason="x" * 900)])
+    assert reason.startswith(f"{program.REASON_PREFIX}{DISK}: a 'quoted' word; {DISK}: xxx")
+    assert len(reason) <= 400
+    assert "\n" not in reason
+    assert '"' not in reason
+
+
+def test_zipapp_does_not_need_ansible() -> None:
+    assert not [
+        name
+        for name, text in collect_sources(program.__name__).items()
+        if "import ansible." in text or "from ansible." in text
+    ]
+    assert build_zipapp("/usr/bin/python3", program.__name__, {"a": 1}) == build_zipapp(
+        "/usr/bin/python3", program.__name__, {"a": 1}
+    )
+
+
+class InstalledNode:
+    """A machine with the program, a record, and an scontrol that shows and stores one node's state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / "health"
+        self.command_log = folder / "told"
+        (folder / "bin").mkdir()
+        self.show()
+        run("cluster", name="lab", path=str(folder / "records"), subnet="10.77.0.11/24", manager="n1",
+            members=[{**entry(1), "gpus": 100}])  # fmt: skip
+        self.install()
+
+    def install(self, **changes: Any) -> dict[str, Any]:
+        return run("node_health_program", path=str(self.file), cluster="lab", machine="n1",
+                   folder=str(self.folder / "records"), **{"drain_on": [FIT], **changes})  # fmt: skip
+
+    def show(self, state: str = "IDLE", reason: str = "") -> None:
+        tail = f" Reason={reason} [root@2026-11-20T20:31:00]" if reason else ""
+        line = f"NodeName=n1 Arch=x86_64 CPUTot=2 NodeAddr=10.77.0.11 State={state} Version=24.11.5{tail}"
+        script = self.folder / "bin" / "scontrol"
+        script.write_text(
+            f"#!/bin/sh\ncase \"$1 $2\" in\n'--oneliner show') echo '{line}';;\n*) echo \"$@\" >> {self.command_log};;\nesac\n",
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+
+    def start(self, *arguments: str, **variables: str) -> tuple[int, str, list[str]]:
+        """Run the program. Returns (exit status, output, commands to Slurm)."""
+        self.command_log.write_text("", encoding="utf-8")
+        environment = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **variables}
+        result = subprocess.run(
+            [str(self.file), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert result.stderr == ""
+        return result.returncode, result.stdout, self.command_log.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> InstalledNode:
+    return InstalledNode(tmp_path)
+
+
+def test_the_module_installs_once_and_removes(host: InstalledNode) -> None:
+    assert host.file.stat().st_mode & 0o777 == 0o755
+    assert not host.install()["changed"]
+    assert host.install(max_disk_percent=50)["changed"]
+    host.file.chmod(0o644)
+    assert host.install(max_disk_percent=50)["changed"]
+    assert host.file.stat().st_mode & 0o777 == 0o755
+    path = str(host.file)
+    assert run("node_health_program", state="absent", path=path, _ansible_check_mode=True)["changed"]
+    assert host.file.exists()
+    assert run("node_health_program", state="absent", path=path)["changed"]
+    assert not run("node_health_program", state="absent", path=path)["changed"]
+    assert not host.file.exists()
+
+
+def test_a_fit_node_is_left_in_service(host: InstalledNode) -> None:
+    code, output, commands = host.start()
+    assert (code, commands) == (0, []), output
+
+
+def test_passing_prolog_does_not_query_the_controller(host: InstalledNode) -> None:
+    (host.folder / "bin" / "scontrol").write_text("#!/bin/sh\nexit 9\n", encoding="utf-8")
+    assert host.start(SLURM_SCRIPT_CONTEXT="prolog_slurmd")[0] == 0
+
+
+@pytest.mark.parametrize("context", ["", "prolog_slurmd"])
+def test_an_unfit_node_is_drained_with_our_reason(host: InstalledNode, context: str) -> None:
+    host.install(drain_on=[UNFIT])
+    code, output, commands = host.start(SLURM_SCRIPT_CONTEXT=context)
+    assert code == 1, output
+    assert commands[0] == f"update nodename=n1 comment={program.COMMENT_PREFIX}{UNFIT}"
+    assert commands[1].startswith(f"update nodename=n1 state=drain reason={program.REASON_PREFIX}{UNFIT}: ")
+
+
+def test_node_drained_by_an_administrator_stays_drained(host: InstalledNode) -> None:
+    for check in (FIT, UNFIT):
+        host.install(drain_on=[check])
+        host.show("IDLE+DRAIN", "new cables")
+        assert not [line for line in host.start()[2] if "state=" in line]
+
+
+def test_node_drained_by_us_is_resumed_when_healthy(host: InstalledNode) -> None:
+    host.show("IDLE+DRAIN", OURS)
+    assert host.start()[2] == ["update nodename=n1 state=resume"]
+
+
+@pytest.mark.parametrize("reason", [program.KILL_FAILED, program.DUPLICATE_JOB])
+@pytest.mark.parametrize("has_leftovers", [True, False])
+def test_node_drained_for_a_job_is_resumed_without_leftovers(tmp_path: Path, has_leftovers: bool, reason: str) -> None:
+    commands: list[str] = []
+    scontrol_output = f"NodeName=n1 State=IDLE+DRAIN Reason={reason} [root@2026-11-22T14:45:56]\n"
+
+    def runner(argv: Any, **_options: Any) -> CommandResult:
+        if argv[0] == "squeue":
+            return CommandResult(0, "17|(launch failed requeued held)\n", "")
+        if argv[1] != "--oneliner":
+            commands.append(" ".join(argv[1:]))
+        return CommandResult(0, scontrol_output, "")
+
+    process = tmp_path / "proc/71"
+    process.mkdir(parents=True)
+    (process / "stat").write_text("71 (x) S 1 71\n", encoding="utf-8")
+    (process / "status").write_text("Uid:\t0\t0\t0\t0\n", encoding="utf-8")
+    (process / "exe").symlink_to(f"/usr/sbin/{'slurmstepd' if has_leftovers else 'slurmd'}")
+    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    program.publish_and_act(runner, settings, [result("pass")], Tree(str(tmp_path)))
+    resumed = ["update nodename=n1 state=resume", *(["release 17"] if reason == program.DUPLICATE_JOB else [])]
+    assert commands == ([] if has_leftovers else resumed)
+
+
+def test_show_changes_nothing_in_slurm(host: InstalledNode) -> None:
+    host.show("IDLE+DRAIN", OURS)
+    code, output, commands = host.start("--show")
+    assert (code, commands) == (0, [])
+    assert f"pass {FIT}" in output
+    host.install(drain_on=[UNFIT])
+    code, output, commands = host.start("--show")
+    assert (code, commands) == (1, [])
+    assert f"fail {UNFIT}" in output
+
+
+def test_user_writable_disk_drains_no_node(host: InstalledNode) -> None:
+    host.install(drain_on=[DISK], max_disk_percent=0.0001)
+    code, output, _told = host.start("--show")
+    assert code == 0, output
+    assert "/tmp" not in output and "/dev/shm" not in output
+
+
+def test_failed_check_run_does_not_stop_a_job(host: InstalledNode) -> None:
+    (host.folder / "records" / "lab.json").write_text("{", encoding="utf-8")
+    code, output, commands = host.start(SLURM_SCRIPT_CONTEXT="prolog_slurmd")
+    assert (code, commands) == (0, [])
+    assert "could not be checked" in output
+    assert host.start()[0] == 2
+
+
+def test_a_host_without_a_record_is_not_judged(host: InstalledNode) -> None:
+    for path in (host.folder / "records").iterdir():
+        path.unlink()
+    assert host.start()[0] == 0
+
+
+def test_expected_state_comes_from_the_record() -> None:
+    volumes = [
+        {"mount_point": "/mnt/a", "server": "n1"},
+        {"mount_point": "/mnt/b", "server": "n2"},
+        {"mount_point": "/mnt/c", "read_only": True},
+    ]
+    member = {"machine": "n1", "address": "10.77.0.11", "gpus": 8, "rdma": "roce", "mesh": {"address": "10.99.0.1"}}
+    record: Any = {
+        "name": "lab",
+        "members": [member],
+        "mesh": {"backend": "wireguard"},
+        "storage": {"volumes": volumes},
+    }
+    settings = program.HealthSettings("lab", "n1", "", program.DRAINING_CHECKS, 95)
+    expected = program.build_expected_state(record, settings)
+    assert expected.rdma == "roce"
+    assert (expected.gpus, list(expected.mounts), expected.cluster_address) == (8, ["/mnt/b"], "10.99.0.1")
+    assert (expected.external_mounts, expected.read_only_mounts) == (["/mnt/c"], ["/mnt/c"])
+    assert "health.gpu_count" in program.choose_checks(record, settings)
+    member["gpus"] = 0
+    assert "health.gpu_count" not in program.choose_checks(record, settings)
+
+
+def test_module_and_program_have_the_same_default(tmp_path: Path) -> None:
+    """Every name in it is that of a check."""
+    names = {check.check_id for check in ALL_CHECKS}
+    assert set(program.DRAINING_CHECKS) <= names
+    path = tmp_path / "health"
+    run("node_health_program", path=str(path), cluster="lab", machine="n1")
+    with zipfile.ZipFile(path) as archive:
+        assert json.dumps(list(program.DRAINING_CHECKS)) in archive.read("__main__.py").decode()
+    assert path.read_bytes().startswith(f"#!{sys.executable} -IS\n".encode())
+
+
+class NodeWithWaitingJob:
+    """A node in whose prolog a job waits. The volume is ``away`` in this many attempts."""
+
+    def __init__(self, away: int, jobs: str = "7|RUNNING", drained: bool = False, other_check: str = "") -> None:
+        self.remaining_failures, self.jobs, self.drained, self.other_check = away, jobs, drained, other_check
+        self.paused: list[float] = []
+        self.commands: list[str] = []
+
+    def examine(self, *_given: Any) -> list[Any]:
+        self.remaining_failures -= 1
+        failing = [program.VOLUME_CHECK] * (self.remaining_failures >= 0) + [self.other_check] * bool(
+            self.other_check and self.paused
+        )
+        return [result("fail", name) for name in failing]
+
+    def runner(self, argv: Any, **_options: Any) -> CommandResult:
+        if argv[0] == "squeue":
+            return CommandResult(0, "\n".join(self.jobs.split()), "")
+        if argv[1:3] == ["show", "config"]:
+            return CommandResult(0, "PrologEpilogTimeout     = 65534\n", "")
+        if "show" in argv:
+            return CommandResult(0, f"NodeName=n1 State=MIXED{'+DRAIN Reason=x' if self.drained else ''}\n", "")
+        self.commands.append(" ".join(argv[1:]))
+        return CommandResult(0, "", "")
+
+    def start(self, folder: Path, monkeypatch: pytest.MonkeyPatch, context: str = "prolog_slurmd") -> int:
+        InstalledNode(folder)
+        monkeypatch.setattr(program, "run_checks", self.examine)
+        monkeypatch.setattr(program.time, "sleep", self.paused.append)
+        settings = {
+            "cluster": "lab",
+            "machine": "n1",
+            "folder": str(folder / "records"),
+            "drain_on": [program.VOLUME_CHECK],
+        }
+        environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "7"}
+        return program.main(settings, [], environment, self.runner, Tree(str(folder)), ())
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "waited"),
+    [
+        # The job waits until the volume is back.
+        (NodeWithWaitingJob(3), 0, [2.0, 4.0, 8.0]),
+        # The periodic check has found that this node alone lacks it: Slurm requeues the job.
+        (NodeWithWaitingJob(99, drained=True), 1, [2.0]),
+        # Somebody has cancelled the job, or removed it; other tasks of its array do not count.
+        (NodeWithWaitingJob(3, "7|COMPLETING 8|RUNNING"), 0, []),
+        (NodeWithWaitingJob(3, ""), 0, []),
+    ],
+)
+def test_a_job_waits_in_its_prolog_for_the_volumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: NodeWithWaitingJob, code: int, waited: list[float]
+) -> None:
+    assert node.start(tmp_path, monkeypatch) == code
+    assert (node.paused, node.commands) == (waited, [])
+
+
+def test_a_job_that_has_waited_for_long_is_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeWithWaitingJob(99)
+    assert node.start(tmp_path, monkeypatch) == 0
+    assert sum(node.paused) == 600 and node.commands == ["requeue 7"]
+
+
+def test_node_that_fails_while_a_job_waits_is_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeWithWaitingJob(99, other_check=DISK)
+    assert node.start(tmp_path, monkeypatch) == 1
+    assert [line for line in node.commands if "state=drain" in line]
+
+
+def test_periodic_check_does_not_wait_for_volumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeWithWaitingJob(99)
+    assert node.start(tmp_path, monkeypatch, "") == 1
+    assert [line for line in node.commands if "state=drain" in line] and "requeue 7" not in node.commands

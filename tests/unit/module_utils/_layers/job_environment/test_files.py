@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of the layer on a node, with and without RDMA, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import rdma
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import (
+    files,
+    host,
+)
+
+SETTINGS = {
+    "cluster": "lab",
+    "members": {"n1": "10.99.0.1", "n2": "10.99.0.2"},
+    "interface": "gpumesh0",
+    "port_range": [15000, 24999],
+    "rdma": {"devices": [], "peers": ["n1", "n2"]},
+    "variables": {},
+}
+PROGRAMS = dict.fromkeys(("job_environment.bash", "task_prolog.py", "job_epilog.sh", "gpumesh_job.sh"), "text\n")
+PARAMS = {"cluster": "lab", "machine": "n1", "settings": SETTINGS, "programs": PROGRAMS, "rdma": True}
+PLAIN = host.JobHost(None, False, [])
+
+
+def entries_by_path(params: Any, node: host.JobHost) -> dict[str, Any]:
+    return {entry["path"]: entry for entry in files.desired_entries(params, node)}
+
+
+def test_prolog_ignores_the_user_environment() -> None:
+    prolog = entries_by_path(PARAMS, PLAIN)["/etc/gpumesh/task_prolog"]
+    assert (prolog["content"], prolog["mode"]) == ("#!/usr/bin/python3 -IS\ntext\n", "0755")
+
+
+def test_unconfigured_program_is_removed() -> None:
+    login = "/etc/profile.d/gpumesh_job.sh"
+    without = {name: text for name, text in PROGRAMS.items() if name != "gpumesh_job.sh"}
+    assert entries_by_path(PARAMS, PLAIN)[login]["content"] == "text\n"
+    assert entries_by_path({**PARAMS, "programs": without}, PLAIN)[login] == {"path": login, "state": "absent"}
+
+
+def test_tmpfiles_entry_has_no_age() -> None:
+    text = entries_by_path(PARAMS, PLAIN)["/etc/tmpfiles.d/gpumesh-jobs.conf"]["content"]
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert lines == [
+        [*line.split(), "root", "root", "-"] for line in ("d /run/gpumesh 0755", "d /run/gpumesh/jobs 1777")
+    ]
+
+
+def test_memlock_limit_depends_on_the_host() -> None:
+    limits = "/etc/security/limits.d/60-gpumesh.conf"
+    assert entries_by_path(PARAMS, PLAIN)[limits]["state"] == "absent"
+    assert entries_by_path(PARAMS, PLAIN._replace(may_lock_memory=True))[limits]["state"] == "file"
+
+
+def test_removal_keeps_the_shared_directory() -> None:
+    there = {
+        path for path, entry in entries_by_path(PARAMS, PLAIN).items() if path not in ("/etc/gpumesh", "/run/gpumesh")
+    }
+    gone = files.removal_entries("lab")
+    assert {entry["path"] for entry in gone} == there
+    assert {entry["state"] for entry in gone} == {"absent"}
+
+
+@pytest.mark.parametrize(
+    ("peers", "devices", "lines"),
+    [
+        (["n1", "n2"], [], "NCCL_SOCKET_IFNAME==gpumesh0"),
+        (["n1", "n2"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_HCA==mlx5_0:1"),
+        (["n1"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_DISABLE=1"),
+    ],
+)
+def test_nccl_conf_contains_only_settings_valid_for_all_peers(peers: Any, devices: Any, lines: str) -> None:
+    params = {**PARAMS, "settings": {**SETTINGS, "rdma": {"devices": [], "peers": peers}}}
+    entries = entries_by_path(params, PLAIN._replace(rdma_devices=devices))
+    assert entries["/etc/nccl.conf"]["content"] == lines
+    written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
+    assert written == {**SETTINGS, "rdma": {"devices": devices, "peers": peers if devices else []}}
+
+
+def test_disabled_rdma_is_disabled_in_nccl() -> None:
+    entries = entries_by_path({**PARAMS, "rdma": False}, PLAIN._replace(rdma_devices=["mlx5_0:1"]))
+    written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
+    assert written["rdma"] == {"devices": ["mlx5_0:1"], "peers": []}
+    assert entries["/etc/nccl.conf"]["content"].endswith("\nNCCL_IB_DISABLE=1")
+    plain = entries_by_path({**PARAMS, "rdma": False}, PLAIN)
+    assert "NCCL_IB" not in plain["/etc/nccl.conf"]["content"]
+
+
+def rdma_port(device: str, rate: float | None = 400, kind: str = "InfiniBand", state: str = "active") -> Any:
+    return {"device": device, "port": 1, "state": state, "link_layer": kind, "rate_gbps": rate}
+
+
+def usable_device_names(ports: Any, behind: Any) -> list[str]:
+    return [f"{port['device']}:{port['port']}" for port in rdma.select_usable_ports(ports, behind)]
+
+
+def test_active_ports_are_listed_once() -> None:
+    roce, down = rdma_port("mlx5_0", kind="Ethernet"), rdma_port("mlx5_1", kind="Ethernet", state="down")
+    assert usable_device_names([roce, down], [roce, roce, down, None]) == ["mlx5_0:1"]
+    assert usable_device_names([down], [down]) == []
+
+
+def test_only_roce_requires_an_interface() -> None:
+    cards = [rdma_port(f"mlx5_{number}") for number in (0, 1)]
+    assert usable_device_names([*cards, rdma_port("mlx5_2", state="down")], []) == ["mlx5_0:1", "mlx5_1:1"]
+    assert usable_device_names([rdma_port("mlx5_0", kind="Ethernet")], [None]) == []
+
+
+@pytest.mark.parametrize(
+    ("roce", "infiniband", "named"),
+    [(25, 400, "mlx5_1:1"), (400, 40, "mlx5_0:1"), (200, 200, "mlx5_1:1"), (25, None, "mlx5_0:1")],
+)
+def test_only_the_faster_fabric_is_used(roce: float, infiniband: float | None, named: str) -> None:
+    ethernet = rdma_port("mlx5_0", roce, "Ethernet")
+    assert usable_device_names([ethernet, rdma_port("mlx5_1", infiniband)], [ethernet]) == [named]
+
+
+def test_ports_without_ipoib(tmp_path: Path) -> None:
+    class_folder = tmp_path / "sys/class/infiniband"
+    for number, (layer, rate) in enumerate([("Ethernet", "25 Gb/sec (1X EDR)"), ("InfiniBand", "400 Gb/sec (4X NDR)")]):
+        folder = class_folder / f"mlx5_{number}/ports/1"
+        folder.mkdir(parents=True)
+        for name, text in (("state", "4: ACTIVE"), ("link_layer", layer), ("rate", rate)):
+            (folder / name).write_text(f"{text}\n")
+    (tmp_path / "sys/class/net/eth0/device/infiniband/mlx5_0").mkdir(parents=True)
+    addresses = json.dumps([{"ifindex": 2, "ifname": "eth0", "flags": ["UP"], "mtu": 1500, "link_type": "ether"}])
+    found = host.read_job_host(lambda *_args, **_options: CommandResult(0, addresses, ""), Tree(str(tmp_path)))
+    assert found.rdma_devices == ["mlx5_1:1"]
+
+
+@pytest.mark.parametrize(
+    ("ports", "refused"),
+    [
+        (None, False),
+        ({"first": 32768, "last": 60999, "reserved": []}, False),
+        ({"first": 1024, "last": 14999, "reserved": []}, False),
+        ({"first": 20000, "last": 60999, "reserved": []}, True),
+        ({"first": 20000, "last": 60999, "reserved": ["15000-24999"]}, False),
+        # The kernel joins adjacent and overlapping ranges, such as with those of another service.
+        ({"first": 1024, "last": 65535, "reserved": ["10000-30000"]}, False),
+        ({"first": 20000, "last": 60999, "reserved": ["8080", "19000-22000", "22001-24999"]}, False),
+        ({"first": 20000, "last": 60999, "reserved": ["8080", "15000-22000", "22002-24999"]}, True),
+    ],
+)
+def test_overlap_with_ephemeral_ports_is_refused(ports: Any, refused: bool) -> None:
+    if not refused:
+        host.refuse_ephemeral_ports(SETTINGS, ports)
+        return
+    with pytest.raises(HostStateError, match=r"15000-24999 .*20000-60999.*ip_local_reserved_ports=15000-24999"):
+        host.refuse_ephemeral_ports(SETTINGS, ports)
+
+
+def test_differences_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {**PARAMS, "programs": {}}
+    monkeypatch.setattr(files, "read_job_host", lambda *_: PLAIN)
+    monkeypatch.setattr(files, "desired_entries", lambda *_: [{"path": str(tmp_path / "settings"), "content": "{}\n"}])
+    assert files.find_differences(None, here) == ([f"{tmp_path}/settings is missing"], True)
+    (tmp_path / "settings").write_text("{}\n")
+    assert files.find_differences(None, here) == ([], False)
+    monkeypatch.setattr(
+        files, "read_job_host", lambda *_: PLAIN._replace(local_ports={"first": 1, "last": 9**5, "reserved": []})
+    )
+    with pytest.raises(HostStateError):
+        files.find_differences(None, here)

@@ -1,0 +1,161 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+import os
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import (
+    junit,
+    prometheus,
+    terminal,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import verdict as module
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
+
+with open(os.path.join(os.path.dirname(module.__file__), "verdict.schema.json"), encoding="utf-8") as stream:
+    SCHEMA = json.load(stream)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        samples.verdict(),
+        samples.verdict(3, dead=["n3"], measured=False),
+        samples.verdict(50, ("a", "b"), runs=40),
+        samples.verdict(120, ("a", "b"), dead=["n017"]),
+        samples.verdict(1, runs=0),
+    ],
+)
+def test_every_verdict_is_valid_by_the_schema(verdict: dict) -> None:
+    jsonschema.validate(json.loads(json.dumps(verdict)), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("partial", "expected"),
+    [
+        (False, "Ready to train: the only check performed passed."),
+        (True, "Partial check: the only check performed passed."),
+    ],
+)
+def test_only_a_check_of_everything_proves_that_a_cluster_is_ready(partial: bool, expected: str) -> None:
+    checks = [samples.check("health.disk", "n1")]
+    verdict = module.assemble_verdict(samples.record(3), checks, "2026-11-20T20:31:00Z", partial=partial)
+    assert module.format_headline(verdict) == expected
+    jsonschema.validate(verdict, SCHEMA)
+
+
+def test_the_schema_refuses_a_check_without_a_remedy_key() -> None:
+    verdict = samples.verdict()
+    del verdict["checks"][0]["remedy"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(verdict, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (["pass", "skipped"], "pass"),
+        (["pass", "error"], "error"),
+        (["error", "fail"], "fail"),
+        (["skipped"], "error"),
+        ([], "error"),
+    ],
+)
+def test_nothing_checked_is_never_a_pass(statuses: list, expected: str) -> None:
+    assert module.overall_status([samples.check("health.x", "n1", status) for status in statuses]) == expected
+
+
+def test_the_history_is_bounded_and_belongs_to_one_cluster() -> None:
+    verdict = samples.verdict(runs=40)
+    assert len(verdict["history"]) == module.HISTORY_LENGTH
+    other = {**samples.record(3), "id": "another"}
+    fresh = module.assemble_verdict(other, [], "2026-11-20T20:31:00Z", previous_verdict=verdict)
+    assert fresh["history"] == []
+
+
+def test_changes_name_what_fails_now_and_what_is_fixed() -> None:
+    verdict = samples.verdict(3, dead=["n3"])
+    assert module.find_changes(verdict) == {
+        "new": ["members.answer@n3", "reachability.peers@n1", "reachability.peers@n2"],
+        "fixed": [],
+        "unchecked": [],
+    }
+    healed = module.assemble_verdict(
+        samples.record(3), samples.checks(samples.record(3)), "2026-11-21T20:31:00Z", previous_verdict=verdict
+    )
+    assert module.find_changes(healed)["new"] == []
+    assert "members.answer@n3" in module.find_changes(healed)["fixed"]
+    assert module.find_changes(samples.verdict(runs=0)) is None
+
+
+def test_what_was_not_checked_again_is_not_fixed() -> None:
+    """The machine may have left, or its node may be drained now."""
+    verdict = samples.verdict(3, dead=["n3"])
+    later = [samples.check("members.answer", "n1"), samples.check("members.answer", "n3", "skipped")]
+    found = module.find_changes(
+        module.assemble_verdict(samples.record(3), later, "2026-11-21T20:31:00Z", previous_verdict=verdict)
+    )
+    assert found == {
+        "new": [],
+        "fixed": [],
+        "unchecked": ["members.answer@n3", "reachability.peers@n1", "reachability.peers@n2"],
+    }
+
+
+def test_keys_of_members_are_not_in_the_verdict() -> None:
+    assert "public_key" not in json.dumps(samples.verdict())
+
+
+def test_junit_counts_and_survives_control_characters() -> None:
+    verdict = samples.verdict(3, dead=["n3"])
+    verdict["checks"][0]["reason"] = "\x00\x1b[31m<&>\ud800"
+    verdict["checks"][0]["status"] = "error"
+    root = ElementTree.fromstring(junit.render(verdict))
+    assert int(root.attrib["failures"]) == 3
+    assert len(root.findall(".//failure")) == 3
+    assert len(root.findall(".//error")) == 1
+    assert len(root.findall(".//testcase")) == len(verdict["checks"])
+
+
+def test_prometheus_lines_are_well_formed_and_skipped_checks_are_left_out() -> None:
+    verdict = samples.verdict(3, dead=["n3"])
+    verdict["cluster"]["name"] = 'a"b\\c\nd'
+    text = prometheus.render(verdict)
+    assert 'gpumesh_cluster_ok{cluster="a\\"b\\\\c\\nd"} 0.0' in text.splitlines()
+    assert "rdma_ports" not in text
+    assert all(
+        line.startswith("# ") or line.rsplit(" ", 1)[1].replace(".", "").replace("e+", "").replace("e-", "").isdigit()
+        for line in text.splitlines()
+    )
+    assert text.count("gpumesh_pair_ok{") == 6
+
+
+def test_a_duplicate_series_has_the_worse_value() -> None:
+    verdict = samples.verdict(3)
+    verdict["collectives"].append({**verdict["collectives"][0], "busbw_gbps": 0.5})
+    found = [line for line in prometheus.render(verdict).splitlines() if 'collective="all_reduce"' in line]
+    assert [line.rsplit(" ", 1)[1] for line in found] == ["500000000.0"]
+
+
+def test_terminal_text_names_exactly_the_broken_pairs() -> None:
+    text = terminal.render(samples.verdict(3, dead=["n3"]))
+    named = [
+        line.strip().split(":")[0]
+        for line in text.splitlines()
+        if line.startswith("  ") and " → " in line and "no_answer" in line
+    ]
+    assert named == ["n1 → n3", "n2 → n3", "n3 → n1", "n3 → n2"]
+    assert "Skipped:" in text
+    assert "no RDMA device" in text
+
+
+def test_terminal_text_has_no_control_characters() -> None:
+    verdict = samples.verdict(3)
+    verdict["checks"][0].update(status="fail", reason="\x1b]0;owned\x07", actual="\x1b[2J")
+    assert "\x1b" not in terminal.render(verdict)

@@ -1,0 +1,106 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a record expects of its members, and how their state is described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import drift
+
+AT = "2026-11-20T20:31:00Z"
+
+
+def build_record(**change: Any) -> model.Record:
+    entries = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+    stamp = plan.ChangeStamp(AT, "alice")
+    record = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {}, entries, stamp), stamp)
+    return model.parse({**record, **change})
+
+
+def queries_by_layer(questions: dict[str, Any]) -> dict[str, set[str]]:
+    layers: dict[str, set[str]] = {}
+    for entry in (*questions["files"], *questions["services"]):
+        layers.setdefault(entry["layer"], set()).add(entry.get("path") or entry["unit"])
+    return layers
+
+
+def test_manager_also_runs_the_controller() -> None:
+    manager, member = (queries_by_layer(drift.layer_queries(build_record(), machine)) for machine in ("n1", "n2"))
+    assert manager["slurm"] - member["slurm"] == {"/etc/slurm/slurm.conf", "slurmctld.service", "slurmdbd.service"}
+    assert {layer: paths for layer, paths in manager.items() if layer != "slurm"} == {
+        layer: paths for layer, paths in member.items() if layer != "slurm"
+    }
+    assert set(member) == {"munge", "slurm"}
+    assert (
+        "slurmdbd.service" not in queries_by_layer(drift.layer_queries(build_record(), "n1", accounting=False))["slurm"]
+    )
+
+
+def test_different_munge_key_is_drift() -> None:
+    def host(key: str) -> dict[str, Any]:
+        return {"host": {"drift": {}, "munge_key": key}}
+
+    states = {"n1": host("aa"), "n2": host("bb")}
+    assert [drift.compare_member(build_record(), machine, states) for machine in ("n1", "n2")] == [
+        {},
+        {"munge": "its key is not the one of n1"},
+    ]
+    assert drift.compare_member(build_record(), "n2", {"n2": host("")}) == {"munge": "there is no key"}
+    assert drift.compare_member(build_record(), "n2", {"n2": host("bb")}) == {}, (
+        "the manager did not answer, so nothing is known"
+    )
+    assert drift.compare_member(build_record(), "n2", {"n2": {"host": {"unreachable": True}}}) == {}
+
+
+def test_userspace_only_member_has_no_drift_of_node_layers() -> None:
+    differs = {"names": "would change", "slurm": "not set up", "train": "not set up", "ssh": "not set up"}
+    host = {"drift": differs, "munge_key": "", "userspace_only": True}
+    assert drift.compare_member(build_record(), "n2", {"n2": {"host": host}}) == {
+        "names": "would change",
+        "ssh": "not set up",
+    }
+
+
+TAILNET = {
+    "installed": True,
+    "running": True,
+    "boot": True,
+    "backend_state": "Running",
+    "addresses": ["100.64.0.2", "fd7a::2"],
+    "peers": {"100.64.0.1": {"path": "idle"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({}, ""),
+        ({"installed": False, "running": False, "backend_state": ""}, "not set up"),
+        ({"running": False, "backend_state": ""}, "tailscaled does not run"),
+        ({"backend_state": "NeedsLogin", "addresses": []}, "it is not logged in to its tailnet (NeedsLogin)"),
+        ({"addresses": ["100.64.0.9"]}, "its address is not the one in the record"),
+        ({"boot": False}, "tailscaled does not start at boot"),
+        ({"peers": {"100.64.0.1": {"path": "unknown"}}}, "its tailnet has no n1"),
+    ],
+)
+def test_tailnet_drift_is_described(state: dict[str, Any], words: str) -> None:
+    ends = [{"machine": f"n{n}", "mesh": {"address": f"100.64.0.{n}"}} for n in (1, 2)]
+    stamp = plan.ChangeStamp(AT, "alice")
+    draft = plan.create("0" * 32, "lab", "100.64.0.0/10", "n1", {"backend": "tailscale"}, ends, stamp)
+    record = plan.commit(draft, stamp)
+    found = drift.compare_member(record, "n2", {"n2": {"mesh": {**TAILNET, **state}}})
+    assert found == ({"mesh": words} if words else {})
+    refused = {"msg": "This host is logged in elsewhere.", "failed": False}
+    assert drift.compare_member(record, "n2", {"n2": {"mesh": refused}}) == {"mesh": refused["msg"]}
+    assert drift.compare_member(record, "n2", {"n2": {"mesh": {}}}) == {}
+
+
+def test_equal_drift_of_layers_is_combined() -> None:
+    differences = {"ssh": "not set up", "mesh": "gpumesh0 is down", "slurm": "not set up"}
+    assert drift.format_drift(differences) == "ssh, slurm: not set up; mesh: gpumesh0 is down"
+    assert drift.format_drift({}) == ""
