@@ -65,7 +65,7 @@ def main() -> None:
         inputs = jax.make_array_from_callback(whole.shape, sharding, lambda index, whole=whole: whole[index])
         weights, loss = make_step(weights, inputs)
         step += 1
-        stop = bool(multihost_utils.process_allgather(np.array(gpumesh_run.stopping())).read_any())
+        stop = bool(multihost_utils.process_allgather(np.array(gpumesh_run.stopping())).any())
         if step % INTERVAL == 0 or stop:
             if rank == 0:
                 draft = path.with_suffix(".new.npz")

@@ -64,7 +64,7 @@ def main() -> None:
         ],
     )
     data = torch.randn(4000, 8, generator=torch.Generator().manual_seed(1))
-    trainer.find_usable_nodes(
+    trainer.fit(
         Model(), DataLoader(data, batch_size=4), DataLoader(data[:40]), ckpt_path=gpumesh_run.newest_checkpoint(folder)
     )
     print(f"{trainer.world_size} ranks: step {trainer.global_step}")

@@ -315,19 +315,19 @@ def hf(run: Any) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_extra_arguments: Any) -> Any:
             """Report a step of the optimizer, and save and stop when it is time."""
-            self._report(state)
+            self._report_progress(state)
             if _on_any_rank(run.stopping(), args.device):
                 control.should_save = control.should_training_stop = True
             return control
 
         def on_prediction_step(self, _args: Any, state: Any, _control: Any, **_extra_arguments: Any) -> None:
             """Report a step of an evaluation, which is a sign of life."""
-            self._report(state)
+            self._report_progress(state)
 
         def on_save(self, _args: Any, state: Any, _control: Any, **_extra_arguments: Any) -> None:
             """Report a complete checkpoint."""
             self._saved = state.global_step
-            self._report(state)
+            self._report_progress(state)
 
     return ProgressCallback()
 
@@ -371,21 +371,21 @@ def lightning(run: Any) -> Any:
         def on_train_batch_end(self, trainer: Any, _module: Any, _outputs: Any, _batch: Any, _batch_index: int) -> None:
             """Report a batch, and save and stop when it is time."""
             self._saved = self._saving
-            self._report(trainer)
+            self._report_progress(trainer)
             if trainer.strategy.reduce_boolean_decision(run.stopping(), all=False) and not trainer.should_stop:
                 checkpoint_directory = os.environ.get("GPUMESH_CHECKPOINT_DIR", trainer.default_root_dir)
                 trainer.save_checkpoint(os.path.join(checkpoint_directory, f"step={trainer.global_step}.ckpt"))
                 self._saved = trainer.global_step
-                self._report(trainer)
+                self._report_progress(trainer)
                 trainer.should_stop = True
 
         def on_train_end(self, trainer: Any, _module: Any) -> None:
             """Report the last checkpoint, which has been written."""
             self._saved = self._saving
-            self._report(trainer)
+            self._report_progress(trainer)
 
         def on_validation_batch_end(self, trainer: Any, *_batch_arguments: Any, **_named_arguments: Any) -> None:
             """Report a batch of a validation, which is a sign of life."""
-            self._report(trainer)
+            self._report_progress(trainer)
 
     return ProgressCallback()
