@@ -9,12 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
-    refuse_unexpected_record,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import (
-    enrolled_members,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import refuse_unexpected_record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import enrolled_members
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 _MODULE = "gpumesh.cluster.cluster"

@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
-    refuse_unexpected_record,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import refuse_unexpected_record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 

@@ -11,18 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import (
-    parse_previous_verdict,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import (
-    build_overview,
-    render_overview,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import parse_previous_verdict
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import build_overview, render_overview
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import read_responses
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    ControllerAction,
-    build_stats,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction, build_stats
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 
 

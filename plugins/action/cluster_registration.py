@@ -13,9 +13,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import preflight
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
-    parse_machine_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import parse_machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import (
     InventoryHost,
     RegistrationRequest,

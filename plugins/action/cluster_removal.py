@@ -10,18 +10,10 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
-    parse_machine_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import parse_machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import refuse_mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.removal import (
-    decide_removal,
-    draft_removal,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
-    HostResponse,
-    read_responses,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.removal import decide_removal, draft_removal
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import HostResponse, read_responses
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
     MESH_OPTIONS,

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.collective import (
-    describe_unused,
-    place_ranks,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.collective import describe_unused, place_ranks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 _MODULE = "gpumesh.cluster.collective_test"

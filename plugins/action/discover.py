@@ -11,17 +11,9 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import normalise_subnet
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.discovery import (
-    build_report,
-    render_page,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
-    build_options,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    ControllerAction,
-    build_stats,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.discovery import build_report, render_page
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import build_options
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction, build_stats
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 
 _PATTERN_OPTION = {"type": "list", "elements": "str", "default": []}

@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import (
-    desired_parameters,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import desired_parameters
 
 
 class ActionModule(HostAction):

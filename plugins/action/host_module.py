@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import (
-    NORMAL_ACTION,
-    HostModule,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import NORMAL_ACTION, HostModule
 
 
 class ActionModule(HostModule):

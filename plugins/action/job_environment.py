@@ -12,9 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     STATE_OPTION,
     HostAction,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import (
-    desired_parameters,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import desired_parameters
 
 
 class ActionModule(HostAction):

@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
-    RECORD_OPTIONS,
-    TUNNEL_OPTIONS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD_OPTIONS, TUNNEL_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
-    set_up_tunnel,
-    update_tailnet,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import set_up_tunnel, update_tailnet
 
 _ACTION_OPTIONS = {**RECORD_OPTIONS, "preshared": TUNNEL_OPTIONS["preshared"]}
 

@@ -9,13 +9,9 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
-    RECORD_OPTIONS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.downloads import (
-    describe_unverified,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.downloads import describe_unverified
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.node_health import (
-    desired_parameters,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.node_health import desired_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
 

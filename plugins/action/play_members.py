@@ -9,16 +9,9 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
-    refuse_unexpected_record,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
-    outdated_members,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    RECORD_OPTION,
-    ControllerAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import refuse_unexpected_record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import outdated_members
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
     MESH_OPTIONS,
     USERSPACE_ONLY_REASON,

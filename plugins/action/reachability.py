@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
-    ReachabilityAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import ReachabilityAction
 
 _MODULE = "gpumesh.cluster.reachability"
 

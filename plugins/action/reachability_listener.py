@@ -15,9 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachabili
     ReachabilityAction,
     find_concurrent_runs,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
-    listener_lifetime,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import listener_lifetime
 
 _MODULE = "gpumesh.cluster.reachability_listener"
 

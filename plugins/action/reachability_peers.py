@@ -11,9 +11,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachabili
     LAYER_OPTION,
     ReachabilityAction,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
-    build_peers,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import build_peers
 
 
 class ActionModule(ReachabilityAction):

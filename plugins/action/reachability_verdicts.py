@@ -12,9 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachabili
     LAYER_OPTION,
     ReachabilityAction,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
-    judge_reachability,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import judge_reachability
 
 _NAME_OPTION = {"type": "str", "required": True}
 

@@ -17,9 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     conversion_refusal,
     role_options,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.downloads import (
-    describe_unverified,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.downloads import describe_unverified
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.variable_names import find_unknown
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm_settings
 

@@ -9,15 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import sessions
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    RECORD_OPTION,
-    HostAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session
 
 _MODULE = "gpumesh.cluster.session_run"

@@ -14,20 +14,11 @@ from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    PLUGIN_PATH,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    RECORD_OPTION,
-    HostAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm, slurm_settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import (
-    SlurmAccounting,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import (
-    run_slurm_module,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import SlurmAccounting
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import run_slurm_module
 
 _MODULE = "gpumesh.cluster.slurm"
 _STATES = ["present", "configured", "served", "absent"]

@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import (
-    SlurmAccounting,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import SlurmAccounting
 
 _STATE_METHODS = {
     "present": SlurmAccounting.create,

@@ -21,9 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     ModuleFailedError,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import (
-    SlurmAccounting,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import SlurmAccounting
 
 _MODULE = "gpumesh.cluster.slurm_state"
 _QUEUE_OPTION = {"type": "dict"}

@@ -8,15 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    model,
-    plan,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    RECORD_OPTION,
-    HostAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.storage import (
     desired_parameters,
     refuse_withdrawal,

@@ -14,14 +14,9 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
-    extract_certificates,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import extract_certificates
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    RECORD_OPTION,
-    HostAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import certificate
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking import (
     changed_settings,

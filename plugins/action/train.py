@@ -13,10 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     STATE_OPTION,
     HostAction,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import (
-    desired_parameters,
-    program_sources,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import desired_parameters, program_sources
 
 _MODULE = "gpumesh.cluster.train"
 

@@ -7,15 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    RECORD_OPTION,
-    HostAction,
-    build_stats,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import (
-    run_artifacts,
-    writable_volumes,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction, build_stats
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import run_artifacts, writable_volumes
 
 _MODULE = "gpumesh.cluster.train_run"
 #: Seconds between two queries.

@@ -22,9 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report imp
     terminal,
     volumes,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import (
-    judge_cluster,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import judge_cluster
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.rdma import RdmaLimits
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Verdict
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
-    RECORD_OPTIONS,
-    TUNNEL_OPTIONS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD_OPTIONS, TUNNEL_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
     WIREGUARD_MODULE,

@@ -64,10 +64,7 @@ from ansible import constants, context
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.color import stringc
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    all_printable,
-    printable,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress import events, lines
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.screen import LiveLine
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import (

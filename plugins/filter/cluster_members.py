@@ -39,9 +39,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
-    convert_errors,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import convert_errors
 
 
 @convert_errors

@@ -42,9 +42,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host
     compress_hostlist,
     expand_hostlist,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
-    convert_errors,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import convert_errors
 
 
 @convert_errors

@@ -101,13 +101,9 @@ _value:
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
-    build_options,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import build_options
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
-    convert_errors,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import convert_errors
 
 
 @convert_errors

@@ -68,9 +68,7 @@ _value:
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import (
-    convert_errors,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import convert_errors
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 

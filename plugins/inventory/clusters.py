@@ -117,10 +117,7 @@ except ImportError:
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    GpumeshError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.silence import (
     Question,

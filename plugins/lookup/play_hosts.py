@@ -52,14 +52,9 @@ from ansible.errors import AnsibleLookupError
 from ansible.inventory.manager import InventoryManager
 from ansible.plugins.lookup import LookupBase
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
-    parse_machine_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import parse_machine_names
 
 _COLLECTION_ROOT = Path(__file__).resolve().parents[2]
 _LISTING_OPTIONS = ("syntax", "listhosts", "listtasks", "listtags")

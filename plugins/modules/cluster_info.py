@@ -155,21 +155,13 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
-    scan_directory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import scan_directory
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import find_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    all_printable,
-    printable,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.facts import gather_facts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.hostname import resolve_hostname
 

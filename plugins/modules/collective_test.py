@@ -292,19 +292,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective
     find_busy_nodes,
     run_and_judge,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import (
-    make_empty_output,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import make_empty_output
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import (
     LARGE_BYTES,
     CustomThreshold,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import NOBODY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 
 
 def work(module: AnsibleModule) -> ModuleResult:

@@ -139,24 +139,17 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import (
     TABLE_NAME,
     parse_desired_firewall,
     parse_ephemeral_range,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import (
-    read_ssh_access,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import read_ssh_access
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.table import (
     FirewallHost,
     admit_addresses,

@@ -69,10 +69,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import claims
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import interface
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import configure
 

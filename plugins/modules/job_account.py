@@ -53,13 +53,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.privileges import (
-    explain_root_access,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.privileges import explain_root_access
 
 
 def work(module: AnsibleModule) -> ModuleResult:

@@ -181,10 +181,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import servi
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import munge
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import configure

@@ -78,14 +78,8 @@ from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
-    managed_files,
-    program_archive,
-    service,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, program_archive, service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
     LayerChange,
     ModuleResult,

@@ -172,18 +172,13 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
-    ExpectedState,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
     CheckContext,
     run_selected_checks,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 

@@ -112,15 +112,9 @@ import sys
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DEFAULT_DIRECTORY,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    apply_changes,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
 
 
 def work(module: AnsibleModule) -> ModuleResult:

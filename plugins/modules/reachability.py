@@ -144,13 +144,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     HOST_OPTIONS,
     check_prober_options,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.ports import (
-    check_ports,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.ports import check_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 
 
 def read_peers(peer_options: List[Dict[str, Any]], named_ports: List[int]) -> List[ProbedPeer]:

@@ -136,21 +136,13 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import phases
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    LocalMember,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import LocalMember
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.options import (
     HOST_OPTIONS,
     check_listener_options,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.ports import (
-    check_ports,
-    parse_range,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.ports import check_ports, parse_range
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 
 
 def start(params: Dict[str, Any]) -> Dict[str, Any]:

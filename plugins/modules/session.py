@@ -127,19 +127,10 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    apply_changes,
-    exit_with,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import (
-    PUSH_OPTIONS,
-    missing_contents,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import PUSH_OPTIONS, missing_contents
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install, node
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     DEFAULT_STORAGE_DIR,

@@ -130,15 +130,8 @@ from typing import Optional
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    job,
-    sessions,
-    spec,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, sessions, spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     PROGRAM_PATH,
     SessionSettings,

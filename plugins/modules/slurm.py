@@ -357,9 +357,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
     managed_files,
     program_archive,
@@ -374,29 +372,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import
     write_atomic,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import ensure_account
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    LayerChange,
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange, ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
-    config,
-    configure,
-    release,
-    rest,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import config, configure, release, rest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import (
     read_slurm_host,
     running_slurmd_options,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.term import (
-    ACCOUNTING_FILE,
-    state_exists,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    PLUGIN_PATH,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.term import ACCOUNTING_FILE, state_exists
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
 
 _DEFAULT_PATHS = service.ServicePaths()
 _PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/bin")

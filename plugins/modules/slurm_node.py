@@ -77,14 +77,9 @@ from typing import Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes, show
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
-    expand_hostlist,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import expand_hostlist
 
 
 def _format_nodes(nodes_by_name: Dict[str, show.SlurmNode]) -> str:

@@ -218,17 +218,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate, service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
-    release,
-    rest,
-    state,
-    term,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release, rest, state, term
 
 _SLURMD_ENVIRONMENT = "/etc/slurm/node/slurmd.env"
 

@@ -96,10 +96,7 @@ from typing import Any, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailnet_api import (
     DeviceIdentity,
     TailnetDevice,
@@ -108,9 +105,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailn
     find_api,
     make_fetcher,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailscale import (
-    make_desired,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailscale import make_desired
 
 
 def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:

@@ -227,20 +227,11 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate, service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import (
-    environment,
-    server,
-    settings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import environment, server, settings
 
 _DEFAULT_PATHS = service.ServicePaths()
 

@@ -92,14 +92,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import probe
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.server import (
-    checker_password,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.server import checker_password
 
 
 def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:

@@ -160,17 +160,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    paths,
-    program,
-    runs,
-    show,
-    store,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths, program, runs, show, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
     ENDED_STATES,
     HANG_TIMEOUT,

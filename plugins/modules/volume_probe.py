@@ -180,13 +180,8 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import (
-    run_with_deadline,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import run_with_deadline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import holding, probe
 
 #: The time limit beyond the measurements: at most three in a phase, each with a final sync.

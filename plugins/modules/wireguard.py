@@ -200,14 +200,9 @@ handshakes:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
@@ -215,14 +210,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.inter
     ensure_interface,
     remove_interface,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
-    RECORD,
-    TUNNEL,
-    TUNNEL_OPTIONS,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
-    make_desired,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD, TUNNEL, TUNNEL_OPTIONS
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import make_desired
 
 
 def work(module: AnsibleModule) -> ModuleResult:

@@ -67,13 +67,8 @@ preshared_keys:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.preshared import (

@@ -88,17 +88,10 @@ registration:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DERIVED_OPTION,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
-    ModuleResult,
-    exit_with,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
-    WireguardHost,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import WireguardHost
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
     RECORD,
     ROTATION_OPTIONS,
@@ -109,9 +102,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.rotat
     prepare_key,
     switch_key,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
-    make_desired,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import make_desired
 
 
 def work(module: AnsibleModule) -> ModuleResult:

@@ -28,10 +28,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import preload
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import (
-    PROXY_ADDRESS,
-    daemon_flags,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import PROXY_ADDRESS, daemon_flags
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import joined
 

@@ -27,9 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report imp
     prometheus,
     terminal,
 )
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks import (
-    test_reachability_verdicts as probes,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks import test_reachability_verdicts as probes
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 
 SIZES = (250, 500, 1000)

@@ -15,15 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    program as session,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import program as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import program as trace
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    manage,
-    profile,
-    program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import manage, profile, program
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed, check_syntax
 from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 

@@ -20,9 +20,7 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import program
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
-    parse_machine_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import parse_machine_names
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT
 from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks, console_lines
 

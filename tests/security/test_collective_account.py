@@ -16,10 +16,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import (
-    launch,
-    torch_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import launch, torch_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import command_prefix
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

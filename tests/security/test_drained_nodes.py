@@ -17,14 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
-    gpu,
-    host,
-    kernel_log,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import (
-    find_job_leftovers,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, host, kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import find_job_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 XID = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."

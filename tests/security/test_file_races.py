@@ -24,9 +24,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import (
-    run_with_deadline,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import run_with_deadline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can be attacked by a user")

@@ -17,9 +17,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import parse_mountinfo
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import (
-    folder as job_folder,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import folder as job_folder
 
 LIMIT = 128 * 1024 * 1024
 

@@ -17,14 +17,8 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    models,
-    node,
-    trash,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models, node, trash
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 
 SETTINGS = SessionSettings("n1", "n1", "lo", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], False, [], [], [], "/x")
 JOBS = (900601, 900602)

@@ -16,13 +16,8 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import (
-    judge_cluster,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import (
-    build_overview,
-    render_overview,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import judge_cluster
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import build_overview, render_overview
 from ansible_collections.gpumesh.cluster.tests.support.decisions import find_cluster
 
 #: Sets the window's title, clears the screen, the same in one byte, turns the direction of writing, halves a character.

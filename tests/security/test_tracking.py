@@ -25,9 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import server, settings
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.probe import (
-    TrackingClient,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.probe import TrackingClient
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import gpumesh_track
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
 from ansible_collections.gpumesh.cluster.tests.support import certificates

@@ -17,18 +17,9 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import exit_status
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    logs,
-    program,
-    snapshot,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    RunRequest,
-    TrainingRun,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import logs, program, snapshot
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest, TrainingRun
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b2J\u202e"
 

@@ -22,10 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registrat
     decide_registration,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.removal import decide_removal
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
-    HostResponse,
-    read_responses,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import HostResponse, read_responses
 
 
 def find_cluster(

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
-    collect_sent_records,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import collect_sent_records
 
 
 def telling(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,10 +17,7 @@ from desk import GUIDES, Desk
 from lab_hosts import ROOT, Lab, Run
 from told_secrets import watched
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import (
-    FOLDER,
-    LIBRARY,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import FOLDER, LIBRARY
 from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks
 
 NAME = "molecule-tracking"

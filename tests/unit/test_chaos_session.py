@@ -12,24 +12,11 @@ from collections import Counter
 import pytest
 import session_lab
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    job,
-    runtime_podman,
-    sessions,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    PROGRAM_PATH,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import (
-    ContainerPaths,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, runtime_podman, sessions
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PROGRAM_PATH
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import ContainerPaths
 from ansible_collections.gpumesh.cluster.tests.chaos import session_experiments as experiments
-from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import (
-    KILLS,
-    LATEST,
-    PATTERNS,
-    Experiment,
-)
+from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import KILLS, LATEST, PATTERNS, Experiment
 
 _SHEBANG = "/usr/bin/python3.11 -IS"
 NONE: dict[str, list[str]] = {"gpu1": [], "gpu2": [], "gpu3": []}

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.values import (
-    cluster_name,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.values import cluster_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "gpumesh.cluster."

@@ -17,23 +17,13 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    model,
-    plan,
-    values,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.units import parse_size
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import rules
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailscale, wireguard
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
-    accounts,
-    conf,
-    hostlist,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
-    parse_machine_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts, conf, hostlist
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import parse_machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import storage
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
 

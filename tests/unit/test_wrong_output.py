@@ -19,15 +19,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import (
-    parse as collective,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
-    gpu,
-    handshakes,
-    host,
-    program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import parse as collective
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, handshakes, host, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
     arp,
     lease,
@@ -49,14 +42,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host import (
-    gpus,
-    hostname,
-    iproute,
-    kernel,
-    kinds,
-    rdma,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import gpus, hostname, iproute, kernel, kinds, rdma
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import (
     rotation,
@@ -64,19 +50,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh impor
     tailscale,
     wireguard,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
-    accounts,
-    conf,
-    database,
-    show,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts, conf, database, show
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import host as slurm_host
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
-    host as ssh_host,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
-    server as ssh_server,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import host as ssh_host
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import server as ssh_server
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import (
     flags,
     fstab,
@@ -85,10 +62,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage im
     volumes,
 )
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import (
-    FIXTURES,
-    create_tree,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import FIXTURES, create_tree
 
 HERE = Path(__file__).parent / "module_utils"
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="

@@ -14,15 +14,10 @@ import re
 from functools import partial
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.host import (
-    explain_missing_accounts,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.host import explain_missing_accounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import quota, volumes
 
 _APT_LISTS = "var/lib/apt/lists"

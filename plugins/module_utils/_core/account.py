@@ -9,10 +9,7 @@ import os
 import pwd
 from typing import List
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 
 #: This account exists on every machine, has the same UID everywhere, and owns nothing.
 NOBODY = "nobody"

@@ -10,10 +10,7 @@ import os
 import sys
 from typing import Callable
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    translate_write_errors,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, translate_write_errors
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 
 

@@ -10,14 +10,8 @@ import tempfile
 from typing import Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_bytes,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_bytes, write_atomic
 
 #: The directory of our libraries.
 LIBRARY_DIRECTORY = "/usr/local/lib/gpumesh"

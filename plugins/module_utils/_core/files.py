@@ -14,10 +14,7 @@ from typing import List, Optional, Tuple, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import bounded_read
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.safe_path import (
-    account_name,
-    irregular_file_error,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.safe_path import account_name, irregular_file_error
 
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -16,10 +16,7 @@ import shutil
 import stat
 from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
     read_open_file,
     remove_in_directory,

@@ -10,17 +10,9 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    refuse_outdated,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    translate_write_errors,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    all_printable,
-    printable,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import refuse_outdated
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, translate_write_errors
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 
 #: This umask opens the directories that root creates on the way to a file to all users, as on most hosts. A hardened
 #: host would close them, and with them volumes, job scripts and libraries. Secret files have a mode of their own.

@@ -17,11 +17,7 @@ import tempfile
 from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_text,
-    remove_file,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, remove_file, write_atomic
 
 _SECONDS_PER_DAY = 24 * 3600
 #: A certificate is valid for this many days, the next one is created this many days before the certificate expires,

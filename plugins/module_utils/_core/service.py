@@ -16,14 +16,8 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
     read_text,
     remove_empty_directory,

@@ -9,15 +9,9 @@ from typing import Callable, Dict, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Nic, Tree, read_nic
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.fabrics import (
-    detect_efa,
-    detect_gpudirect_tcpx,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.fabrics import detect_efa, detect_gpudirect_tcpx
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.hostname import (
-    Resolver,
-    assess_resolution,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.hostname import Resolver, assess_resolution
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import (
     ADDRESS_COMMAND,
     ROUTE_COMMANDS,
@@ -25,10 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute impo
     parse_addresses,
     parse_default_routes,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel import (
-    may_lock_memory,
-    read_local_ports,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel import may_lock_memory, read_local_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kinds import parse_speed
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import (
     HostFacts,

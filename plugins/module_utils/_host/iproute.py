@@ -14,15 +14,8 @@ from typing import Any, Dict, List, Mapping, Optional, Type, TypeVar
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kinds import (
-    classify_interface,
-    normalise_state,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import (
-    DefaultRoute,
-    InterfaceAddress,
-    IpLink,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kinds import classify_interface, normalise_state
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import DefaultRoute, InterfaceAddress, IpLink
 
 #: One call returns links and addresses, so `ip link` is not needed.
 ADDRESS_COMMAND = ("ip", "-j", "-d", "addr", "show")

@@ -9,11 +9,7 @@ import re
 from typing import List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Nic, Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import (
-    Gid,
-    InterfaceRdma,
-    RdmaPort,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import Gid, InterfaceRdma, RdmaPort
 
 _RDMA_CLASS = "sys/class/infiniband"
 _EMPTY_GID = re.compile(r"^[0:]*$")

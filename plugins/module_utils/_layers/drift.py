@@ -8,14 +8,8 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import (
     find_unread_files,
@@ -24,17 +18,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service impo
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import (
-    files as job_files,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
-    files as ssh_files,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files as job_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import server
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    install as session,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install
 
 NOT_SET_UP = "not set up"

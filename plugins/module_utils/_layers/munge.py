@@ -15,10 +15,7 @@ import stat
 from typing import NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import write_atomic
 
 #: Lengths in bytes: munge(7) accepts 32 to 1024, and its own tool generates 128.

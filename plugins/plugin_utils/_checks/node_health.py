@@ -10,10 +10,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topology import (
-    plan_tunnel,
-    read_mesh,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topology import plan_tunnel, read_mesh
 
 
 def desired_parameters(

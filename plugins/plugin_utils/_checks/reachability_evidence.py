@@ -19,10 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     RdmaEndpoint,
     RdmaRate,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
-    find_pods,
-    member_views,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import find_pods, member_views
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 

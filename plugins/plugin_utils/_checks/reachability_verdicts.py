@@ -13,13 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    PeerResult,
-    PortResult,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.path_mtu import (
-    is_black_hole,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import PeerResult, PortResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.path_mtu import is_black_hole
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
     ExpectedMember,
     ReachabilityEvidence,

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.duplicate_machines import (
-    group_same_machines,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.duplicate_machines import group_same_machines
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
     InterfaceJudge,
     SubnetOptions,
@@ -21,10 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets i
     format_names,
     format_speed,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import (
-    render_table,
-    wrap_text,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table, wrap_text
 
 SCHEMA_VERSION = 1
 

@@ -14,13 +14,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
-    expiry_time,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    all_printable,
-    printable,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import expiry_time
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import volumes
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import drift
@@ -29,10 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies im
     find_record,
     guess_record,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
-    HostResponse,
-    read_responses,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import HostResponse, read_responses
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
 

@@ -9,35 +9,18 @@ import ipaddress
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    plan,
-    values,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import (
-    DEFAULT_SITE,
-    Record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, plan, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topology import (
-    list_relayed_pairs,
-    read_mesh,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topology import list_relayed_pairs, read_mesh
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.duplicate_machines import (
     find_member_by_address,
     group_same_machines,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import HostResponse
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_choice import (
-    choose_subnet,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
-    build_options,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import (
-    find_shared,
-    format_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_choice import choose_subnet
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import build_options
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared, format_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import find_tailnet_address
 
 #: The stamp of a record that is drafted only for comparison, and to find early what the module would refuse.

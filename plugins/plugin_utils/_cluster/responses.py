@@ -15,14 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any, NamedTuple, TypedDict
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    model,
-    values,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DEFAULT_DIRECTORY,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 

@@ -15,10 +15,7 @@ from fnmatch import translate
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import (
-    Network,
-    normalise_subnet,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import Network, normalise_subnet
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import (
-    ACTIVE_JOB_STATES,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import ACTIVE_JOB_STATES
 
 
 def running_jobs(jobs: Sequence[Mapping[str, Any]], node_names: Collection[str]) -> list[Mapping[str, Any]]:

@@ -27,20 +27,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     HostStateError,
     InputError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    all_printable,
-    printable,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.time_limit import number_refusal
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import (
     BEGIN_SCRIPT,
     COMPLETE_SCRIPT,
     END_SCRIPT,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
-    ProgramSources,
-    encode_source,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, encode_source
 
 _COLLECTION_PATH = Path(__file__).resolve().parents[3]
 _ROLES_PATH = _COLLECTION_PATH / "roles"

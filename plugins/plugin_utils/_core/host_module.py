@@ -9,10 +9,7 @@ from typing import Any
 
 from ansible.playbook.task import Task
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    HostAction,
-    split_facts,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction, split_facts
 
 #: The action with which Ansible runs modules that have none of their own.
 NORMAL_ACTION = "ansible.builtin.normal"

@@ -9,10 +9,7 @@ import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
-    option_names,
-    role_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import option_names, role_names
 
 #: The similarity, in difflib's measure, from which on one name is taken for the other misspelled: of the whole names,
 #: of what follows the name of a role, and of the whole names if the name of the role is misspelled. The first alone

@@ -9,9 +9,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import (
-    run_slurm_module,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import run_slurm_module
 
 _DATABASE_MODULE = "gpumesh.cluster.slurm_database"
 _DATABASE_ACCOUNT: dict[str, Any] = {"name": "slurm", "host": "localhost", "column_case_sensitive": True}

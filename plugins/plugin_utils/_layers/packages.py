@@ -13,10 +13,7 @@ The scripts have no line break at their end, where Ansible appends a command.
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import (
-    POLICY_MARK,
-    UNFINISHED_STATES,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import POLICY_MARK, UNFINISHED_STATES
 
 _PATH_SETTINGS = "policy=${ROOT:-}/usr/sbin/policy-rc.d; former=$policy.before-gpumesh; dpkg=${ROOT:-}/var/lib/dpkg"
 

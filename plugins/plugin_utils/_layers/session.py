@@ -16,15 +16,8 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    models,
-    network,
-    plan,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
-    ProgramSources,
-    source_digests,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models, network, plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import writable_volumes
 
 #: The options of the role, without its prefix.

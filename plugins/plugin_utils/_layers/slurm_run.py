@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import (
-    packages_for_programs,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import packages_for_programs
 
 
 def run_slurm_module(action: HostAction, module_parameters: Mapping[str, Any]) -> dict[str, Any]:

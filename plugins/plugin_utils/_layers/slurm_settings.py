@@ -9,15 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
-    accounts,
-    conf,
-    rest,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import (
-    DATABASE_NAME,
-    STATE_DIRECTORY,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts, conf, rest
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import DATABASE_NAME, STATE_DIRECTORY
 
 #: The options of the role, without its prefix, that are checked here.
 CHECKED_OPTIONS = ("accounting", "conf", "dbd_conf", "qos", "accounts", "rest", "rest_address")

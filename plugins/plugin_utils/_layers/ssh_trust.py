@@ -15,15 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    model,
-    values,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.host import (
-    trust_directory_path,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.host import trust_directory_path
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import named_members
 
 DEFAULT_SSH_PORT = 22

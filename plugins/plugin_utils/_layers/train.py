@@ -12,10 +12,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
-    ProgramSources,
-    source_digests,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
 
 
 def writable_volumes(record: model.Record, machine: str) -> list[str]:

@@ -23,9 +23,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import (
-    build_zipapp,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import build_zipapp
 from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
 
 pytestmark = pytest.mark.skipif(

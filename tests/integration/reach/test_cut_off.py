@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
-    judge_reachability,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import judge_reachability
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Network, kill_group, record_of
 
 ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}

@@ -10,12 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import (
-    draw_matrix,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
-    judge_reachability,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import draw_matrix
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import judge_reachability
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import (
     Host,
     Network,

@@ -21,15 +21,8 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    network,
-    node,
-    plan,
-    program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, node, plan, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import call
 
 NODE, MEMBER, STRANGER, GATEWAY, DOCKER = "gmf-node", "gmf-member", "gmf-stranger", "gmf-gateway", "gmf-docker"

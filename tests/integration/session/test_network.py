@@ -29,10 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
     program,
     trash,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    Container,
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import Container, SessionSettings
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import call, joined
 
 HOSTS = {"gmh-a": "10.0.0.1", "gmh-b": "10.0.0.2"}

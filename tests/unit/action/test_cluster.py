@@ -24,10 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_registration import (
-    LAN,
-    TAILNET,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_registration import LAN, TAILNET
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "alice@desk")
 

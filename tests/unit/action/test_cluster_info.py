@@ -15,9 +15,7 @@ import pytest
 from ansible.playbook.task import Task
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
-    format_record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import format_record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import filter_preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.examined import ExaminedModule
 

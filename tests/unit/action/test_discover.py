@@ -11,9 +11,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.action.discover import ActionModule
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_discovery import (
-    RESULTS,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_discovery import RESULTS
 
 
 def run_discover(check_mode: bool = False, **options: Any) -> dict[str, Any]:

@@ -17,11 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     wireguard_preshared,
     wireguard_rotation,
 )
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import (
-    key,
-    member,
-    record,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import key, member, record
 
 HEAD = member("head", 1, "a", "203.0.113.1:51820")
 DIALLED_MEMBER = member("dialled", 2, "b", "203.0.113.2:51820")

@@ -13,9 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     reachability_peers,
     reachability_verdicts,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
-    listener_lifetime,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import listener_lifetime
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.test_reachability_verdicts import (

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 from action_runs import Played, play
 
-from ansible_collections.gpumesh.cluster.plugins.action import (
-    mesh,
-    mesh_paths,
-    tailscale,
-    tailscale_device,
-)
+from ansible_collections.gpumesh.cluster.plugins.action import mesh, mesh_paths, tailscale, tailscale_device
 
 MODULE, DEVICE = "gpumesh.cluster.tailscale", "gpumesh.cluster.tailscale_device"
 RECORD: dict[str, Any] = {

@@ -15,14 +15,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible_collections.gpumesh.cluster.plugins.action import tracking, tracking_test
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.tracking import (
-    tracking_checks,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.tracking import tracking_checks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import job_environment
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking as derived
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import (
-    desired_parameters as firewall,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import desired_parameters as firewall
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 

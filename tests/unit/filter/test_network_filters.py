@@ -11,10 +11,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.gpumesh.cluster.plugins.filter import shared_subnets, table
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_subnets import (
-    hosts,
-    interface,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_subnets import hosts, interface
 
 FACTS = hosts([interface("eno1", "10.0.0.1/24")], [interface("eno1", "10.0.0.2/24")])
 

@@ -17,9 +17,7 @@ import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.inventory.clusters import EXAMPLES, InventoryModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
-    format_record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import format_record
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 

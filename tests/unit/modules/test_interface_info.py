@@ -16,10 +16,7 @@ from ansible.module_utils import basic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.modules import interface_info
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import (
-    FIXTURES,
-    RecordedIp,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import FIXTURES, RecordedIp
 
 
 @pytest.fixture(autouse=True)

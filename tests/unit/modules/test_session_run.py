@@ -13,9 +13,7 @@ import pytest
 from ansible.module_utils.basic import AnsibleModule
 from module_runs import module_arguments
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 from ansible_collections.gpumesh.cluster.plugins.modules import session_run
 
 SETTINGS = SessionSettings("n1", "n1", "eth0", {"n1": "10.0.0.1"}, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp")

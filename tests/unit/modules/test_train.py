@@ -14,18 +14,13 @@ from ansible.module_utils.basic import AnsibleModule
 from module_runs import module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    install as session_install,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install as session_install
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
 from ansible_collections.gpumesh.cluster.plugins.modules import session, train
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session as session_data
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import train as train_data
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
-    encode_source,
-    source_digests,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import encode_source, source_digests
 
 
 @pytest.fixture(name="place", autouse=True)

@@ -22,11 +22,7 @@ import pytest
 from tracking_lab import MANAGER, NAME, PASSWORDS, SERVICE, TrackingLab, opener
 from trials import TRIES, denied
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import (
-    confine,
-    limits,
-    settings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import confine, limits, settings
 
 MALLORY = "mallory"
 PASSWORD = PASSWORDS[MALLORY]

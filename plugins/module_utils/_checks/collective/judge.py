@@ -11,13 +11,8 @@ from __future__ import annotations
 import re
 from typing import List, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import (
-    ParsedOutput,
-    ResultRow,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import (
-    Threshold,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import ParsedOutput, ResultRow
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import Threshold
 
 #: The exit status of nccl-tests.
 _EXIT_STATUS_TEXTS = {

@@ -12,20 +12,14 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import torch_program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.bisect import (
-    Culprit,
-    find_culprit,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.bisect import Culprit, find_culprit
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.judge import (
     CollectiveProblem,
     ExpectedRun,
     find_largest_row,
     judge_output,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import (
-    ParsedOutput,
-    parse_text,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import ParsedOutput, parse_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import (
     LARGE_BYTES,
     CustomThreshold,
@@ -33,15 +27,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective
     Threshold,
     find_threshold,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import (
-    NOBODY,
-    command_prefix,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import NOBODY, command_prefix
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.launch import (
     find_common_partition,

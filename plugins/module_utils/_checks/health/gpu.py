@@ -17,10 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     unknown,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    parse_json,
-    parse_whole_number,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json, parse_whole_number
 
 #: The fields that are requested from nvidia-smi, in one call.
 QUERY_FIELDS = (

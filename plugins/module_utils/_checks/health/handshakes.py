@@ -14,16 +14,10 @@ import ipaddress
 import time
 from typing import Dict, Iterable, List, Mapping, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
-    Judgement,
-    failed,
-    passed,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import Judgement, failed, passed
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.handshake_trigger import (
-    trigger_handshake,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.handshake_trigger import trigger_handshake
 
 #: Seconds. WireGuard retries every 5 s, and a busy host may need more than one attempt.
 HANDSHAKE_TIMEOUT = 20.0

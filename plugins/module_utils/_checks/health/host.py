@@ -28,10 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     unknown,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import (
-    MountEntry,
-    parse_mountinfo,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import MountEntry, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_as_root
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number

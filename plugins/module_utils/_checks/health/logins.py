@@ -17,10 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import command_prefix
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    CommandResult,
-    Runner,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 
 #: The number of logins that a member has in progress.

@@ -22,9 +22,7 @@ import time
 from typing import List
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import jobs
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
-    SLURMD_NAMES,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import SLURMD_NAMES
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError

@@ -19,9 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes im
     runs_as_root,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.preload import (
-    LIBRARY_PREFIX,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.preload import LIBRARY_PREFIX
 
 #: tailscaled is the mesh itself.
 _MESH_DAEMON = "tailscaled"

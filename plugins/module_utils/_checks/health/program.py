@@ -20,14 +20,8 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import lost_jobs, waiting
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.logs import (
-    DAEMON_LOGS,
-    limit_logs,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
-    CheckResult,
-    ExpectedState,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.logs import DAEMON_LOGS, limit_logs
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
     HARDWARE_CHECKS,
     CheckContext,
@@ -37,23 +31,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.de
     find_member,
     node_requirements,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DEFAULT_DIRECTORY,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    GpumeshError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_as_root
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import (
-    SlurmNode,
-    parse_nodes_text,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode, parse_nodes_text
 
 #: The prefix of each reason of this program. It differs from that of slurm_node: only a passed check resumes an
 #: unhealthy node.

@@ -30,16 +30,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     skipped,
     unknown,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    CommandResult,
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import find_leftovers
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    GpumeshError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports

@@ -16,9 +16,7 @@ import struct
 import time
 from typing import Dict, List, NamedTuple, Optional, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    ProbeNic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import ProbeNic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 _ETHERNET = struct.Struct("!6s6sH")

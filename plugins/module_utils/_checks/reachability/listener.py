@@ -21,12 +21,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     protocol,
     sockets,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    RdmaEndpoint,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.payload import (
-    PayloadCache,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import RdmaEndpoint
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.payload import PayloadCache
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background, command
 
 #: Seconds in which a stranger must authenticate, and after which a silent session is closed. Long, since a prober may

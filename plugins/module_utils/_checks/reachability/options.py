@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.protocol import (
-    PAYLOAD_LIMIT,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.protocol import PAYLOAD_LIMIT
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 
 #: The servers of iperf3 and perftest end after 60 s, and need some of these to start.

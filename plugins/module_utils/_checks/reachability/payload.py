@@ -9,9 +9,7 @@ import hashlib
 import os
 from typing import Dict, Iterator
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.protocol import (
-    CHUNK_SIZE,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.protocol import CHUNK_SIZE
 
 
 class Payload:

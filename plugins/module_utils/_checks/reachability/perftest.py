@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 from typing import Callable, List, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    RdmaEndpoint,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import RdmaEndpoint
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import Gid, RdmaPort
 
 #: The measurements and their programs.

@@ -22,9 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     schedule,
     sockets,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
-    ports as port_ranges,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import ports as port_ranges
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
     AddressDuplicate,
     ListenerPort,
@@ -39,10 +37,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     ThroughputResult,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background, command
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host import hostname, rdma

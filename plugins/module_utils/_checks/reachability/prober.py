@@ -37,9 +37,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     ProbedPeer,
     ReachabilityLimits,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.payload import (
-    PayloadCache,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.payload import PayloadCache
 
 #: The maximum number of connections waiting to be accepted, and of peers in conversation. The kernel handles the
 #: former; the latter are few, so that no reply is late only because both hosts are busy with other sessions. Half of

@@ -10,9 +10,7 @@ import json
 import re
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    PeerRoute,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import PeerRoute
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
 

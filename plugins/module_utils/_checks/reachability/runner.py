@@ -13,11 +13,7 @@ import threading
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
-    lease,
-    perftest,
-    protocol,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import lease, perftest, protocol
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
     LocalMember,
     ProbedPeer,
@@ -25,9 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     RdmaRate,
     ThroughputResult,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.schedule import (
-    SendSlot,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.schedule import SendSlot
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background, command
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json

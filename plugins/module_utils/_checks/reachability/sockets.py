@@ -12,12 +12,8 @@ import socket
 import struct
 from typing import List, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
-    ports as port_ranges,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    ListenerPort,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import ports as port_ranges
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import ListenerPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 
 # <linux/in.h> and <linux/in6.h>: Python has names for them only since 3.12, or not at all. PROBE sets DF, and sends

@@ -9,26 +9,11 @@ import contextlib
 import uuid
 from typing import Any, Callable, ContextManager, List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    model,
-    plan,
-    values,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.plan import (
-    Change,
-    ChangeStamp,
-    Draft,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
-    Store,
-    scan_directory,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    RecordError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.plan import Change, ChangeStamp, Draft
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store, scan_directory
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, RecordError
 
 
 class RecordResult(NamedTuple):

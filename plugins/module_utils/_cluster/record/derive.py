@@ -12,15 +12,9 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import history
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import (
-    Member,
-    Record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Member, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import version
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    RecordError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, RecordError
 
 
 class MemberView(TypedDict):

@@ -11,12 +11,8 @@ import socket
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.apply import (
-    RecordResult,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DEFAULT_DIRECTORY,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.apply import RecordResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
     DEFAULT_WAIT,
     Store,

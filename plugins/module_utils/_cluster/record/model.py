@@ -14,10 +14,7 @@ import re
 from typing import Any, Callable, Dict, List, Optional, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import values
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.volume import (
-    check_nesting,
-    check_volume,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.volume import check_nesting, check_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.version import require_version
 

@@ -14,17 +14,8 @@ import copy
 import ipaddress
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    history,
-    model,
-    values,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import (
-    Member,
-    MemberMesh,
-    Record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, history, model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Member, MemberMesh, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.volume import (
     check_nesting,
     check_new_volume,

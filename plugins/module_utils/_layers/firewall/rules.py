@@ -18,10 +18,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tup
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import (
-    NO_SSH_ACCESS,
-    SshAccess,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import NO_SSH_ACCESS, SshAccess
 
 MANAGED_HEADER = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 

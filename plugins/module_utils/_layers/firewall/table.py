@@ -16,15 +16,8 @@ import os
 import re
 from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    CommandResult,
-    Runner,
-    find_program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
     read_text,
     remove_empty_directory,

@@ -18,15 +18,8 @@ from typing import Iterator, List, NamedTuple, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_text,
-    remove_file,
-    write_atomic,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import (
-    MountEntry,
-    parse_mountinfo,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import MountEntry, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
     CAP_SYS_ADMIN,
     has_capability,

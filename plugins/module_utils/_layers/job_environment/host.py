@@ -10,14 +10,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Set
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree, read_nic
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import (
-    ADDRESS_COMMAND,
-    parse_addresses,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel import (
-    may_lock_memory,
-    read_local_ports,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import ADDRESS_COMMAND, parse_addresses
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel import may_lock_memory, read_local_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import LocalPorts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import (
     find_rdma_port,

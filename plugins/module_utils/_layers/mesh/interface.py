@@ -15,10 +15,7 @@ import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import values
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
     list_names,
@@ -27,14 +24,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import
     write_atomic,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import (
-    ServicePaths,
-    starts_at_boot,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths, starts_at_boot
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import preshared
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.handshake_trigger import (
-    trigger_handshake,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.handshake_trigger import trigger_handshake
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.keys import (
     KeyState,
     ensure_key,

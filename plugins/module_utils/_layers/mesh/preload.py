@@ -16,14 +16,8 @@ import os
 import sys
 from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.compiler import (
-    LIBRARY_DIRECTORY,
-    compile_library,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.compiler import LIBRARY_DIRECTORY, compile_library
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
     CommandError,
     HostStateError,

@@ -28,15 +28,8 @@ import time
 from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_text,
-    remove_file,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
     WireguardHost,
@@ -44,9 +37,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.inter
     trigger_handshakes,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.keys import ensure_key
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.preshared import (
-    add_preshared_keys,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.preshared import add_preshared_keys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
     SESSION_SECONDS,
     DesiredInterface,

@@ -23,9 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     translate_parse_errors,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailscale import (
-    DEFAULT_LOGIN_SERVER,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailscale import DEFAULT_LOGIN_SERVER
 
 _TAILSCALE_API = "https://api.tailscale.com/api/v2"
 _REQUEST_TIMEOUT = 30.0

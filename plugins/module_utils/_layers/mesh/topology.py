@@ -13,13 +13,8 @@ import ipaddress
 import socket
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    RecordError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
-    join_endpoint,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import join_endpoint
 
 #: Seconds between two packets that keep a NAT's mapping alive: less than the 30 s after which the strictest drop UDP.
 KEEPALIVE_SECONDS = 25

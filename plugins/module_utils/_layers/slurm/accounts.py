@@ -12,10 +12,7 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    ParseError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf
 
 _NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]*")

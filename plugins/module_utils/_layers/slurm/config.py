@@ -21,9 +21,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import SlurmHost
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
-    expand_hostlist,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import expand_hostlist
 
 #: oci.conf is only removed. An earlier version of this collection put paths that users had chosen into commands that
 #: root runs: Slurm runs all commands of that file except RunTimeRun as root.

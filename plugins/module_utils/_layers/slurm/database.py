@@ -16,19 +16,10 @@ import stat
 import subprocess
 from typing import List, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    ChildProcess,
-    find_program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import (
-    acting_as,
-    command_as,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as, command_as
 
 #: The time limit in seconds. Years of jobs amount to millions of rows.
 _CLIENT_TIMEOUT = 3600.0

@@ -10,15 +10,9 @@ import os
 import re
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
-    CAP_SYS_NICE,
-    has_capability,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import CAP_SYS_NICE, has_capability
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import (
     SYSTEMD,
     find_command_lines,

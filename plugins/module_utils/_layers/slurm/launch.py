@@ -20,10 +20,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import command_prefix
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    CommandResult,
-    Runner,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import show
 
 #: srun --test-only: "srun: Job 7 to start at 2026-11-22T14:08:31 using 3 processors on nodes n[1-3] in partition main".

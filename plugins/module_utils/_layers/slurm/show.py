@@ -19,15 +19,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     ParseError,
     translate_parse_errors,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    parse_json,
-    parse_whole_number,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json, parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.conf import parse_pairs
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import parse_version
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
-    expand_hostlist,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import expand_hostlist
 
 _JSON_SINCE = (23, 2, 0)
 #: Texts that stand for an empty value.

@@ -23,10 +23,7 @@ import stat
 import zlib
 from typing import BinaryIO, Iterator, List, NamedTuple, Tuple, cast
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json

@@ -16,11 +16,7 @@ import time
 from typing import NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_bytes,
-    remove_file,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_bytes, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import state

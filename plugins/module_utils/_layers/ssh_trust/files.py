@@ -10,12 +10,8 @@ from typing import Any, Dict, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
-    host as ssh_host,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.server import (
-    PeerLogin,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import host as ssh_host
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.server import PeerLogin
 
 #: A user's files in the trust's directory.
 KEY_SUFFIXES = ("", ".pub", "-cert.pub")

@@ -16,10 +16,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names, read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import server
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.server import (
-    PeerLogin,
-    UserAccount,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.server import PeerLogin, UserAccount
 
 #: The name of the signing key, which is in the same directory as the users' keys; no user can have it.
 SIGNING_KEY_NAME = "SIGNING"

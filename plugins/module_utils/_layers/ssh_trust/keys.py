@@ -14,15 +14,8 @@ from contextlib import contextmanager
 from typing import Iterator, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_text,
-    remove_file,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.host import (
     SIGNING_KEY_NAME,
     find_exposed_keys,

@@ -17,13 +17,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table 
     find_mount,
     unescape_path,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.fstab import (
-    FSTAB_PATH,
-    convert_unit,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import (
-    AUTOMOUNT_FILESYSTEM,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.fstab import FSTAB_PATH, convert_unit
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import AUTOMOUNT_FILESYSTEM
 
 _NFS_FILESYSTEMS = ("nfs", "nfs4")
 #: The file system type of bind mounts.

@@ -21,14 +21,8 @@ from typing import List, Mapping, NamedTuple, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
-    CAP_SYS_ADMIN,
-    has_capability,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.volume_users import (
-    VolumeUser,
-    refuse_in_use,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import CAP_SYS_ADMIN, has_capability
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.volume_users import VolumeUser, refuse_in_use
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import flags
 
 FSTAB_PATH = "/etc/fstab"

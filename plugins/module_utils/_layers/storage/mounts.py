@@ -16,21 +16,11 @@ import sys
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    list_names,
-    remove_file,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.volume_users import (
-    VolumeUser,
-    refuse_in_use,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.volume_users import VolumeUser, refuse_in_use
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import flags
 
 UNIT_DIRECTORY = "/etc/systemd/system"

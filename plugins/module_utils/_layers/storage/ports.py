@@ -12,11 +12,7 @@ import os
 from typing import List, NamedTuple, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_text,
-    remove_file,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, remove_file, write_atomic
 
 SYSCTL_NAME = "net.ipv4.ip_unprivileged_port_start"
 _SYSCTL_PATH = "/proc/sys/net/ipv4/ip_unprivileged_port_start"

@@ -20,13 +20,8 @@ import stat
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TypeVar
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.safe_path import (
-    account_name,
-    become_account,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import (
-    VolumeError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.safe_path import account_name, become_account
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import VolumeError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import volumes
 
 DIRECTORY_PREFIX = ".gpumesh-check-"
@@ -136,10 +131,7 @@ def read_volume_usage(mount_point: str) -> Dict[str, Any]:
     mount_fields = volumes.locate_mount(mount_point)
     filesystem_stats = os.statvfs(mount_point)
     return {
-        "filesystem": mount_fields["filesystem"],
-        "source": mount_fields["source"],
-        "point": mount_fields["point"],
-        "read_only": mount_fields["read_only"],
+        **mount_fields,
         "total_bytes": filesystem_stats.f_blocks * filesystem_stats.f_frsize,
         # The space available to all users; the remaining free space is reserved for root.
         "free_bytes": filesystem_stats.f_bavail * filesystem_stats.f_frsize,

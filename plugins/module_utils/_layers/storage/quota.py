@@ -27,27 +27,16 @@ import zlib
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
     CommandError,
     HostStateError,
     ParseError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import (
-    MountEntry,
-    parse_mountinfo,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import MountEntry, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.units import (
-    format_size,
-    parse_size,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import (
-    require_mount,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.units import format_size, parse_size
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import require_mount
 
 PROJID_PATH, PROJECTS_PATH = "/etc/projid", "/etc/projects"
 #: The program may be missing on a host that has never had a quota.

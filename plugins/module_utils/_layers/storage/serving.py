@@ -13,9 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import manag
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.mounts import (
-    is_running_and_enabled,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.mounts import is_running_and_enabled
 
 KERNEL_SERVER, GANESHA_SERVER = "kernel", "ganesha"
 _SERVER_UNITS = {KERNEL_SERVER: "nfs-server.service", GANESHA_SERVER: "nfs-ganesha.service"}

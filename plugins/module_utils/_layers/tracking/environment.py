@@ -14,19 +14,9 @@ import shutil
 from typing import Any, Dict, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    list_names,
-    read_text,
-    write_atomic,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import (
-    LIBRARY,
-    environment_path,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names, read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import LIBRARY, environment_path
 
 #: The timeout in seconds, for 250 MiB of packages over a slow line.
 _INSTALL_TIMEOUT = 3600.0

@@ -13,10 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any, List, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_bytes,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_bytes, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
 

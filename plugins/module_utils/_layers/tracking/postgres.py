@@ -16,22 +16,10 @@ import secrets
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import (
-    acting_as,
-    command_as,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import (
-    ACCOUNT,
-    SOCKETS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as, command_as
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import ACCOUNT, SOCKETS
 
 #: The timeout, in seconds, of a command. Years of runs are millions of points.
 _COMMAND_TIMEOUT = 3600.0

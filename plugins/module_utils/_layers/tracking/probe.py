@@ -18,10 +18,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import bounded_read, processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import require_account
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import (
-    ACCOUNT,
-    CHECKER_NAME,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import ACCOUNT, CHECKER_NAME
 
 _EXPERIMENT_NAME = "gpumesh-check"
 _METRIC_VALUE = 0.25

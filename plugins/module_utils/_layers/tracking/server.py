@@ -22,18 +22,9 @@ import stat
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import store
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
-    DEFAULT_DIRECTORY,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
-    managed_files,
-    server_certificate,
-    service,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, server_certificate, service
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
     CommandError,
     HostStateError,
@@ -51,9 +42,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity imp
     ensure_account,
     require_account,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import (
-    LayerDifferences,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import LayerDifferences
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import (
     confine,
@@ -63,9 +52,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking i
     settings,
     users,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import (
-    TrackingServer,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking.settings import TrackingServer
 
 #: The timeout, in seconds, for the server to start. It needs 10 on an idle machine, and minutes on a busy one.
 _READY_TIMEOUT = 600.0

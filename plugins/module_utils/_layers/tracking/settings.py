@@ -16,11 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
     CertificateIdentity,
     current_pair,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import (
-    confine,
-    limits,
-    locations,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import confine, limits, locations
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
 ACCOUNT = "gpumesh_tracking"

@@ -14,25 +14,11 @@ from typing import Any, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import current_user_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    ChildProcess,
-    Runner,
-    find_program,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_text,
-    write_all,
-    write_atomic,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import (
-    open_private_dir,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    environment,
-    node,
-    ssh,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, write_all, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import open_private_dir
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import environment, node, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.job import decode_spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     Container,
@@ -47,9 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
     StartCommand,
     last_line,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime_podman import (
-    Podman,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime_podman import Podman
 
 _ENDED_FILE, _SPEC_FILE = "ended", "spec"
 #: The timeout, in seconds, until a container of a running session can be entered.

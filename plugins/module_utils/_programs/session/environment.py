@@ -12,12 +12,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    Container,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.network import (
-    CONTAINER_INTERFACE,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import Container
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.network import CONTAINER_INTERFACE
 
 #: The program that computes the environment of jobs, and its settings, as the role job_environment installs them.
 MODEL_PATH = "/etc/gpumesh/task_prolog"

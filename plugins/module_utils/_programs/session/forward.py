@@ -24,15 +24,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
     Runner,
     start_in_background,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import command_as
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import (
-    unset_job_arguments,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import unset_job_arguments
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     Container,

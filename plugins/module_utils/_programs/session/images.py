@@ -12,19 +12,10 @@ from typing import Dict, List, NamedTuple, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.container import (
-    image_store,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import (
-    ContainerPaths,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime_podman import (
-    Podman,
-    is_alias,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.container import image_store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import ContainerPaths
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime_podman import Podman, is_alias
 
 ALL_IMAGES = "all"
 _UNTAGGED_NAME = "<none>"

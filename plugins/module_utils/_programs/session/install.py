@@ -11,14 +11,8 @@ import re
 from typing import Any, Dict, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive, push
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.compiler import (
-    LIBRARY_DIRECTORY,
-    compile_library,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.compiler import LIBRARY_DIRECTORY, compile_library
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
     read_text,
@@ -31,20 +25,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_file
     describe_difference,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    network,
-    node,
-    plan,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, node, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     ENTRY_MODULE,
     PLUGIN_PATH,
     PROGRAM_PATH,
     SessionSettings,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import (
-    REQUIRED_PROGRAMS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import REQUIRED_PROGRAMS
 
 _PLUGIN_SOURCE = f"{LIBRARY_DIRECTORY}/gpumesh_session.c"
 _COMPILER_FLAGS = ("-O2", "-Wall", "-fPIC", "-shared")

@@ -20,9 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     InputError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
-    expand_hostlist,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import expand_hostlist
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import (
     environment_without_job,
     unset_job_arguments,

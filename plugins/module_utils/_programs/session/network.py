@@ -17,10 +17,7 @@ import re
 from typing import List, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    Container,
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import Container, SessionSettings
 
 #: The UDP port between the members. Other overlays may use VXLAN's standard port.
 VXLAN_PORT = 8474

@@ -35,26 +35,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     InputError,
     ParseError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    list_names,
-    read_text,
-    write_atomic,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names, read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import create_for_user
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
     CAP_SYS_ADMIN,
     has_capability,
     runs_systemd,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
-    expand_hostlist,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    network,
-    plan,
-    routing,
-    trash,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import expand_hostlist
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, plan, routing, trash
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     ENDED_STATES,
     NO_SLOT,

@@ -15,11 +15,7 @@ import time
 from typing import Any, Callable, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import bounded_read
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import (
-    exit_status,
-    print_error,
-    print_line,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import exit_status, print_error, print_line
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (

@@ -12,10 +12,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import ssh
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    Container,
-    Role,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import Container, Role
 
 HOSTFILE = "/etc/gpumesh-hostfile"
 #: The variable with the certificates against which jobs verify the tracking server, and the directory of that file.

@@ -15,9 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names, read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import subordinate
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    PROGRAM_NAME as PROGRAM,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PROGRAM_NAME as PROGRAM
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import Role
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import (
     ContainerPaths,

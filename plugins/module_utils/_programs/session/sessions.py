@@ -13,20 +13,11 @@ from typing import List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import current_user_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import (
-    open_private_dir,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import open_private_dir
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    forward,
-    job,
-    runtime,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import forward, job, runtime
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     PROGRAM_NAME,

@@ -11,19 +11,14 @@ import shlex
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.time_limit import (
-    number_refusal,
-    parse_minutes,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.time_limit import number_refusal, parse_minutes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     HOST_NETWORK,
     PRIVATE_NETWORK,
     Role,
     SessionSpec,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.plan import (
-    MAX_CONTAINERS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.plan import MAX_CONTAINERS
 
 MAIN_ROLE = "main"
 _SESSION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")

@@ -16,9 +16,7 @@ from typing import Dict, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    Container,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import Container
 
 #: The port of our daemons. The sshd of an image may use the standard port.
 SSH_PORT = 2200

@@ -17,25 +17,15 @@ import time
 from typing import IO, Any, Callable, List, Mapping, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_error
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    ChildProcess,
-    Runner,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
     CommandError,
     GpumeshError,
     HostStateError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import write_all
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import (
-    open_private_dir,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    job,
-    node,
-    plan,
-    ssh,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import open_private_dir
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, node, plan, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     PROGRAM_NAME,
     Container,

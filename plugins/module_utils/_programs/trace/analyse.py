@@ -33,10 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.mo
     SlowRanks,
     TopOperation,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.spans import (
-    BusyTime,
-    Span,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.spans import BusyTime, Span
 
 #: A rank for which the others wait at least this share of a step is named, if it costs this many times what the next
 #: one costs,

@@ -14,10 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.me
     format_ms,
     format_rank,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import (
-    Analysis,
-    RankShare,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import Analysis, RankShare
 
 DRAWING_WIDTH = 1000
 _TICK_COUNT = 5

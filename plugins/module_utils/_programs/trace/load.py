@@ -19,25 +19,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     HostStateError,
     InputError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    open_regular_file,
-    refuse_foreign_link,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    parse_json,
-    parse_whole_number,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import (
-    rank_metadata,
-    timeline,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.digest import (
-    digest_trace,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import open_regular_file, refuse_foreign_link
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json, parse_whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import rank_metadata, timeline
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.digest import digest_trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import RankTrace
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.rank_metadata import (
-    RankMetadata,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.rank_metadata import RankMetadata
 
 #: The maximum number of traces that are read at the same time: each may need several hundred MB.
 _MAX_PROCESSES = 8

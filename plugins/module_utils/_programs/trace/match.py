@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import (
-    Exchange,
-    RankTrace,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import Exchange, RankTrace
 
 _CollectiveKey = Tuple[Tuple[int, ...], str, int]
 

@@ -13,43 +13,22 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import (
-    exit_status,
-    print_line,
-    write_text,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import exit_status, print_line, write_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    parse_whole_number,
-    printable,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import (
-    expand_hostlist,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import (
-    messages,
-    page,
-    timeline,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number, printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import expand_hostlist
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import messages, page, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import (
     find_sources,
     find_trace_dir,
     load_traces,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import (
-    Analysis,
-    RankTrace,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import Analysis, RankTrace
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import TRACE_NAME
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.program import (
-    TrainSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.program import TrainSettings
 
 _RECORD_COMMAND = "record"
 _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]

@@ -9,10 +9,7 @@ import math
 import re
 from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import (
-    ClockProbe,
-    RankLink,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import ClockProbe, RankLink
 
 #: More ranks or steps than this are considered an error.
 MAX_RANKS = 1 << 16

@@ -27,10 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
     last_words,
     load,
@@ -40,21 +37,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     stack_place,
     stage,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    profile as profiles,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.liveness import (
-    STOPPED_GAP,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import profile as profiles
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.liveness import STOPPED_GAP
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
     ENDED_STATES,
     Progress,
     from_known_fields,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.rank_log import RankLog
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 #: Seconds between two checks of the ranks, and seconds between two keepalives.
 _POLL_INTERVAL = 0.5

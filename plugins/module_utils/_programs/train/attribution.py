@@ -15,17 +15,9 @@ import signal
 from collections import Counter
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    error_words as error_patterns,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    last_words,
-    stack_place,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Cause,
-    RankEnd,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import error_words as error_patterns
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import last_words, stack_place
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Cause, RankEnd
 
 #: Signals by which a process ends because of its own error, so that its last output is about that error.
 CRASH_SIGNALS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}

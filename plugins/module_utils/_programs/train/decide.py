@@ -10,11 +10,7 @@ from itertools import takewhile
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import failure
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Attempt,
-    Cause,
-    RunRequest,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt, Cause, RunRequest
 
 #: The number of repetitions after which the same error is blamed on its node, or on the program if it also occurs
 #: elsewhere at the same step; after which a failing node is barred; and after which jobs without a newer checkpoint

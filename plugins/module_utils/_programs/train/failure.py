@@ -9,12 +9,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple, Optional, Sequence, Union
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    attribution as causes,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    error_words as error_patterns,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import attribution as causes
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import error_words as error_patterns
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt
 
 #: The kinds of causes for which the program may be to blame.

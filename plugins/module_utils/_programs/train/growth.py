@@ -13,11 +13,7 @@ from __future__ import annotations
 from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import decide, scheduler
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Attempt,
-    Cause,
-    RunRequest,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt, Cause, RunRequest
 
 #: Seconds until the first query of a node, which double each time that it does not answer, and their maximum.
 _FIRST_QUERY_DELAY = 15.0

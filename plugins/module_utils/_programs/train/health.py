@@ -12,20 +12,13 @@ from __future__ import annotations
 
 from typing import Callable, List, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
-    CheckResult,
-    ExpectedState,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
     HARDWARE_CHECKS,
     CheckContext,
     run_selected_checks,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    Runner,
-    find_program,
-    run,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 #: The exit status of the command on an unhealthy node.

@@ -8,13 +8,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
-    printable,
-    strip_terminal_codes,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    error_words as error_patterns,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable, strip_terminal_codes
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import error_words as error_patterns
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.output_lines import (
     OutputLine,
     parse_lines,

@@ -20,9 +20,7 @@ from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import processes
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stragglers import (
-    EVALUATION_INTERVAL,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stragglers import EVALUATION_INTERVAL
 
 #: The number of nodes that an agent times, handshakes with each of them, seconds between these, and the timeout of one.
 _MAX_PEERS = 8

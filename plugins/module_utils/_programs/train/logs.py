@@ -14,9 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import bound
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import open_regular_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import strip_terminal_codes
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 #: A function that writes text of any origin.
 WriteText = Callable[[str], Any]

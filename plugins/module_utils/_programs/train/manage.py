@@ -10,31 +10,12 @@ import sys
 import time
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import (
-    print_error,
-    print_line,
-    write_text,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    logs,
-    runs,
-    show,
-    store,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    ENDED_STATES,
-    TrainingRun,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import (
-    PROGRAM_NAME,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_error, print_line, write_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import logs, runs, show, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import ENDED_STATES, TrainingRun
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import PROGRAM_NAME
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 USAGE_TEXT = """gpumesh-train --nodes N --name NAME [options] [--sbatch OPTION...] -- COMMAND [ARGUMENT...]
        gpumesh-train list | show NAME | attach NAME | logs NAME [--rank N|all] [--follow]

@@ -9,9 +9,7 @@ import re
 from typing import List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import strip_terminal_codes
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    error_words as error_patterns,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import error_words as error_patterns
 
 #: The maximum number of characters of a line that are read.
 _MAX_LINE_LENGTH = 2000

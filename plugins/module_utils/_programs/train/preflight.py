@@ -17,14 +17,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     HostStateError,
     InputError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import (
-    find_mount,
-    parse_mountinfo,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    profile,
-    scheduler,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import find_mount, parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import profile, scheduler
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
 
 #: File systems that are usually shared with other nodes.

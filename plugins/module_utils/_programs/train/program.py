@@ -21,16 +21,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     HostStateError,
     InputError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import (
-    expand_user_path,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import (
-    find_job_variables,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import expand_user_path
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import find_job_variables
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import agent as agents
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    health as node_health,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
     manage,
     runs,
@@ -39,20 +33,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     supervisor,
     volume,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    request as requests,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    HANG_TIMEOUT,
-    RunRequest,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import (
-    PROGRAM_NAME,
-    STAGE_DIR,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import request as requests
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import HANG_TIMEOUT, RunRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import PROGRAM_NAME, STAGE_DIR
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 #: Common synonyms of the commands.
 _COMMAND_SYNONYMS = {

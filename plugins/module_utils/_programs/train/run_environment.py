@@ -33,9 +33,7 @@ import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    profile as profiles,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import profile as profiles
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Progress
 
 #: The variables of one rank of one run. A run that is started by a rank, or from a shell with these variables, must not

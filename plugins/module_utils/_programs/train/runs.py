@@ -33,9 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.re
     refuse_short_limit,
     validate,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 #: Seconds for the supervisor to report the cancellation.
 _CANCEL_TIMEOUT = 40.0

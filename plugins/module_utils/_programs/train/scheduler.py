@@ -14,26 +14,12 @@ import socket
 from typing import Dict, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import (
-    unset_job_arguments,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    request as requests,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    RunRequest,
-    Submission,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.run_environment import (
-    RANK_VARIABLES,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import unset_job_arguments
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import request as requests
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest, Submission
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.run_environment import RANK_VARIABLES
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 #: Node states in which an attempt continues, but no new one starts.
 _DRAINING_STATES = ("drain", "fail")

@@ -16,10 +16,7 @@ import time
 from collections import Counter
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    ChildProcess,
-    Runner,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (

@@ -22,22 +22,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
-    read_text,
-    write_all,
-    write_atomic,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import (
-    refuse_replaceable_dir,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, write_all, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import refuse_replaceable_dir
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    request as requests,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
     Attempt,
     Cause,

@@ -21,10 +21,7 @@ from collections import deque
 from statistics import mean, median
 from typing import Any, Callable, Deque, Dict, FrozenSet, Hashable, List, Mapping, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Progress,
-    Straggler,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Progress, Straggler
 
 #: The minimum seconds between two measurements: each rank must have made a step meanwhile.
 EVALUATION_INTERVAL = 5.0

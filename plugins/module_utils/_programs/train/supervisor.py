@@ -38,13 +38,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     volume,
     volume_fault,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.attribution import (
-    signal_name,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.growth import (
-    Growth,
-    GrowthTracker,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.attribution import signal_name
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.growth import Growth, GrowthTracker
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.liveness import (
     START_ALLOWANCE,
     STOPPED_GAP,
@@ -58,17 +53,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     Submission,
     TrainingRun,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.step import (
-    AgentStep,
-    Prober,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.step import AgentStep, Prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
     RunDirectory,
     unwritable_error,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import (
-    AttemptMonitor,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import AttemptMonitor
 
 #: Seconds between two reads of the agents' messages, two updates of run.json, and two queries to the controller.
 _POLL_INTERVAL = 1.0

@@ -20,9 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     GpumeshError,
     HostStateError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 LOG_NAME = "supervisor.log"
 #: Seconds between two accesses, and after which a volume has not answered.

@@ -16,17 +16,10 @@ import tempfile
 from typing import NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import processes
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import (
-    find_mount,
-    parse_mountinfo,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    error_words as words,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import find_mount, parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import error_words as words
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import preflight
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.failure import (
-    PROGRAM_KINDS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.failure import PROGRAM_KINDS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Cause
 
 #: The bytes that a working volume must accept.

@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    attribution as causes,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import attribution as causes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.liveness import (
     START_ALLOWANCE,
     UNKNOWN_LIMITS,
@@ -23,12 +21,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     RankEnd,
     RunRequest,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import (
-    AgentMessage,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stragglers import (
-    StragglerDetector,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import AgentMessage
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stragglers import StragglerDetector
 
 #: Seconds of silence after which a node is queried, normally and after a failure, and seconds to start an agent.
 _SILENCE_LIMIT = 6.0

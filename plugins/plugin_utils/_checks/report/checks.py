@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
-    Check,
-    Pair,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Check, Pair
 
 
 def make_check(

@@ -10,17 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import (
-    REASON_PREFIX,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
-    find_pods,
-    member_views,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import REASON_PREFIX
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import find_pods, member_views
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
-    nodes as slurm_nodes,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes as slurm_nodes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import rdma
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import (
@@ -28,19 +21,14 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.che
     make_check,
     make_unjudged_check,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.tracking import (
-    tracking_checks,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.tracking import tracking_checks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
     Check,
     Pair,
     Verdict,
     assemble_verdict,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import (
-    VolumeLimits,
-    volume_checks,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import VolumeLimits, volume_checks
 
 #: Without a configured minimum, a link is slow below this fraction of the median of similar links.
 _MIN_MEDIAN_SHARE = 0.2

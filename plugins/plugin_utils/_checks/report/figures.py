@@ -10,9 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import (
-    format_bytes,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import format_bytes
 
 Figure = dict[str, Any]
 

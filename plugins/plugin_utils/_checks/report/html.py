@@ -16,10 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.page_style i
     THEME_BUTTON,
     THEME_SCRIPT,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import (
-    build_page,
-    format_number,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import build_page, format_number
 
 _TEMPLATE_DIRECTORY = os.path.dirname(__file__)
 #: What this page shares with other pages.

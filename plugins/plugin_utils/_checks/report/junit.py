@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
-    LAYERS,
-    count_statuses,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import LAYERS, count_statuses
 
 #: Characters that XML 1.0 cannot represent, not even as a reference.
 _FORBIDDEN_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

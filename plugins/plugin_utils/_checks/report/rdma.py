@@ -9,18 +9,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
-    RdmaEndpoint,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import RdmaEndpoint
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import (
     group_by_sender,
     make_check,
     make_unjudged_check,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
-    Check,
-    Pair,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Check, Pair
 
 #: The minimum fraction of the slower port's rate that RDMA reaches on a healthy fabric.
 _MIN_RATE_SHARE = 0.8

@@ -10,16 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
-    format_headline,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import (
-    collect_findings,
-    count_pairs,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import (
-    format_table,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import format_headline
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import collect_findings, count_pairs
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import format_table
 
 _MAX_NAMED_HOSTS = 6
 #: The maximum number of pairs, and of findings of one kind, that are shown individually.

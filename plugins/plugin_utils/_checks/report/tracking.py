@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import (
-    Record,
-    TrackingSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record, TrackingSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import expiry
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import make_check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Check

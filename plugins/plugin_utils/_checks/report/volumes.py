@@ -10,17 +10,12 @@ from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import (
-    explain_wrong_mount,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import explain_wrong_mount
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import (
     make_check,
     make_unjudged_check,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
-    Check,
-    worst_status,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Check, worst_status
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
 #: The phases of volume_probe whose results count.

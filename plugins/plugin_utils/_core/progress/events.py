@@ -10,10 +10,7 @@ from typing import Any
 
 from ansible.playbook.task_include import TaskInclude
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import (
-    LOST_OUTCOMES,
-    PlaybookRun,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import LOST_OUTCOMES, PlaybookRun
 
 
 def list_play_hosts(play: Any) -> list[str]:

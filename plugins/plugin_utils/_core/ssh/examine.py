@@ -24,20 +24,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh import (
-    keys,
-    known_hosts,
-    settings,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh import keys, known_hosts, settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import (
     SHELL_REMEDY,
     SilentHostError,
     quote_message,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.silence import (
-    TIME_LIMIT,
-    Question,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.silence import TIME_LIMIT, Question
 
 try:
     import paramiko

@@ -12,10 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import (
-    SilentHostError,
-    quote_message,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import SilentHostError, quote_message
 
 _TIMEOUT_SECONDS = 5
 

@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
-    run,
-    start_in_background,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run, start_in_background
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 
 _STARTS = f"""

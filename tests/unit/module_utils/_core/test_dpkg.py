@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import (
-    POLICY_MARK,
-    find_leftovers,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import POLICY_MARK, find_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 STATUS = """Package: done

@@ -19,10 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, safe_path
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
 
 MARKER = "# {mark} ours"

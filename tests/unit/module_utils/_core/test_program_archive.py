@@ -19,9 +19,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 
 ROOT = program_archive.__name__.rpartition("._core.")[0]
 MODULE_UTILS = Path(program_archive.__file__).parents[1]

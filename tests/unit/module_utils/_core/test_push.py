@@ -18,10 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
     ENTRY_MODULE,
     SessionSettings,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
-    encode_source,
-    source_digests,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import encode_source, source_digests
 
 MODULES = Path(__file__).parents[4] / "plugins" / "modules"
 ROOT = program_archive.__name__.rpartition("._core.")[0]

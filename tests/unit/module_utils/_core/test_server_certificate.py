@@ -17,9 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
-    CertificateIdentity,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import CertificateIdentity
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.certificate import try_handshake
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 

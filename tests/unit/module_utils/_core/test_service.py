@@ -16,10 +16,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import interface
 

@@ -16,9 +16,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import volume_users
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import parse_mountinfo
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import (
-    VolumeError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import VolumeError
 
 MOUNTS = """\
 proc /proc proc rw 0 0

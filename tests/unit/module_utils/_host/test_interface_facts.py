@@ -15,16 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    ParseError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.facts import gather_facts
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import (
-    parse_addresses,
-    parse_default_routes,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import parse_addresses, parse_default_routes
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import (
     BOOT_ID,
     CASE_NAMES,

@@ -22,10 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kinds import
     parse_speed,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import PciDevice
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import (
-    parse_rate,
-    parse_state,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import parse_rate, parse_state
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action.collective_test import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.collective import (
-    describe_unused,
-    place_ranks,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.collective import describe_unused, place_ranks
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
 

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action.node_health import ActionModule
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.node_health import (
-    desired_parameters,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.node_health import desired_parameters
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
 

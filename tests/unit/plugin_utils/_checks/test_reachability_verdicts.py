@@ -20,9 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachabili
     build_peers,
     expected_members,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import (
-    draw_matrix,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import draw_matrix
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
     VERDICTS,
     judge_reachability,

@@ -10,9 +10,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
-    find_concurrent_runs,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import find_concurrent_runs
 
 
 def make_directory(parent: Path, name: str) -> Path:

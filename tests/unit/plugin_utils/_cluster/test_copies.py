@@ -13,19 +13,14 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import expiry
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
-    expiry_time,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import expiry_time
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.version import VERSION
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import (
     classify_members,
     find_record,
     select_outside_hosts,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import (
-    build_overview,
-    render_overview,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import build_overview, render_overview
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
     collect_sent_records,
     read_responses,

@@ -6,18 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.discovery import (
-    build_report,
-    render_page,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
-    DEFAULT_OPTIONS,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.discovery import build_report, render_page
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import DEFAULT_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import display_width
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import (
-    CASE_NAMES,
-    FIXTURES,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import CASE_NAMES, FIXTURES
 
 
 def recorded_facts(case: str) -> dict[str, Any]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import (
-    parse_machine_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import parse_machine_names
 
 
 @pytest.mark.parametrize(

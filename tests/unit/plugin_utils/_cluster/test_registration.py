@@ -11,9 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import (
-    enrolled_members,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import enrolled_members
 from ansible_collections.gpumesh.cluster.tests.support.decisions import plan_registration
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")

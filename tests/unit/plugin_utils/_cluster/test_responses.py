@@ -13,16 +13,10 @@ from typing import Any
 import pytest
 from module_runs import result_of, start
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    model,
-    plan,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies import find_record
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import (
-    enrolled_members,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registration import enrolled_members
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
     collect_sent_records,
     outdated_members,

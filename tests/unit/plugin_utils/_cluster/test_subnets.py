@@ -15,20 +15,10 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import subnets
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_choice import (
-    choose_subnet,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
-    build_options,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import (
-    find_shared,
-    format_names,
-)
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import (
-    CASE_NAMES,
-    FIXTURES,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_choice import choose_subnet
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import build_options
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared, format_names
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import CASE_NAMES, FIXTURES
 
 ACTIVE = {"device": "mlx5_0", "port": 1, "state": "active", "link_layer": "InfiniBand", "rate_gbps": 400.0, "gids": []}
 

@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.variable_names import (
-    find_unknown,
-    option_names,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.variable_names import find_unknown, option_names
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -11,11 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import (
-    key,
-    member,
-    record,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import key, member, record
 
 HEAD = member("head", 1, "a", "203.0.113.1:51820")
 DIALLED = member("dialled", 2, "b", "203.0.113.2:51820")

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.names import build_host_lines
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import (
-    desired_parameters,
-    named_members,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import desired_parameters, named_members
 
 
 def build_record(*machines: str, backend: str = "none") -> Any:

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    RecordError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import storage
 
 VOLUME = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}

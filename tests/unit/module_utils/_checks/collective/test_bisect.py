@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.bisect import (
-    find_culprit,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.bisect import find_culprit
 
 
 def nodes(number: int) -> list[str]:

@@ -11,17 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import (
-    judge,
-    launch,
-    parse,
-    thresholds,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import judge, launch, parse, thresholds
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, InputError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import host, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
-    ExpectedState,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree

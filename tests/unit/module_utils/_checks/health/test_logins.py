@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import logins
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import (
-    command_prefix,
-    current_user_name,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import command_prefix, current_user_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 

@@ -18,10 +18,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import (
-    build_zipapp,
-    collect_sources,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import build_zipapp, collect_sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
 from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules import entry, run

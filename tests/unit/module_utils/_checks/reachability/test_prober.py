@@ -18,11 +18,7 @@ from uuid import uuid4
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
-    lease,
-    listener,
-    prober,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import lease, listener, prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
     LocalMember,
     PeerResult,
@@ -30,9 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     RdmaEndpoint,
     ReachabilityLimits,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.prober import (
-    Prober,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.prober import Prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 

@@ -25,10 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     schedule,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    ParseError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, ParseError
 
 
 class TestPorts:

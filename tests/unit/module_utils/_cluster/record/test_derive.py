@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    derive,
-    model,
-    plan,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "tester@here")

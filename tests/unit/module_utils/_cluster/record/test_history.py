@@ -14,17 +14,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    apply,
-    derive,
-    history,
-    model,
-    plan,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
-    Store,
-    format_record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply, derive, history, model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store, format_record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking import was_enabled
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.77.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]

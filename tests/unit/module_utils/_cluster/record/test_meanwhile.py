@@ -13,11 +13,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply, derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    InputError,
-    RecordError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, InputError, RecordError
 
 JOINS = 20
 

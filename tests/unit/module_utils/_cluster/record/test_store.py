@@ -18,19 +18,9 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    apply,
-    model,
-    store,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
-    DamagedRecordError,
-    Store,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply, model, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import DamagedRecordError, Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
 
 
 def member_entry(number: int) -> dict[str, Any]:

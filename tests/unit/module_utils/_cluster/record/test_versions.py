@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
-    apply,
-    derive,
-    model,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import (
-    Store,
-    format_record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply, derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store, format_record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import version
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]

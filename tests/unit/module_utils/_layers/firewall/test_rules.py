@@ -11,10 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import rules
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import (
-    SshAccess,
-    SshConnection,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import SshAccess, SshConnection
 
 
 def render(**parameters: Any) -> str:

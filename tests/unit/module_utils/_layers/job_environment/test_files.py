@@ -15,10 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host import rdma
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import (
-    files,
-    host,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files, host
 
 SETTINGS = {
     "cluster": "lab",

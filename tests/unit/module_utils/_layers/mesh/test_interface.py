@@ -15,9 +15,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import (
-    interface as mesh_interface,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import interface as mesh_interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
     WireguardHost,
     WireguardResult,
@@ -28,10 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireg
     DesiredInterface,
     make_desired,
 )
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import (
-    FakeWireguardHost,
-    key,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import FakeWireguardHost, key
 
 READS = {("wg", "show"), ("wg", "pubkey"), ("ip", "-j")}
 

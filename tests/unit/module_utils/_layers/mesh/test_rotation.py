@@ -16,18 +16,13 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import rotation
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
-    WireguardHost,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import WireguardHost
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
     DesiredInterface,
     DesiredPeer,
     make_desired,
 )
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import (
-    FakeWireguardHost,
-    key,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import FakeWireguardHost, key
 
 #: The port differs from WireGuard's own, so that the test can run beside a real tunnel.
 PORT = 45820

@@ -21,11 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     InputError,
     ParseError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import (
-    tailnet,
-    tailnet_api,
-    tailscale,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailnet, tailnet_api, tailscale
 
 SERVER = "https://headscale.example.org"
 #: The output of tailscale 1.94.1, without unused fields.

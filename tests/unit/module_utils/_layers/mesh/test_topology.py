@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    RecordError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topology import (
     check_connectivity,
     list_relayed_pairs,
@@ -22,14 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topol
     read_mesh,
     replace_public_keys,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
-    make_desired,
-)
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import (
-    key,
-    member,
-    record,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import make_desired
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import key, member, record
 
 HEAD = member("head", 1, "a", "203.0.113.1:51820")
 DIALLED = member("dialled", 2, "b", "203.0.113.2:51820")

@@ -16,16 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    ParseError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import wireguard as wg
-from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import (
-    FIXTURES,
-    key,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import FIXTURES, key
 
 NOW = 1_795_210_200
 

@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    InputError,
-    ParseError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts
 
 DESIRED = accounts.parse_desired(

@@ -16,21 +16,10 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-    ParseError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
-    CAP_SYS_NICE,
-    has_capability,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import CAP_SYS_NICE, has_capability
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
-    conf,
-    config,
-    configure,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, configure
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import (
     CgroupSupport,
     GpuDevices,

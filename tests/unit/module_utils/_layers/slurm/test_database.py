@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import database
 
 DATABASE = database.AccountingDatabase("acct", "/run/mysqld/mysqld.sock", getpass.getuser())

@@ -16,10 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     InputError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import (
-    SlurmNode,
-    parse_nodes_text,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode, parse_nodes_text
 
 
 def node(state: str, reason: str = "") -> SlurmNode:

@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
-    files,
-    host,
-    server,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import files, host, server
 
 ALICE, BOB = host.UserAccount(1000, "/home/alice", True, []), host.UserAccount(1001, "/home/bob", True, [])
 SSHD_RESPONSE = server.SshdResponse(

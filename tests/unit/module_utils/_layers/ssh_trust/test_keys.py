@@ -12,11 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import (
-    host,
-    keys,
-    server,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import host, keys, server
 
 IDENTIFIER = "{user}@n1 gpumesh lab"
 

@@ -17,9 +17,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import (
-    run_with_deadline,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import run_with_deadline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import holding, probe
 
 MACHINES = ["n1", "n2"]

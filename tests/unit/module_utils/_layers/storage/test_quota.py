@@ -24,10 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     ParseError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import MountEntry
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.units import (
-    format_size,
-    parse_size,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.units import format_size, parse_size
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import quota
 
 MIB = 1 << 20

@@ -16,10 +16,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import postgres
 
 CLUSTER = postgres.PostgresCluster("17", "main", 5432, "/var/lib/postgresql/17/main")

@@ -18,9 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
-    expiry_time,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import expiry_time
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import probe
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 

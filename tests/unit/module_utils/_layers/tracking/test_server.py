@@ -24,10 +24,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import (
     confine,
     environment,

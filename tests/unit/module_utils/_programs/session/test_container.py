@@ -27,10 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
     spec,
     subordinate,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    Container,
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import Container, SessionSettings
 
 CONTAINER = Container("main1", "main", 1, 0, "n1", 0, "10.192.0.1", 257)
 CONTAINER_PATHS = runtime.ContainerPaths("/run/x/7/0", "/var/x/7/0", "/scratch/alice/images")

@@ -8,10 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    environment,
-    plan,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import environment, plan
 
 MODEL = Path(__file__).resolve().parents[5] / "roles" / "job_environment" / "files" / "task_prolog.py"
 MEMBERS = {"n1": "10.0.0.1", "n2": "10.0.0.2"}

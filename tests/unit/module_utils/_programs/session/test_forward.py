@@ -18,14 +18,8 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    forward,
-    job,
-    spec,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import forward, job, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 
 HOST_SETTINGS = SessionSettings(
     "n1", "n1", "eth0", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp"

@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import (
-    REQUIRED_PROGRAMS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import REQUIRED_PROGRAMS
 
 
 @pytest.fixture(name="limits", autouse=True)

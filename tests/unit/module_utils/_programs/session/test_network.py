@@ -9,9 +9,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 
 MEMBERS = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
 HOST_SETTINGS = SessionSettings("n1", "n1", "eth0", MEMBERS, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp/{user}")

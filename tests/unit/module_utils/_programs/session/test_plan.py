@@ -13,16 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    HostStateError,
-    InputError,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    job,
-    plan,
-    sessions,
-    spec,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, plan, sessions, spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     SessionSettings,
     SessionSpec,

@@ -12,15 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    job,
-    program,
-    runtime,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, program, runtime
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import spec as specs
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    PROGRAM_PATH,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PROGRAM_PATH
 
 _SETTINGS = {
     "machine": "n1",

@@ -13,9 +13,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import routing
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 
 MEMBERS = {"n1": "10.99.0.1", "n2": "10.99.0.2"}
 HOST_SETTINGS = SessionSettings(

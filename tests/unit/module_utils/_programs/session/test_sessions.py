@@ -13,14 +13,8 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    job,
-    sessions,
-    spec,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    SessionSettings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import job, sessions, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 
 HOST_SETTINGS = SessionSettings("n1", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp/{user}")
 DEMO_SPEC = spec.parse_spec({"name": "demo", "roles": [{"name": "main", "image": "docker.io/library/x:1"}]})

@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import (
-    plan,
-    runtime,
-    spec,
-    ssh,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import plan, runtime, spec, ssh
 from ansible_collections.gpumesh.cluster.tests.support.ssh_server import SSHD, SshServer
 
 TOKEN = plan.parse_token("+;demo;main,sub;1,0+0,1")

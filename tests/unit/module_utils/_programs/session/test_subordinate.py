@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import current_user_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import subordinate
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.subordinate import (
-    SubordinateRange,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.subordinate import SubordinateRange
 
 USER_NAME = current_user_name()
 RANGES = st.builds(SubordinateRange, st.just("x"), st.integers(0, 1 << 22), st.integers(1, 1 << 18))

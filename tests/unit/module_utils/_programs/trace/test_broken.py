@@ -13,16 +13,9 @@ import pytest
 from traces import Scene
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import (
-    messages,
-    page,
-    timeline,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import messages, page, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import (
-    find_sources,
-    load_traces,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import find_sources, load_traces
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
 
 SCENE = Scene(ranks=2, steps=2, links={0: 9400.0, 1: 92.0}, offsets={1: 3.0})

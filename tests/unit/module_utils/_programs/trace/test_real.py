@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import (
-    find_sources,
-    load_traces,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import find_sources, load_traces
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import RankTrace
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -18,11 +18,7 @@ from typing import Any
 import pytest
 from traces import FIRST, Scene
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import (
-    load,
-    program,
-    timeline,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import load, program, timeline
 
 TOY = Path(__file__).parent / "fixtures" / "debian-13"
 SETTINGS = {"volumes": [], "run_dir": "", "stage_dir": "", "library": ""}

@@ -14,14 +14,8 @@ import pytest
 from traces import FIRST, Scene
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import (
-    find_sources,
-    load_traces,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import (
-    Analysis,
-    RankShare,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import find_sources, load_traces
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import Analysis, RankShare
 
 OFFSETS = {1: 3.0, 2: -700.0, 3: 45_000.0}
 

@@ -54,12 +54,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.pr
     AgentMessage,
     MessageDecoder,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import (
-    AttemptMonitor,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import AttemptMonitor
 
 
 def test_final_progress_report_is_read_within_one_clock_tick(tmp_path: Path) -> None:

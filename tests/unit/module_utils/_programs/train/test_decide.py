@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.attribution import (
-    OUT_OF_MEMORY,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.attribution import OUT_OF_MEMORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.decide import (
     choose_excluded_node,
     choose_placement,
@@ -22,11 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.de
     verdict,
     volume_failure_count,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Attempt,
-    Cause,
-    RunRequest,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt, Cause, RunRequest
 
 REQUEST = RunRequest(name="nano", command=["python3", "train.py"], folder="/mnt/shared/runs/nano", nodes=3, min_nodes=2)
 FOUR_NODES = ["n1", "n2", "n3", "n4"]

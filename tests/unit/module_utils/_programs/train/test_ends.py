@@ -18,10 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    attribution,
-    last_words,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import attribution, last_words
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RankEnd
 
 FOLDER = Path(__file__).parent / "ends"

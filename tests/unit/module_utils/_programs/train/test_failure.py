@@ -7,14 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    attribution,
-    failure,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Attempt,
-    Cause,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import attribution, failure
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt, Cause
 
 
 def attempt(detail: str, node: str = "gpu1", last: int | None = 7, kind: str = "crash") -> Attempt:

@@ -13,11 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.gr
     GrowthTracker,
     find_growth,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Attempt,
-    Cause,
-    RunRequest,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt, Cause, RunRequest
 
 REQUEST = RunRequest(name="nano", command=["true"], folder="/mnt/shared/runs/nano", nodes=3, min_nodes=1)
 THREE_NODES = ("n1", "n2", "n3")

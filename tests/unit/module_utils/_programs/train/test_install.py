@@ -13,23 +13,11 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import (
-    LayerDifferences,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import LayerDifferences
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import missing_contents
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import (
-    NOT_SET_UP,
-    compare_modules,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    install,
-    paths,
-    profile,
-)
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
-    encode_source,
-    source_digests,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP, compare_modules
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install, paths, profile
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import encode_source, source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import program_sources
 
 MODULE_PARAMS = {

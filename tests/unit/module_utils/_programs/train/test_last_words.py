@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, strategies
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    attribution,
-    last_words,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import attribution, last_words
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RankEnd
 
 OWN_ERROR = 'Traceback (most recent call last):\n  File "train.py", line 80, in load\nValueError: shard 7 is damaged\n'

@@ -17,12 +17,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.li
     PauseLimits,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import (
-    AgentMessage,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import (
-    AttemptMonitor,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import AgentMessage
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import AttemptMonitor
 
 NODES = ["n1", "n2"]
 REQUEST = RunRequest(name="nano", command=["true"], folder="/x/nano", nodes=2, hang_timeout=60)

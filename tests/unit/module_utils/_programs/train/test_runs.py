@@ -35,9 +35,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     Submission,
     TrainingRun,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 
 class Slurm:

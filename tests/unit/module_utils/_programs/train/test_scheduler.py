@@ -10,10 +10,7 @@ import re
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    CommandError,
-    HostStateError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import scheduler
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
 

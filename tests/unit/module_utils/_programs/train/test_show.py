@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    gpumesh_run,
-    run_environment,
-    show,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import gpumesh_run, run_environment, show
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
     Attempt,
     RunRequest,
@@ -28,12 +24,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     format_run,
     parse_run,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import (
-    AgentMessage,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import (
-    AttemptMonitor,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import AgentMessage
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import AttemptMonitor
 
 SLOW = Straggler(1, "n2", 1000.0, 0.51, "ready to run, but waiting for a processor 70% of the time")
 PAST = Straggler(None, "n3", 1000.0, 0.3, "its round trips take 100 ms, up from 0.2 ms", until=1090.0)

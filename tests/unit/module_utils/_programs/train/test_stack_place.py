@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stack_place import (
-    find_location,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stack_place import find_location
 
 DUMP = """step 41
 Thread 0x00007f1 (most recent call first):

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    protocol,
-    step,
-    watch,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import protocol, step, watch
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,8 @@ from statistics import median
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import stragglers
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Progress,
-    Straggler,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stragglers import (
-    StragglerDetector,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Progress, Straggler
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.stragglers import StragglerDetector
 
 WALL = 1_800_000_000.0
 

@@ -26,9 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     Submission,
     TrainingRun,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 AWAY = CommandResult(1, "", "error: Unable to contact slurm controller (connect failure)")
 

@@ -25,10 +25,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    gpumesh_track,
-    run_environment,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import gpumesh_track, run_environment
 
 Point = tuple[str, float, int, int]
 

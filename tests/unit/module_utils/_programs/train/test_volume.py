@@ -16,15 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
-    GpumeshError,
-    InputError,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
-    RunDirectory,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 
 @pytest.fixture(name="folder")

@@ -13,18 +13,9 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    attribution as causes,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    failure,
-    volume_fault,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Attempt,
-    Cause,
-    RankEnd,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import attribution as causes
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import failure, volume_fault
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt, Cause, RankEnd
 
 IN_ORDER = volume_fault.VolumeState()
 FULL = volume_fault.VolumeState(True, "is full: 3 MiB are left, and 1024 MiB are needed")

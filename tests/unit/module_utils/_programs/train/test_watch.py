@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
-    Cause,
-    RunRequest,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import (
-    AgentMessage,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Cause, RunRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.protocol import AgentMessage
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.watch import (
     OOM_EVENT,
     START_ALLOWANCE,

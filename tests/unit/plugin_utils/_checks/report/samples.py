@@ -9,9 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
-    assemble_verdict,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import assemble_verdict
 
 HEALTH = [
     ("health.gpu_count", "The number of GPUs matches the record", 8, 8, ""),

@@ -12,17 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import (
-    evidence,
-    html,
-    prometheus,
-    terminal,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import evidence, html, prometheus, terminal
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.rdma import RdmaLimits
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import (
-    build_page,
-    collect_findings,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import build_page, collect_findings
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 
 GENERATED_AT = "2026-11-20T20:31:00Z"

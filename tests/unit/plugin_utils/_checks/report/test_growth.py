@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import (
-    draw_matrix,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import draw_matrix
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
     judge_reachability as judge_pairs,
 )
@@ -28,9 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report imp
     prometheus,
     terminal,
 )
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks import (
-    test_reachability_verdicts as probes,
-)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks import test_reachability_verdicts as probes
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 
 FEW_MEMBERS, MANY_MEMBERS = 12, 36

@@ -10,11 +10,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import (
-    junit,
-    prometheus,
-    terminal,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import junit, prometheus, terminal
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import verdict as module
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 

@@ -25,10 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh import (
     settings,
     silence,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import (
-    CAUSES,
-    SilentHostError,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import CAUSES, SilentHostError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.silence import (
     Question,
     explain_unreachable_host,
