@@ -53,5 +53,6 @@ class ActionModule(HostAction):
         """Return what a replica of the record takes from the options of the role cluster."""
         if module_args.get("state") != "replica":
             return {}
-        actor = self.resolve_variable("cluster_actor")
-        return {"force": bool(self.resolve_variable("cluster_trusted_copy")), **({"actor": actor} if actor else {})}
+        options = self.options("cluster_actor", "cluster_trusted_copy")
+        actor = options["cluster_actor"]
+        return {"force": bool(options["cluster_trusted_copy"]), **({"actor": actor} if actor else {})}

@@ -25,7 +25,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
 
-_TEXT_OPTION = {"type": "str", "default": ""}
 _EMPTY_RESULT: Mapping[str, Any] = {
     "refusal": "",
     "record": None,
@@ -49,20 +48,24 @@ class ActionModule(ControllerAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         task_args = self.arguments(
-            name={"type": "str", "required": True},
             registered={"type": "str", "required": True},
             candidate={"type": "str", "required": True},
             earlier={"type": "str", "required": True},
             asked={"type": "str"},
-            manager=_TEXT_OPTION,
-            trusted_copy=_TEXT_OPTION,
-            trusted_generation={"type": "int", "default": 0},
-            successor=_TEXT_OPTION,
             others={"type": "str", "choices": ["none", "joining", "all"], "default": "none"},
             rounds={"type": "int", "default": 2},
             required={"type": "bool", "default": False},
             refuse={"type": "bool", "default": True},
-            older_version={"type": "bool", "default": True},
+            applies={"type": "bool", "default": False},
+        )
+        options = self.options(
+            "cluster_name",
+            "cluster_manager",
+            "cluster_trusted_copy",
+            "cluster_trusted_generation",
+            "cluster_new_manager",
+            "cluster_manager_lost",
+            "cluster_older_version",
         )
         earlier_result: Mapping[str, Any] = self.variables.get(task_args["earlier"]) or {}
         previous_round = earlier_result if task_args["asked"] else {}
@@ -91,7 +94,7 @@ class ActionModule(ControllerAction):
                 outside_results,
                 sent_records,
                 requests,
-                task_args["name"],
+                options["cluster_name"],
                 task_args["candidate"],
                 task_args["others"],
             )
@@ -103,12 +106,13 @@ class ActionModule(ControllerAction):
             **round_result,
             "ask": [],
             "rounds": remaining_rounds,
-            **self._choose_copy(task_args, play_results, outside_results, sent_records),
+            **self._choose_copy(task_args, options, play_results, outside_results, sent_records),
         }
 
     def _choose_copy(
         self,
         task_args: Mapping[str, Any],
+        options: Mapping[str, Any],
         play_results: Mapping[str, Mapping[str, Any]],
         outside_results: Mapping[str, Mapping[str, Any]],
         sent_records: Mapping[str, Any],
@@ -120,7 +124,7 @@ class ActionModule(ControllerAction):
         }
         try:
             chosen_copy = find_record(
-                responses, task_args["name"], self._inventory_view(task_args), self._overrides(task_args)
+                responses, options["cluster_name"], self._inventory_view(options), self._overrides(options)
             )
         except GpumeshError as refusal:
             if task_args["refuse"]:
@@ -128,9 +132,9 @@ class ActionModule(ControllerAction):
             return {**base_result, "refusal": printable(str(refusal))}
         if chosen_copy is None:
             if task_args["required"]:
-                raise _missing_cluster_error(task_args["name"], list(responses))
+                raise _missing_cluster_error(options["cluster_name"], list(responses))
             return base_result
-        if not task_args["older_version"]:
+        if task_args["applies"] and not options["cluster_older_version"]:
             derive.refuse_older_version(chosen_copy.record)
         remarks = [
             printable(remark)
@@ -159,13 +163,16 @@ class ActionModule(ControllerAction):
         }
         return {**base_result, **copy_result, **classify_members(chosen_copy, base_result["answering"], play_results)}
 
-    def _inventory_view(self, task_args: Mapping[str, Any]) -> InventoryView:
-        return InventoryView(self.variables["groups"]["all"], self.variables["hostvars"], task_args["manager"] or None)
+    def _inventory_view(self, options: Mapping[str, Any]) -> InventoryView:
+        return InventoryView(
+            self.variables["groups"]["all"], self.variables["hostvars"], options["cluster_manager"] or None
+        )
 
     @staticmethod
-    def _overrides(task_args: Mapping[str, Any]) -> Overrides:
+    def _overrides(options: Mapping[str, Any]) -> Overrides:
+        successor = options["cluster_new_manager"] if options["cluster_manager_lost"] else ""
         return Overrides(
-            task_args["trusted_copy"] or None, task_args["trusted_generation"] or None, task_args["successor"] or None
+            options["cluster_trusted_copy"] or None, options["cluster_trusted_generation"] or None, successor or None
         )
 
 

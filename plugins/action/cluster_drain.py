@@ -50,27 +50,29 @@ class ActionModule(HostAction):
             handing_over={"type": "bool", "default": False},
             inspect={"type": "bool", "default": False},
             holders={"type": "str"},
-            timeout={"type": "int", "default": 0},
-            force={"type": "bool", "default": False},
         )
+        options = self.options("cluster_drain_timeout", "cluster_force")
+        is_forced = options["cluster_force"]
         record = self.record()
         foreign_slurm = self._belongs_to_other_cluster(record)
         has_scheduler = not foreign_slurm and self.path_exists(_SLURMD_ENVIRONMENT)
         if has_scheduler and task_args["handing_over"]:
             self._refuse_incomplete_handover(record)
         skip_query = foreign_slurm or task_args["inspect"] or not self._has_controller()
-        slurm_report = {} if skip_query else self._query_slurm(task_args["force"])
+        slurm_report = {} if skip_query else self._query_slurm(is_forced)
         node_names = [node["name"] for node in slurm_report.get("nodes", [])]
         if task_args["machines"] is not None:
             node_names = [node for node in node_names if node in task_args["machines"]]
         jobs = running_jobs(slurm_report.get("jobs", []), node_names)
         changed = False
         if task_args["machines"] is None:
-            self._refuse_use(record, jobs, task_args)
-            changed = bool(task_args["force"] and node_names) and self._end_jobs(node_names, jobs)
+            if not is_forced:
+                self._refuse_use(record, jobs, task_args["holders"])
+            changed = bool(is_forced and node_names) and self._end_jobs(node_names, jobs)
         elif node_names:
-            self._refuse_jobs(record, jobs, task_args)
-            is_forced, drain_timeout = task_args["force"], task_args["timeout"]
+            drain_timeout = options["cluster_drain_timeout"]
+            if not (is_forced or drain_timeout):
+                self._refuse_jobs(record, jobs, task_args["machines"])
             changed = (
                 self._end_jobs(node_names, jobs)
                 if is_forced
@@ -152,29 +154,23 @@ class ActionModule(HostAction):
                 raise
             return {}
 
-    def _refuse_jobs(
-        self, record: model.Record, jobs: Sequence[Mapping[str, Any]], task_args: Mapping[str, Any]
-    ) -> None:
+    def _refuse_jobs(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], machines: Sequence[str]) -> None:
         unfinished_jobs = _select_unfinished(jobs)
-        if unfinished_jobs and not task_args["timeout"] and not task_args["force"]:
+        if unfinished_jobs:
             raise HostStateError(
-                f"{', '.join(task_args['machines'])} cannot leave cluster '{record['name']}' while jobs run there: "
+                f"{', '.join(machines)} cannot leave cluster '{record['name']}' while jobs run there: "
                 f"{', '.join(format_job(job) for job in unfinished_jobs)}.",
                 "Wait until they have ended (cluster_drain_timeout=SECONDS waits at most that long), or cancel them "
                 "with cluster_force=true.",
             )
 
-    def _refuse_use(
-        self, record: model.Record, jobs: Sequence[Mapping[str, Any]], task_args: Mapping[str, Any]
-    ) -> None:
+    def _refuse_use(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], register_name: str | None) -> None:
         usage_results = (
-            self.registered_results(task_args["holders"], self.variables["ansible_play_hosts_all"])
-            if task_args["holders"]
-            else {}
+            self.registered_results(register_name, self.variables["ansible_play_hosts_all"]) if register_name else {}
         )
         current_users = [*(f"job {format_job(job)}" for job in jobs), *format_volume_users(usage_results)]
         unreachable_reasons = format_unreachable(usage_results)
-        if (current_users or unreachable_reasons) and not task_args["force"]:
+        if current_users or unreachable_reasons:
             raise HostStateError(
                 f"Cluster '{record['name']}' {'is' if current_users else 'may be'} in use: {'; '.join([*current_users, *unreachable_reasons])}.",
                 "Wait until they have ended, or end them (scancel, kill); cluster_force=true ends them, too."

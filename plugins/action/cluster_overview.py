@@ -30,8 +30,8 @@ class ActionModule(ControllerAction):
             tailnet={"type": "str", "required": True},
             host={"type": "str", "required": True},
             volumes={"type": "str", "required": True},
-            output={"type": "str", "choices": ["table", "json"], "default": "table"},
         )
+        options = self.options("cluster_name", "cluster_output", "check_report_dir")
         copies_result = self.variables[task_args["found"]]
         mesh_backend = copies_result["record"]["mesh"]["backend"] if copies_result["record"] else "none"
         mesh_variable = task_args["tailnet"] if mesh_backend == "tailscale" else task_args["tunnel"]
@@ -55,14 +55,14 @@ class ActionModule(ControllerAction):
         }
         checked_at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         last_verdict = (
-            parse_previous_verdict(self._read_last_verdict(copies_result["record"]["name"]))
+            parse_previous_verdict(_read_last_verdict(options["check_report_dir"], copies_result["record"]["name"]))
             if copies_result["record"]
             else None
         )
         clusters = build_overview(
             results_by_machine, checked_at, states_by_machine, last_verdict, copies_result["records"]
         )
-        if task_args["output"] == "json":
+        if options["cluster_output"] == "json":
             # The JSON is one line that starts with a bracket, so that a program can find it in the output.
             text = json.dumps(clusters, ensure_ascii=False)
         else:
@@ -72,14 +72,13 @@ class ActionModule(ControllerAction):
                 for machine, response in responses.items()
                 if response.unreachable_reason is not None
             }
-            text = render_overview(
-                clusters, unreachable_reasons, available_width(0), str(self.resolve_variable("cluster_name") or "")
-            )
+            text = render_overview(clusters, unreachable_reasons, available_width(0), options["cluster_name"])
         self.print_text(text)
         return {"changed": False, "text": text, "clusters": clusters, **build_stats({"gpumesh_clusters": clusters})}
 
-    def _read_last_verdict(self, cluster_name: str) -> str:
-        """Return the verdict of the role check, from the machine that runs Ansible; empty if there is none."""
-        report_directory = self.resolve_variable("check_report_dir") or f"{os.environ.get('PWD', '')}/gpumesh-report"
-        verdict_path = Path(str(report_directory), cluster_name, "verdict.json")
-        return verdict_path.read_text(encoding="utf-8") if verdict_path.is_file() else ""
+
+def _read_last_verdict(given_directory: str | None, cluster_name: str) -> str:
+    """Return the verdict of the role check, from the machine that runs Ansible; empty if there is none."""
+    report_directory = given_directory or f"{os.environ.get('PWD', '')}/gpumesh-report"
+    verdict_path = Path(report_directory, cluster_name, "verdict.json")
+    return verdict_path.read_text(encoding="utf-8") if verdict_path.is_file() else ""

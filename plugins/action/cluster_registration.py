@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible.module_utils.parsing.convert_bool import boolean
-
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import preflight
@@ -22,6 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.registrat
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import read_responses
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
     MESH_OPTIONS,
     machines_without_interface,
@@ -30,7 +29,8 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_
     userspace_only_machines,
 )
 
-_TEXT_OPTION = {"type": "str", "default": ""}
+#: Options of each host, as opposed to those that are the same for all.
+_HOST_OPTIONS = ("cluster_site", "cluster_endpoint", "job_environment_rdma", *MESH_OPTIONS)
 
 
 class ActionModule(ControllerAction):
@@ -39,20 +39,15 @@ class ActionModule(ControllerAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         task_args = self.arguments(
-            name={"type": "str", "required": True},
             registered={"type": "str", "required": True},
             found={"type": "str", "required": True},
             candidate={"type": "str", "required": True},
-            subnet=_TEXT_OPTION,
-            manager=_TEXT_OPTION,
-            machines={"type": "raw", "default": []},
-            join_only={"type": "bool", "default": False},
         )
-        request = self._registration_request(task_args)
+        request = self._registration_request(task_args["candidate"])
         copies_result = self.variables[task_args["found"]]
         record = model.parse(copies_result["record"]) if copies_result["record"] else None
-        variable_names = ("ansible_host", "cluster_site", "cluster_endpoint", "job_environment_rdma", *MESH_OPTIONS)
-        variables_by_host = self.variables_by_host(task_args["registered"], *variable_names)
+        variables_by_host = self.variables_by_host(task_args["registered"], "ansible_host")
+        options_by_host = self.options_by_host(*_HOST_OPTIONS)
         results_by_machine = {
             machine: dict(host_variables[task_args["registered"]] or {})
             for machine, host_variables in variables_by_host.items()
@@ -60,10 +55,9 @@ class ActionModule(ControllerAction):
         play_hosts = {
             machine: InventoryHost(
                 host_variables["ansible_host"] or machine,
-                host_variables["cluster_site"] or None,
-                host_variables["cluster_endpoint"] or None,
-                host_variables["job_environment_rdma"] in (None, "")
-                or boolean(host_variables["job_environment_rdma"], strict=False),
+                options_by_host[machine]["cluster_site"] or None,
+                options_by_host[machine]["cluster_endpoint"] or None,
+                options_by_host[machine]["job_environment_rdma"],
             )
             for machine, host_variables in variables_by_host.items()
         }
@@ -74,8 +68,9 @@ class ActionModule(ControllerAction):
             results_by_machine,
             read_responses(results_by_machine, copies_result["records"]),
         )
-        role_options = preflight.read_role_options(self.read_role_options)
-        desired_volumes = self.resolve_variable("storage_volumes")
+        options = self.options("mesh_relays", *preflight.READ_OPTIONS, *tracking.SETTING_OPTIONS)
+        # As they were given, since validation makes strings of numbers, which the record refuses.
+        desired_volumes = self.read_option("storage_volumes")
         pod_machines: list[str] = []
         if decision["enrol_settings"]["backend"] == "tailscale":
             served_volumes = desired_volumes or (record["storage"]["volumes"] if record else [])
@@ -83,19 +78,17 @@ class ActionModule(ControllerAction):
             participants = {member["machine"] for member in decision["members"]}
             pod_machines = [
                 machine
-                for machine in machines_without_interface(results_by_machine, variables_by_host)
+                for machine in machines_without_interface(results_by_machine, options_by_host)
                 if machine in participants
             ]
             refuse_userspace_only(pod_machines, [decision["manager"], *volume_servers])
             if record:
-                refuse_to_demote(record, userspace_only_machines(results_by_machine, variables_by_host))
-        refuse_mesh(next_draft.record, self.read_role_options("mesh", "relays")["relays"] or [])
-        layered_record = preflight.refuse_impossible(
-            next_draft.record, desired_volumes, role_options, self._tracking_options()
-        )
+                refuse_to_demote(record, userspace_only_machines(results_by_machine, options_by_host))
+        refuse_mesh(next_draft.record, options["mesh_relays"])
+        layered_record = preflight.refuse_impossible(next_draft.record, desired_volumes, options)
         if decision["left_out"]:
             self.print_text(
-                f"{', '.join(decision['left_out'])}: removed from cluster '{task_args['name']}', and therefore skipped. "
+                f"{', '.join(decision['left_out'])}: removed from cluster '{request.name}', and therefore skipped. "
                 f"The playbook join adds it again, with cluster_machines={','.join(decision['left_out'])}."
             )
         probed_members = (
@@ -120,13 +113,6 @@ class ActionModule(ControllerAction):
             "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed_members],
         }
 
-    def _tracking_options(self) -> dict[str, Any]:
-        """Return the options of tracking that the playbook site would use."""
-        return {
-            "start": False,
-            **self.read_role_options("tracking", "state", "server", "port", "volume", "tls", "certificate_file"),
-        }
-
     @staticmethod
     def _needs_write(copies_result: Mapping[str, Any], manager: str, change_kinds: Sequence[str]) -> bool:
         """Whether the record is written on the manager. Raises InputError if this is necessary, but it does not answer.
@@ -145,22 +131,46 @@ class ActionModule(ControllerAction):
         # The manager may lack the record if another copy is used.
         return not unreachable_reason and (bool(change_kinds) or copies_result["source"] != manager)
 
-    def _registration_request(self, task_args: Mapping[str, Any]) -> RegistrationRequest:
-        named_machines = parse_machine_names(task_args["machines"])
-        if task_args["join_only"] and not named_machines:
+    def _registration_request(self, candidate: str) -> RegistrationRequest:
+        options = self.options(
+            "cluster_name",
+            "cluster_subnet",
+            "cluster_manager",
+            "cluster_machines",
+            "cluster_join_only",
+            "mesh_backend",
+            "mesh_subnet",
+            "mesh_port",
+            "mesh_interface",
+            "mesh_mtu",
+            "discover_prefer",
+            "discover_exclude",
+            "discover_include",
+        )
+        named_machines = parse_machine_names(options["cluster_machines"])
+        if options["cluster_join_only"] and not named_machines:
             raise InputError(
-                f"No machine to join cluster '{task_args['name']}' was given.",
+                f"No machine to join cluster '{options['cluster_name']}' was given.",
                 "Set cluster_machines=NAME,NAME with names from the inventory's group.",
             )
-        mesh_options = self.read_role_options("mesh", "backend", "subnet", "port", "interface", "mtu")
-        interface_patterns = self.read_role_options("discover", "prefer", "exclude", "include")
+        mesh_settings = {
+            "backend": options["mesh_backend"],
+            "subnet": options["mesh_subnet"],
+            "port": options["mesh_port"],
+            "interface": options["mesh_interface"],
+            "mtu": options["mesh_mtu"],
+        }
         return RegistrationRequest(
-            task_args["name"],
-            task_args["subnet"] or None,
-            task_args["manager"] or None,
-            task_args["candidate"],
+            options["cluster_name"],
+            options["cluster_subnet"] or None,
+            options["cluster_manager"] or None,
+            candidate,
             named_machines or None,
-            {key: value for key, value in mesh_options.items() if value},
-            task_args["join_only"],
-            {key: value or [] for key, value in interface_patterns.items()},
+            {key: value for key, value in mesh_settings.items() if value},
+            options["cluster_join_only"],
+            {
+                "prefer": options["discover_prefer"],
+                "exclude": options["discover_exclude"],
+                "include": options["discover_include"],
+            },
         )

@@ -30,19 +30,23 @@ class ActionModule(ControllerAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         task_args = self.arguments(
-            name={"type": "str", "required": True},
             registered={"type": "str", "required": True},
             found={"type": "str", "required": True},
-            machines={"type": "raw", "required": True},
-            new_manager={"type": "str", "default": ""},
-            manager_lost={"type": "bool", "default": False},
-            untrusted={"type": "bool", "default": False},
         )
-        leaving_machines = parse_machine_names(task_args["machines"])
-        new_manager = task_args["new_manager"] or None
+        options = self.options(
+            "cluster_name",
+            "cluster_machine",
+            "cluster_new_manager",
+            "cluster_manager_lost",
+            "cluster_untrusted",
+            "mesh_relays",
+        )
+        leaving_machines = parse_machine_names(options["cluster_machine"])
+        new_manager = options["cluster_new_manager"] or None
         copies_result = self.variables[task_args["found"]]
         record = model.parse(copies_result["record"])
-        variables_by_host = self.variables_by_host(task_args["registered"], *MESH_OPTIONS)
+        variables_by_host = self.variables_by_host(task_args["registered"])
+        options_by_host = self.options_by_host(*MESH_OPTIONS)
         results_by_machine = {
             machine: host_variables[task_args["registered"]] or {}
             for machine, host_variables in variables_by_host.items()
@@ -52,25 +56,25 @@ class ActionModule(ControllerAction):
         responses.update({machine: HostResponse([record], [], None) for machine in copies_result["replaced"]})
         decision = decide_removal(
             record,
-            task_args["name"],
+            options["cluster_name"],
             leaving_machines,
             self.variables["groups"]["all"],
             responses,
             new_manager,
-            task_args["manager_lost"],
+            options["cluster_manager_lost"],
             [machine for machine in copies_result["answering"] if machine in variables_by_host],
         )
         member_machines = [member["machine"] for member in record["members"]]
         silent_members = [machine for machine in member_machines if machine not in copies_result["answering"]]
-        if task_args["untrusted"]:
+        if options["cluster_untrusted"]:
             self._refuse_to_rekey([machine for machine in silent_members if machine not in leaving_machines])
         if record["mesh"]["backend"] == "tailscale" and new_manager:
-            refuse_userspace_only(machines_without_interface(results_by_machine, variables_by_host), [new_manager])
+            refuse_userspace_only(machines_without_interface(results_by_machine, options_by_host), [new_manager])
         if record["mesh"]["backend"] == "tailscale":
-            refuse_to_demote(record, userspace_only_machines(results_by_machine, variables_by_host), leaving_machines)
+            refuse_to_demote(record, userspace_only_machines(results_by_machine, options_by_host), leaving_machines)
         refuse_mesh(
             draft_removal(record, leaving_machines, new_manager),
-            self.read_role_options("mesh", "relays")["relays"] or [],
+            options["mesh_relays"],
         )
         return {
             "changed": False,
@@ -92,7 +96,7 @@ class ActionModule(ControllerAction):
                 "run this with it later.",
                 machines=list(missing_machines),
             )
-        key_file = self.resolve_variable("munge_key_file")
+        key_file = self.options("munge_key_file")["munge_key_file"]
         if key_file:
             raise InputError(
                 f"The munge key is in the file {key_file}, which only you can change, so nothing has been changed.",

@@ -16,8 +16,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_pl
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction, build_stats
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 
-_PATTERN_OPTION = {"type": "list", "elements": "str", "default": []}
-
 
 class ActionModule(ControllerAction):
     """Reads the results of interface_info on all hosts of the play, and shows them."""
@@ -26,20 +24,26 @@ class ActionModule(ControllerAction):
         """See the documentation of the module."""
         task_args = self.arguments(
             registered={"type": "str", "required": True},
-            output={"type": "str", "choices": ["table", "json"], "default": "table"},
-            facts_file={"type": "path", "default": ""},
-            subnet={"type": "str", "default": ""},
-            prefer=_PATTERN_OPTION,
-            exclude=_PATTERN_OPTION,
-            include=_PATTERN_OPTION,
-            table_style={"type": "str", "choices": ["unicode", "ascii"], "default": "unicode"},
-            table_width={"type": "int", "default": 0},
         )
-        interface_patterns = {name: task_args[name] for name in ("prefer", "exclude", "include")}
-        if task_args["subnet"]:
+        options = self.options(
+            "discover_output",
+            "discover_facts_file",
+            "discover_subnet",
+            "discover_prefer",
+            "discover_exclude",
+            "discover_include",
+            "discover_table_style",
+            "discover_table_width",
+        )
+        if options["discover_subnet"]:
             # An error names the variable that people have set.
-            normalise_subnet(task_args["subnet"], "discover_subnet")
-        subnet_options = build_options(task_args["subnet"], **interface_patterns)
+            normalise_subnet(options["discover_subnet"], "discover_subnet")
+        subnet_options = build_options(
+            options["discover_subnet"],
+            prefer=options["discover_prefer"],
+            exclude=options["discover_exclude"],
+            include=options["discover_include"],
+        )
         discovery_report = build_report(
             self.registered_results(task_args["registered"], self.variables["ansible_play_hosts_all"]), subnet_options
         )
@@ -48,10 +52,10 @@ class ActionModule(ControllerAction):
             render_page(
                 discovery_report,
                 subnet_options,
-                style=task_args["table_style"],
-                width=available_width(task_args["table_width"]),
+                style=options["discover_table_style"],
+                width=available_width(options["discover_table_width"]),
             )
-            if task_args["output"] == "table"
+            if options["discover_output"] == "table"
             else json.dumps(discovery_report, ensure_ascii=False)
         )
         printed_text = printable(text)
@@ -61,7 +65,7 @@ class ActionModule(ControllerAction):
             "discover_silent_hosts": [*discovery_report["unreachable"], *discovery_report["failed"]],
         }
         return {
-            "changed": self._write_facts(task_args["facts_file"], discovery_report),
+            "changed": self._write_facts(options["discover_facts_file"], discovery_report),
             "text": printed_text,
             **build_stats(job_stats),
         }

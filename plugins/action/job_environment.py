@@ -12,7 +12,10 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     STATE_OPTION,
     HostAction,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import desired_parameters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import (
+    ROLE_OPTIONS,
+    desired_parameters,
+)
 
 
 class ActionModule(HostAction):
@@ -20,16 +23,9 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        task_args = self.arguments(
-            record=RECORD_OPTION,
-            state=STATE_OPTION,
-            port_range={"type": "list", "elements": "int", "default": [15000, 24999]},
-            dialects={"type": "list", "elements": "str", "default": []},
-            variables={"type": "dict", "default": {}},
-            rdma={"type": "bool", "default": True},
-            logins={"type": "bool", "default": True},
-        )
+        task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
         record = self.record()
         if task_args["state"] == "absent":
             return self.run_module("gpumesh.cluster.job_environment", {"cluster": record["name"], "state": "absent"})
-        return self.run_module("gpumesh.cluster.job_environment", desired_parameters(record, self.machine, task_args))
+        module_args = desired_parameters(record, self.machine, self.options(*ROLE_OPTIONS))
+        return self.run_module("gpumesh.cluster.job_environment", module_args)

@@ -43,44 +43,36 @@ class ActionModule(HostAction):
         drift_queries = layer_queries(
             record,
             self.machine,
-            accounting=self.read_role_options("slurm", "accounting")["accounting"],
+            accounting=self.options("slurm_accounting")["slurm_accounting"],
         )
         result = self.run_module("gpumesh.cluster.layer_info", {**drift_queries, "modules": parameters_by_layer})
         is_confined = self._is_userspace_only(record)
         return {**result, "userspace_only": is_confined, "drift": {**refusals_by_layer, **result["drift"]}}
 
     def _tracking(self, record: model.Record) -> dict[str, Any]:
+        options = self.options("tracking_uid", "tracking_unconfined")
         return tracking.desired_parameters(
-            record, self.machine, **self.read_role_options("tracking", "uid", "unconfined")
+            record, self.machine, options["tracking_uid"], options["tracking_unconfined"]
         )
 
     def _is_userspace_only(self, record: model.Record) -> bool:
         """Whether the host is a userspace-only member, according to what the role cluster has read of it."""
         interface_results = {self.machine: self.variables.get("__cluster_held") or {}}
-        options_by_machine = {self.machine: {name: self.resolve_variable(name) for name in MESH_OPTIONS}}
+        options_by_machine = {self.machine: self.options(*MESH_OPTIONS)}
         return record["mesh"]["backend"] == "tailscale" and bool(
             userspace_only_machines(interface_results, options_by_machine)
         )
 
     def _layers(self, record: model.Record) -> dict[str, Callable[[], dict[str, Any]]]:
         """Return the functions that derive the parameters of each layer's module for this host."""
-        job_options = job_environment.ROLE_OPTIONS
         return {
             "names": lambda: names.desired_parameters(record, self.machine),
-            "ssh": lambda: ssh_trust.desired_parameters(
-                record, self.machine, **self.read_role_options("ssh_trust", "users", "port")
-            ),
+            "ssh": lambda: ssh_trust.desired_parameters(record, self.machine, self.options(*ssh_trust.ROLE_OPTIONS)),
             "job environment": lambda: job_environment.desired_parameters(
-                record, self.machine, self.read_role_options("job_environment", *job_options)
+                record, self.machine, self.options(*job_environment.ROLE_OPTIONS)
             ),
-            "storage": lambda: storage.desired_parameters(
-                record, self.machine, **self.read_role_options("storage", "backend", "server")
-            ),
+            "storage": lambda: storage.desired_parameters(record, self.machine, self.options(*storage.ROLE_OPTIONS)),
             **({"tracking": lambda: self._tracking(record)} if record["tracking"] else {}),
-            "train": lambda: train.desired_parameters(
-                record, self.machine, **self.read_role_options("train", "run_dir", "stage_dir")
-            ),
-            "session": lambda: session.desired_parameters(
-                record, self.machine, self.read_role_options("session", *session.ROLE_OPTIONS)
-            ),
+            "train": lambda: train.desired_parameters(record, self.machine, self.options(*train.ROLE_OPTIONS)),
+            "session": lambda: session.desired_parameters(record, self.machine, self.options(*session.ROLE_OPTIONS)),
         }

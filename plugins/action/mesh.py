@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD_OPTIONS, TUNNEL_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import set_up_tunnel, update_tailnet
-
-_ACTION_OPTIONS = {**RECORD_OPTIONS, "preshared": TUNNEL_OPTIONS["preshared"]}
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
+    TAILNET_OPTIONS,
+    set_up_tunnel,
+    update_tailnet,
+)
 
 
 class ActionModule(HostAction):
@@ -19,11 +20,12 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        action_options, module_args = self.split_own_options(_ACTION_OPTIONS)
-        record = self.resolve_record(module_args["record"])
+        record = self.resolve_record(self._task.args["record"])
         backend = record["mesh"]["backend"]
         if backend == "wireguard":
-            return set_up_tunnel(self, record, action_options, {})
+            options = self.options("mesh_relays", "mesh_preshared_keys")
+            tunnel_options = {"relays": options["mesh_relays"], "preshared": options["mesh_preshared_keys"]}
+            return set_up_tunnel(self, record, tunnel_options, {})
         if backend == "tailscale":
-            return update_tailnet(self, record, {"login": False})
+            return update_tailnet(self, record, self.options(*TAILNET_OPTIONS), {"login": False})
         return {"changed": False, "ready": True}

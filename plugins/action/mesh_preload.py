@@ -28,7 +28,7 @@ class ActionModule(HostAction):
                 # A real run would have registered the address before.
                 return {"changed": True, "library": "", "missing": []}
             preload_options = mesh.preload_options(
-                record, self.machine, self.read_role_options("mesh", "proxy_port")["proxy_port"]
+                record, self.machine, self.options("mesh_proxy_port")["mesh_proxy_port"]
             )
             module_args = {"source": _LIBRARY_SOURCE.read_text(encoding="utf-8"), **preload_options, **module_args}
         result = self.ensure_packages(_MODULE, module_args, self._missing_packages)

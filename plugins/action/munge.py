@@ -28,9 +28,6 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         task_args = self.arguments(
             record=RECORD_OPTION,
-            key_file={"type": "path", "no_log": False},
-            rotate_key={"type": "bool", "default": False, "no_log": False},
-            max_clock_skew={"type": "int", "default": 60},
             manager={"type": "dict", "no_log": True},
             state=STATE_OPTION,
         )
@@ -40,11 +37,13 @@ class ActionModule(HostAction):
             )
         record = self.record()
         if task_args["manager"] is None:
-            return self._configure_manager(record, task_args["key_file"], task_args["rotate_key"])
-        return self._distribute_key(record, task_args["key_file"], task_args["max_clock_skew"], task_args["manager"])
+            return self._configure_manager(record)
+        return self._distribute_key(record, task_args["manager"])
 
-    def _configure_manager(self, record: model.Record, key_path: str | None, rotate: bool) -> dict[str, Any]:
+    def _configure_manager(self, record: model.Record) -> dict[str, Any]:
         """Run munge on the manager. Returns its key, and a credential with its clock for the others to compare."""
+        options = self.options("munge_key_file", "munge_rotate_key")
+        key_path, rotate = options["munge_key_file"], options["munge_rotate_key"]
         if rotate:
             self._refuse_absent(record)
         key_args: dict[str, Any] = {"generate": not rotate, "rotate": rotate}
@@ -57,9 +56,7 @@ class ActionModule(HostAction):
             raise HostStateError("munge is not installed.", f"Run this with {record['manager']}.")
         return result
 
-    def _distribute_key(
-        self, record: model.Record, key_path: str | None, max_skew: int, manager: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _distribute_key(self, record: model.Record, manager: Mapping[str, Any]) -> dict[str, Any]:
         """Write the key of the manager on a member, and run munge there."""
         if "fingerprint" not in manager:
             reason = manager.get("msg") or "the munge key cannot be read"
@@ -70,6 +67,8 @@ class ActionModule(HostAction):
                 f"{manager.get('reason') or 'it was not asked'}.",
                 "Check munged there.",
             )
+        options = self.options("munge_key_file", "munge_max_clock_skew")
+        key_path = options["munge_key_file"]
         # Ansible masks a given secret wherever it is returned, so the manager does not return a given key.
         encoded_key = self._read_key_file(key_path) if key_path else manager["content"]
         module_args = {
@@ -78,7 +77,7 @@ class ActionModule(HostAction):
             "verify": manager.get("credential"),
             "manager_name": record["manager"],
             "manager_ahead": manager["ahead"],
-            "max_clock_skew": max_skew,
+            "max_clock_skew": options["munge_max_clock_skew"],
         }
         return self._run_munge(module_args, True)
 

@@ -21,7 +21,7 @@ class ActionModule(HostAction):
             record = self.record()
             del module_args["record"]
             lost_hosts = set(self.variables["ansible_play_hosts_all"]) - set(self.variables["ansible_play_hosts"])
-            mesh_relays = self.resolve_variable("mesh_relays", [])
+            mesh_relays = self.options("mesh_relays")["mesh_relays"]
             module_args = {**desired_parameters(record, self.machine, lost_hosts, mesh_relays), **module_args}
             if not module_args.get("ssh_user"):
                 module_args.update(self._login_options())
@@ -29,5 +29,5 @@ class ActionModule(HostAction):
 
     def _login_options(self) -> dict[str, Any]:
         """Return the options that test the login of the first of ssh_trust_users; without users, none is tested."""
-        ssh_users = self.read_role_options("ssh_trust", "users")["users"]
+        ssh_users = self.options("ssh_trust_users")["ssh_trust_users"]
         return {"ssh_user": ssh_users[0]} if ssh_users else {"ssh_user": "root", "ssh_peers": {}}

@@ -35,7 +35,7 @@ class ActionModule(ControllerAction):
         )
         record = self.record()
         refuse_unexpected_record(record, task_args["name"] or record["name"], task_args["manager"] or record["manager"])
-        variables_by_host = self.variables_by_host(task_args["registered"], *MESH_OPTIONS)
+        variables_by_host = self.variables_by_host(task_args["registered"])
         results_by_machine = {
             machine: host_variables[task_args["registered"]] or {}
             for machine, host_variables in variables_by_host.items()
@@ -44,14 +44,15 @@ class ActionModule(ControllerAction):
         play_hosts = self.variables["ansible_play_hosts"]
         userspace_machines, pod_machines = [], []
         if record["mesh"]["backend"] == "tailscale":
+            options_by_host = self.options_by_host(*MESH_OPTIONS)
             userspace_machines = [
                 machine
-                for machine in userspace_only_machines(results_by_machine, variables_by_host)
+                for machine in userspace_only_machines(results_by_machine, options_by_host)
                 if machine in member_machines
             ]
             without_tunnel = [
                 machine
-                for machine in machines_without_interface(results_by_machine, variables_by_host)
+                for machine in machines_without_interface(results_by_machine, options_by_host)
                 if machine in member_machines
             ]
             pod_machines = [machine for machine in without_tunnel if machine not in userspace_machines]

@@ -16,18 +16,16 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        task_args = self.arguments(
-            cluster={"type": "str", "required": True}, registration={"type": "str", "required": True}
-        )
+        task_args = self.arguments(registration={"type": "str", "required": True})
         decision = self.variables[task_args["registration"]]
         preflight_plan = decision["preflight"]
-        role_options = preflight.read_role_options(self.read_role_options)
+        options = self.options("cluster_name", *preflight.READ_OPTIONS)
         host_needs = preflight.host_requirements(
-            task_args["cluster"],
+            options["cluster_name"],
             self.machine,
             decision["manager"],
             preflight_plan["volumes"],
-            role_options,
+            options,
             self.machine in preflight_plan["pods"],
         )
         return self.run_module("gpumesh.cluster.preflight", host_needs)

@@ -33,7 +33,14 @@ class ActionModule(ReachabilityAction):
             )
         if "members" not in module_args:
             return self.run_module(_MODULE, module_args)
-        members = self.require_targets(module_args.pop("members"), str(module_args.pop("layer", "mesh")))
+        options = self.options(
+            "reachability_layer",
+            "reachability_ports",
+            "reachability_ephemeral_range",
+            "reachability_sample_count",
+            "reachability_lifetime",
+        )
+        members = self.require_targets(module_args.pop("members"), options["reachability_layer"])
         own_target = self.own_target(members)
         if own_target is None:
             return {"changed": False, "skipped": True, "msg": f"{self.machine} is not among the members."}
@@ -41,7 +48,10 @@ class ActionModule(ReachabilityAction):
         other_machines = [machine for machine in self.participants(members) if machine != self.machine]
         listener_options = {
             **own_target.identity_options(),
-            "lifetime": listener_lifetime(int(module_args.get("lifetime", 300)), len(members), throughput_seconds),
+            "ports": options["reachability_ports"],
+            "ephemeral_range": options["reachability_ephemeral_range"],
+            "sample_count": options["reachability_sample_count"],
+            "lifetime": listener_lifetime(options["reachability_lifetime"], len(members), throughput_seconds),
             # A listener ends once it is no longer needed. The throughput measurement needs it after the probes, too.
             "visitors": [] if throughput_seconds else other_machines,
         }

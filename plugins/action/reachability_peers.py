@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
-    LAYER_OPTION,
-    ReachabilityAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import ReachabilityAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import build_peers
 
 
@@ -22,8 +19,8 @@ class ActionModule(ReachabilityAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         task_args = self.arguments(
-            members={"type": "raw", "required": True}, layer=LAYER_OPTION, registered={"type": "str", "required": True}
+            members={"type": "raw", "required": True}, registered={"type": "str", "required": True}
         )
-        members = self.require_targets(task_args["members"], task_args["layer"])
+        members = self.require_targets(task_args["members"], self.options("reachability_layer")["reachability_layer"])
         listener_results = self.registered_results(task_args["registered"], self.participants(members))
         return {"changed": False, "peers": build_peers(listener_results, members)}

@@ -8,10 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks import reachability_matrix
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import (
-    LAYER_OPTION,
-    ReachabilityAction,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability import ReachabilityAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import judge_reachability
 
 _NAME_OPTION = {"type": "str", "required": True}
@@ -26,17 +23,15 @@ class ActionModule(ReachabilityAction):
         """See the documentation of the module."""
         task_args = self.arguments(
             members={"type": "raw", "required": True},
-            layer=LAYER_OPTION,
             run={"type": "str", "default": ""},
             registered={
                 "type": "dict",
                 "required": True,
                 "options": {"listen": _NAME_OPTION, "probe": _NAME_OPTION, "throughput": {"type": "str"}},
             },
-            max_clock_offset={"type": "float", "default": 5},
-            show={"type": "bool", "default": False},
         )
-        members = self.require_targets(task_args["members"], task_args["layer"])
+        options = self.options("reachability_layer", "reachability_max_clock_offset", "reachability_show")
+        members = self.require_targets(task_args["members"], options["reachability_layer"])
         machines_in_run = self.participants(members)
         results_by_phase = {
             phase: self.registered_results(name, machines_in_run)
@@ -44,11 +39,11 @@ class ActionModule(ReachabilityAction):
             if name
         }
         verdicts = {
-            **judge_reachability(results_by_phase, members, max_clock_offset=task_args["max_clock_offset"]),
-            "layer": task_args["layer"],
+            **judge_reachability(results_by_phase, members, max_clock_offset=options["reachability_max_clock_offset"]),
+            "layer": options["reachability_layer"],
             "run": task_args["run"],
         }
         matrix_text = reachability_matrix.draw_matrix(verdicts["pairs"])
-        if task_args["show"]:
+        if options["reachability_show"]:
             self.print_text(matrix_text)
         return {"changed": False, "verdicts": verdicts, "text": matrix_text}

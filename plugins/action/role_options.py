@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleUndefinedVariable
@@ -42,9 +42,7 @@ class ActionModule(ControllerAction):
             message = f"Nothing has been changed. Invalid options: {'; '.join(invalid_options)}"
             return {"failed": True, "invalid": invalid_options, "msg": message}
         refusals = [
-            message
-            for role in task_args["roles"]
-            for message in describe_unverified(role, self.machine, set_options.get)
+            message for role in task_args["roles"] for message in describe_unverified(role, self.machine, set_options)
         ]
         refusals += [
             str(refusal)
@@ -63,7 +61,7 @@ class ActionModule(ControllerAction):
         The variables are those of the inventory and of the command line. Hosts have most of them in common, so each
         host but the first judges only those that the first does not have.
         """
-        if self.resolve_variable("cluster_unknown_variables", "refuse") == "ignore":
+        if self.options("cluster_unknown_variables")["cluster_unknown_variables"] == "ignore":
             return []
         first_host = self.active_hosts[0]
         judged_names = self.defined_variable_names(self.machine)
@@ -76,18 +74,16 @@ class ActionModule(ControllerAction):
 
     def _refused_settings(self, validated_options: Mapping[str, Any]) -> list[str]:
         try:
-            slurm_settings.check_settings(
-                {name: validated_options[f"slurm_{name}"] for name in slurm_settings.CHECKED_OPTIONS}
-            )
+            slurm_settings.check_settings({name: validated_options[name] for name in slurm_settings.CHECKED_OPTIONS})
         except InputError as error:
             return [f"{self.machine}: {error} Nothing has been changed."]
         return []
 
-    def _read_options(self, option_specs: Mapping[str, Any]) -> dict[str, Any]:
+    def _read_options(self, option_names: Iterable[str]) -> dict[str, Any]:
         option_settings = {}
-        for name, option in option_specs.items():
+        for name in option_names:
             try:
-                option_settings[name] = self.read_option(name, option)
+                option_settings[name] = self.read_option(name)
             except AnsibleUndefinedVariable:
                 continue
         return option_settings

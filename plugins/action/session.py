@@ -38,9 +38,7 @@ class ActionModule(HostAction):
         )
 
     def _install_sessions(self) -> dict[str, Any]:
-        module_args = session.desired_parameters(
-            self.record(), self.machine, self.read_role_options("session", *session.ROLE_OPTIONS)
-        )
+        module_args = session.desired_parameters(self.record(), self.machine, self.options(*session.ROLE_OPTIONS))
         if module_args["state"] == "absent":
             # The module slurm, which runs anyway, reports whether anything is here, and its action removes it.
             return {"changed": False, "missing": []}

@@ -33,8 +33,8 @@ class ActionModule(HostAction):
         self.refuse_converted_options("session", "run")
         action_options, module_args = self.split_own_options(_ACTION_OPTIONS)
         record = self.record()
-        session_options = self.read_role_options("session", *session.ROLE_OPTIONS)
-        if not session_options["enabled"]:
+        session_options = self.options(*session.ROLE_OPTIONS)
+        if not session_options["session_enabled"]:
             raise InputError(
                 "There are no sessions on this cluster.",
                 "Set session_enabled: true for all members, and run the playbook site.",

@@ -13,6 +13,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
@@ -40,10 +41,10 @@ class ActionModule(HostAction):
         if state == "absent":
             return self.run_module(_MODULE, {"state": state})
         record = self.record()
-        slurm_options = self.read_role_options("slurm", *slurm.HOST_OPTIONS)
+        slurm_options = self.options("session_enabled", *slurm.HOST_OPTIONS)
         if self.machine == record["manager"]:
-            slurm_settings.check_settings(self.read_role_options("slurm", *slurm_settings.CHECKED_OPTIONS))
-        sessions_enabled = self.read_role_options("session", "enabled")["enabled"]
+            slurm_settings.check_settings(self.options(*slurm_settings.CHECKED_OPTIONS))
+        sessions_enabled = slurm_options["session_enabled"]
         slurm_options["plugins"] = [PLUGIN_PATH] if sessions_enabled else []
         slurm.refuse_too_many_nodes(record, self.userspace_only, slurm_options)
         if state == "present":
@@ -70,7 +71,7 @@ class ActionModule(HostAction):
         if module_args.get("serve"):
             module_args.update(slurm.gres_types(record, self._collect_gres(record)))
         if state == "served":
-            return self._serve(record["name"], module_args, slurm_options["accounting"])
+            return self._serve(record["name"], module_args, slurm_options["slurm_accounting"])
         result = run_slurm_module(self, {"state": state, **module_args})
         if state == "present" and not sessions_enabled and result.get("sessions"):
             session_removal = self.run_module("gpumesh.cluster.session", {"state": "absent"})
@@ -88,16 +89,16 @@ class ActionModule(HostAction):
         return next((result[result_key] for result in results if result.get(result_key) is not None), None)
 
     def _collect_gres(self, record: model.Record) -> dict[str, Any]:
-        """Return the variable slurm_gres of the members, whether they are in the play or not.
+        """Return the option slurm_gres of the members, whether they are in the play or not.
 
-        Members that are not in this inventory, or whose value has a template that needs their facts, are left out.
+        Members that are not in this inventory, or whose value is invalid or has a template that needs their facts, are left out.
         """
         variables_by_host = self.variables["hostvars"]
         gres_by_machine = {}
         for machine in (member["machine"] for member in record["members"]):
             if machine in variables_by_host:
-                with suppress(AnsibleError):
-                    gres_by_machine[machine] = variables_by_host[machine].get("slurm_gres")
+                with suppress(AnsibleError, InputError):
+                    gres_by_machine[machine] = self.options("slurm_gres", machine=machine)["slurm_gres"]
         return gres_by_machine
 
     def _serve(self, cluster_name: str, module_args: Mapping[str, Any], accounting: bool) -> dict[str, Any]:
@@ -110,10 +111,15 @@ class ActionModule(HostAction):
         if result.get("withdrawn"):
             self._withdraw(result["withdrawn"])
             result["changed"] = True
-        account_options = self.read_role_options("slurm", "qos", "accounts")
+        account_options = self.options("slurm_qos", "slurm_accounts")
         if accounting and any(account_options.values()) and not result["missing"]:
             accounts_result = self.run_module(
-                "gpumesh.cluster.slurm_accounts", {"cluster": cluster_name, **account_options}
+                "gpumesh.cluster.slurm_accounts",
+                {
+                    "cluster": cluster_name,
+                    "qos": account_options["slurm_qos"],
+                    "accounts": account_options["slurm_accounts"],
+                },
             )
             result["changed"] = result["changed"] or accounts_result["changed"]
             if diffs := [task_result["diff"] for task_result in (result, accounts_result) if "diff" in task_result]:

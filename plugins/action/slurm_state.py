@@ -43,18 +43,18 @@ class ActionModule(HostAction):
             state={"type": "str", "choices": ["inspected"], "required": True},
             manager_queue=_QUEUE_OPTION,
             member_queue=_QUEUE_OPTION,
-            handing={"type": "str", "default": ""},
-            lost={"type": "bool", "default": False},
         )
         record = self.record()
-        if task_args["handing"] == record["manager"]:
-            # The manager cannot take over from itself, for example when an interrupted run is repeated.
-            task_args["handing"] = ""
+        options = self.options("slurm_former_manager", "cluster_manager_lost")
+        # The manager cannot take over from itself, for example when an interrupted run is repeated.
+        former_manager = "" if options["slurm_former_manager"] == record["manager"] else options["slurm_former_manager"]
         if task_args["member_queue"] is not None:
             return self._inspect_leftover(record, task_args["member_queue"])
         if task_args["manager_queue"] is not None:
-            return self._inspect_former_manager(record, task_args)
-        return self._decide_on_manager(record, task_args)
+            return self._inspect_former_manager(
+                record, task_args["manager_queue"], former_manager, options["cluster_manager_lost"]
+            )
+        return self._decide_on_manager(record, former_manager, options["cluster_manager_lost"])
 
     def _retire_queue(self) -> dict[str, Any]:
         """End a queue, with its daemons and its accounting. Running it again completes an interrupted run."""
@@ -90,17 +90,19 @@ class ActionModule(HostAction):
     def _inspect_queue(self) -> dict[str, Any]:
         return self.run_module(_MODULE, {"state": "inspected"})
 
-    def _decide_on_manager(self, record: model.Record, task_args: Mapping[str, Any]) -> dict[str, Any]:
+    def _decide_on_manager(self, record: model.Record, former_manager: str, is_lost: bool) -> dict[str, Any]:
         """Decide what happens on the manager, unless another machine has to be queried first."""
         queue_result = self._inspect_queue()
         own_queue = handover.require_status(record, queue_result)
         inventory_hosts = self.variables["groups"]["all"]
         return _handover_result(
             queue_result,
-            handover.decide_before_query(record, own_queue, inventory_hosts, task_args["handing"], task_args["lost"]),
+            handover.decide_before_query(record, own_queue, inventory_hosts, former_manager, is_lost),
         )
 
-    def _inspect_former_manager(self, record: model.Record, task_args: Mapping[str, Any]) -> dict[str, Any]:
+    def _inspect_former_manager(
+        self, record: model.Record, manager_queue: object, former_manager: str, is_lost: bool
+    ) -> dict[str, Any]:
         """Decide what the manager does, after querying the former manager."""
         queue_result: dict[str, Any] = {"changed": False}
         former_queue, unreachable_reason = None, "it does not answer"
@@ -111,13 +113,11 @@ class ActionModule(HostAction):
             unreachable_reason = str(failure) or unreachable_reason
         except AnsibleConnectionFailure as failure:
             unreachable_reason = str(failure)
-        own_queue = handover.require_status(record, task_args["manager_queue"])
+        own_queue = handover.require_status(record, manager_queue)
         printable_reason = "" if former_queue else printable(unreachable_reason)
         return _handover_result(
             queue_result,
-            handover.decide_handover(
-                record, own_queue, former_queue, task_args["handing"], task_args["lost"], printable_reason
-            ),
+            handover.decide_handover(record, own_queue, former_queue, former_manager, is_lost, printable_reason),
         )
 
     def _inspect_leftover(self, record: model.Record, member_queue: object) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     HostAction,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.ssh_trust import (
-    DEFAULT_SSH_PORT,
+    ROLE_OPTIONS,
     desired_parameters,
     key_registration,
 )
@@ -24,16 +24,11 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        task_args = self.arguments(
-            record=RECORD_OPTION,
-            state=STATE_OPTION,
-            users={"type": "list", "elements": "str", "default": []},
-            port={"type": "int", "default": DEFAULT_SSH_PORT},
-        )
+        task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
         record = self.record()
         result = self.run_module(
             "gpumesh.cluster.ssh_trust",
-            desired_parameters(record, self.machine, task_args["users"], task_args["port"], task_args["state"]),
+            desired_parameters(record, self.machine, self.options(*ROLE_OPTIONS), task_args["state"]),
         )
         registration_entry = key_registration(record, self.machine, result)
         return {**result, "registration": registration_entry} if registration_entry else result

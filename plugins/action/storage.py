@@ -9,8 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    STATE_OPTION,
+    HostAction,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.storage import (
+    ROLE_OPTIONS,
     desired_parameters,
     refuse_withdrawal,
 )
@@ -33,27 +38,27 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         task_args = self.arguments(
             record=RECORD_OPTION,
-            volumes={"type": "list", "elements": "dict"},
-            backend={"type": "str", "choices": ["nfs", "external", "none"], "default": "nfs"},
-            server={"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},
-            force={"type": "bool", "default": False},
+            state=STATE_OPTION,
+            preview={"type": "bool", "default": False},
         )
         record = self.record()
+        options = self.options("cluster_force", *ROLE_OPTIONS)
+        if task_args["state"] == "absent":
+            options["storage_backend"] = "none"
+        is_forced = options["cluster_force"]
+        requested_volumes = self.read_option("storage_volumes") if task_args["preview"] else None
         own_volumes = [volume for volume in record["storage"]["volumes"] if volume.get("server") == self.machine]
-        if task_args["volumes"] is not None:
-            desired_record = plan.set_storage(record, task_args["volumes"]).record
-            if not task_args["force"]:
+        if requested_volumes is not None:
+            desired_record = plan.set_storage(record, requested_volumes).record
+            if not is_forced:
                 refuse_withdrawal(record, desired_record, [*self.active_hosts, *self.userspace_only])
             record = desired_record
         # A pod has no volumes, and neither has a member that has left.
         record = {**record, "storage": {"volumes": derive.mounted_volumes(record, self.machine)}}
-        module_args = {
-            **desired_parameters(record, self.machine, task_args["backend"], task_args["server"]),
-            "force": task_args["force"],
-        }
+        module_args = {**desired_parameters(record, self.machine, options), "force": is_forced}
         result = self.ensure_packages(_MODULE, module_args, self._missing_packages)
         # The record keeps volumes that backend none withdraws, so only the host knows whether it still exports them.
-        if task_args["backend"] == "none" and self.check_mode and result["changed"] and not task_args["force"]:
+        if options["storage_backend"] == "none" and self.check_mode and result["changed"] and not is_forced:
             exported_record: model.Record = {**record, "storage": {"volumes": own_volumes}}
             withdrawn_record: model.Record = {**record, "storage": {"volumes": []}}
             refuse_withdrawal(exported_record, withdrawn_record, [*self.active_hosts, *self.userspace_only])

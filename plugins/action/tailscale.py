@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
+    TAILNET_OPTIONS,
     ensure_logged_in,
     supervisor_program_options,
     update_tailnet,
@@ -26,5 +27,7 @@ class ActionModule(HostAction):
         module_args = dict(self._task.args)
         record = self.resolve_record(module_args.pop("record", None))
         if record is None:
-            return ensure_logged_in(self, {**supervisor_program_options(self), **module_args})
-        return update_tailnet(self, record, module_args)
+            return ensure_logged_in(
+                self, {**supervisor_program_options(self), **module_args}, self.options("mesh_auth_key_file")
+            )
+        return update_tailnet(self, record, self.options(*TAILNET_OPTIONS), module_args)

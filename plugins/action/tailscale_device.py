@@ -31,22 +31,18 @@ class ActionModule(HostAction):
         address = mesh.find_device_address([*record["members"], *former_members], machine) or reported_address
         if not address:
             return {"skipped": True, "skip_reason": f"{machine} had no address in the tailnet."}
-        mesh_options = self.read_role_options("mesh", "api_key", "login_server", "api_ca_path")
+        options = self.options("mesh_api_key", "mesh_login_server", "mesh_api_ca_path", "mesh_tags")
         device_args = {
             "address": address,
             "name": self._tailnet_name(machine),
-            "api_key": mesh_options["api_key"],
-            "login_server": mesh_options["login_server"] or None,
-            "ca_path": mesh_options["api_ca_path"] or None,
+            "api_key": options["mesh_api_key"],
+            "login_server": options["mesh_login_server"] or None,
+            "ca_path": options["mesh_api_ca_path"] or None,
+            **({"tags": options["mesh_tags"]} if module_args.get("state") != "absent" else {}),
             **module_args,
         }
         return self.run_module(_MODULE, {name: value for name, value in device_args.items() if value is not None})
 
     def _tailnet_name(self, machine: str) -> str:
-        variables_by_host = self.variables["hostvars"]
-        configured_name = (
-            self.resolve_variable("mesh_hostname")
-            if machine == self.machine
-            else variables_by_host[machine].get("mesh_hostname")
-        )
+        configured_name = self.options("mesh_hostname", machine=machine)["mesh_hostname"]
         return str(configured_name or mesh.tailnet_name(machine))

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
-from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import extract_certificates
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import certificate
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking import (
+    SETTING_OPTIONS,
     changed_settings,
     desired_parameters,
     find_moved_server,
@@ -30,7 +29,12 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking i
 
 _MODULE = "gpumesh.cluster.tracking"
 _STATES = ["asked", "movable", "certified", "trusted", "agreed", "installed", "present", "saved", "retired", "absent"]
-_FILE_OPTIONS = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
+_FILE_OPTIONS = {
+    "users": "tracking_users_file",
+    "certificate": "tracking_certificate_file",
+    "key": "tracking_key_file",
+    "trust": "tracking_ca_file",
+}
 
 
 class _ControllerFile(NamedTuple):
@@ -49,32 +53,23 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        text_option = {"type": "str", "default": ""}
         task_args = self.arguments(
             record=RECORD_OPTION,
             state={"type": "str", "choices": _STATES, "default": "present"},
-            tracked={"type": "str", "choices": ["present", "absent"], "default": "present"},
             start={"type": "bool", "default": False},
-            server=text_option,
-            port={"type": "int", "default": 0},
-            volume=text_option,
-            tls={"type": "raw"},
             own={"type": "bool", "default": False},
             wanted={"type": "raw"},
-            former=text_option,
+            former={"type": "str", "default": ""},
             registered={"type": "str"},
-            force={"type": "bool", "default": False},
-            uid={"type": "int", "default": settings.DEFAULT_UID},
-            unconfined={"type": "bool", "default": False},
-            **{name: {**text_option, "no_log": False} for name in _FILE_OPTIONS.values()},
+            pass_files={"type": "bool", "default": True},
         )
         record = self.record()
         if task_args["state"] == "asked":
-            chosen_options = {**task_args, "state": task_args["tracked"], "tls": _parse_optional_bool(task_args["tls"])}
-            desired_settings = changed_settings(record, chosen_options)
+            options = self.options(*SETTING_OPTIONS)
+            desired_settings = changed_settings(record, options, task_args["start"])
             tracking = record["tracking"]
             former_server = tracking["server"] if tracking else ""
-            makes_certificate = makes_own_certificate(record, chosen_options)
+            makes_certificate = makes_own_certificate(record, options, task_args["start"])
             return {
                 "changed": False,
                 "settings": desired_settings,
@@ -101,10 +96,15 @@ class ActionModule(HostAction):
             preview_results = self.registered_results(task_args["registered"], participants)
             return {
                 "changed": False,
-                "leaves": find_moved_server(record, task_args["former"], preview_results, task_args["force"]),
+                "leaves": find_moved_server(
+                    record, task_args["former"], preview_results, self.options("cluster_force")["cluster_force"]
+                ),
             }
+        options = self.options("tracking_uid", "tracking_unconfined")
         module_args = {
-            **desired_parameters(record, self.machine, task_args["uid"], task_args["unconfined"], task_args["own"]),
+            **desired_parameters(
+                record, self.machine, options["tracking_uid"], options["tracking_unconfined"], task_args["own"]
+            ),
             **self.supervisor_options(),
             "state": task_args["state"],
         }
@@ -115,9 +115,8 @@ class ActionModule(HostAction):
         if record["tracking"] is None:
             # The module reports whether there is a server to remove.
             return self.run_module(_MODULE, module_args)
-        return self.ensure_packages(
-            _MODULE, {**module_args, **self._file_args(task_args, module_args)}, self._missing_packages
-        )
+        file_args = self._file_args(module_args) if task_args["pass_files"] else {}
+        return self.ensure_packages(_MODULE, {**module_args, **file_args}, self._missing_packages)
 
     def _refuse_failed(self, name: str) -> None:
         """Refuse to continue on every host if a task has failed on one of them. Raises InputError."""
@@ -128,15 +127,16 @@ class ActionModule(HostAction):
                     "The cluster record was not changed. Correct this, and run the playbook tracking again.",
                 )
 
-    def _file_args(self, task_args: Mapping[str, Any], module_args: Mapping[str, Any]) -> dict[str, Any]:
+    def _file_args(self, module_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return the files for this host. If no CA certificate is given, the members trust the certificate itself.
 
         The files are verified here, so that a wrong one changes nothing on the server and on the members.
         """
+        options = self.options(*_FILE_OPTIONS.values())
         files_by_name = {
-            name: self._read_file(option, task_args[option])
-            for name, option in _FILE_OPTIONS.items()
-            if task_args[option]
+            name: self._read_file(option_name, options[option_name])
+            for name, option_name in _FILE_OPTIONS.items()
+            if options[option_name]
         }
         if ("certificate" in files_by_name) != ("key" in files_by_name):
             raise InputError(
@@ -174,7 +174,7 @@ class ActionModule(HostAction):
             return shared_args
         user_args = {}
         if "users" in files_by_name:
-            user_args["users"] = json.dumps(parse_users(files_by_name["users"].text, task_args["users_file"]))
+            user_args["users"] = json.dumps(parse_users(files_by_name["users"].text, options["tracking_users_file"]))
         pair_args = (
             {}
             if "key" not in files_by_name
@@ -182,9 +182,9 @@ class ActionModule(HostAction):
         )
         return {**shared_args, **user_args, **pair_args}
 
-    def _read_file(self, option: str, path: str) -> _ControllerFile:
+    def _read_file(self, option_name: str, path: str) -> _ControllerFile:
         """Read a file on the controller, which may be encrypted with Ansible Vault. Raises InputError."""
-        display_name = f"tracking_{option}: {path}"
+        display_name = f"{option_name}: {path}"
         try:
             decrypted_path = self._loader.get_real_file(self.controller_path(path))
             return _ControllerFile(display_name, decrypted_path, Path(decrypted_path).read_text(encoding="utf-8"))
@@ -201,11 +201,6 @@ class ActionModule(HostAction):
                 f"{self.machine} cannot run the tracking server: it is not Debian.", "Choose another tracking_server."
             )
         return packages
-
-
-def _parse_optional_bool(value: Any) -> bool | None:
-    """Return a boolean; None for an option that is not set, which AWX passes as an empty text."""
-    return None if value in (None, "") else boolean(value)
 
 
 def _extract_certificates(certificate_file: _ControllerFile) -> str:

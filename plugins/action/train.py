@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     RECORD_OPTION,
     STATE_OPTION,
     HostAction,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import desired_parameters, program_sources
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import train
 
 _MODULE = "gpumesh.cluster.train"
 
@@ -23,13 +22,8 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        task_args = self.arguments(
-            record=RECORD_OPTION,
-            state=STATE_OPTION,
-            run_dir={"type": "str", "default": ""},
-            stage_dir={"type": "str", "default": paths.STAGE_DIR},
+        task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
+        module_args = train.desired_parameters(
+            self.record(), self.machine, self.options(*train.ROLE_OPTIONS), task_args["state"]
         )
-        module_args = desired_parameters(
-            self.record(), self.machine, task_args["run_dir"], task_args["state"], task_args["stage_dir"]
-        )
-        return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), program_sources)
+        return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), train.program_sources)

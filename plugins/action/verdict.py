@@ -36,7 +36,6 @@ _PART_TAGS = ("reachability", "health", "storage", "tracking", "slurm", "collect
 #: Each of these is the name of one registered result.
 _RESULT_NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
 _NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
-_NUMBER_OPTION = {"type": "float", "default": 0}
 
 
 class ActionModule(ControllerAction):
@@ -54,41 +53,43 @@ class ActionModule(ControllerAction):
                     "volumes": {"type": "dict", "options": {phase: {"type": "str"} for phase in volumes.PHASES}},
                 },
             },
-            report_dir={"type": "path", "required": True},
-            level={"type": "str", "choices": ["quick", "full", "burn"], "default": "quick"},
-            max_clock_offset={"type": "float", "default": 5},
-            min_bandwidth_gbps=_NUMBER_OPTION,
-            min_rdma_gbps=_NUMBER_OPTION,
-            max_rdma_latency_us=_NUMBER_OPTION,
-            min_volume_write_mbps=_NUMBER_OPTION,
-            min_volume_read_mbps=_NUMBER_OPTION,
-            min_volume_files=_NUMBER_OPTION,
-            max_used_percent={"type": "float", "default": 95},
         )
         if self.check_mode:
             self.print_text(_NOTHING_VERIFIED)
             return {"changed": False, "text": _NOTHING_VERIFIED}
+        options = self.options(
+            "check_report_dir",
+            "check_level",
+            "check_max_clock_offset",
+            "check_min_bandwidth_gbps",
+            "check_min_rdma_gbps",
+            "check_max_rdma_latency_us",
+            "check_min_volume_write_mbps",
+            "check_min_volume_read_mbps",
+            "check_min_volume_files",
+            "check_max_disk_percent",
+        )
         record = self.record()
         evidence = self._collect_evidence(record, task_args["registered"])
         is_partial = self._is_partial(record, evidence)
         report_directory = Path(
-            self.controller_path(task_args["report_dir"]), record["name"], "part" if is_partial else ""
+            self.controller_path(options["check_report_dir"]), record["name"], "part" if is_partial else ""
         )
         previous_path = report_directory / "verdict.json"
         verdict = judge_cluster(
             record,
             evidence,
             generated_at=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            level=task_args["level"],
-            max_clock_offset=task_args["max_clock_offset"],
-            min_bandwidth_gbps=task_args["min_bandwidth_gbps"],
+            level=options["check_level"],
+            max_clock_offset=options["check_max_clock_offset"],
+            min_bandwidth_gbps=options["check_min_bandwidth_gbps"],
             volume_limits={
-                "write_mbps": task_args["min_volume_write_mbps"],
-                "read_mbps": task_args["min_volume_read_mbps"],
-                "files_per_second": task_args["min_volume_files"],
-                "max_used_percent": task_args["max_used_percent"],
+                "write_mbps": options["check_min_volume_write_mbps"],
+                "read_mbps": options["check_min_volume_read_mbps"],
+                "files_per_second": options["check_min_volume_files"],
+                "max_used_percent": options["check_max_disk_percent"],
             },
-            rdma_limits=RdmaLimits(task_args["min_rdma_gbps"], task_args["max_rdma_latency_us"]),
+            rdma_limits=RdmaLimits(options["check_min_rdma_gbps"], options["check_max_rdma_latency_us"]),
             # A partial run has no history, since the previous one may have covered another part.
             previous=previous_path.read_text(encoding="utf-8", errors="replace")
             if previous_path.is_file() and not is_partial

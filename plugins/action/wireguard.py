@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD_OPTIONS, TUNNEL_OPTIONS
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import TUNNEL_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import (
     WIREGUARD_MODULE,
@@ -24,7 +24,7 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        action_options, module_args = self.split_own_options({**RECORD_OPTIONS, **TUNNEL_OPTIONS})
+        action_options, module_args = self.split_own_options(TUNNEL_OPTIONS)
         record = self.resolve_record(module_args.pop("record", None))
         if record is None:
             return self.run_module(WIREGUARD_MODULE, {**supervisor_program_options(self), **module_args})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
@@ -17,13 +16,15 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        action_options, module_args = self.split_own_options(RECORD_OPTIONS)
+        module_args = dict(self._task.args)
         record = self.resolve_record(module_args.pop("record", None))
         if record is not None:
+            options = self.options("mesh_relays", "mesh_rotate_preshared_keys")
             module_args = {
+                "renew": options["mesh_rotate_preshared_keys"],
                 "interface": record["mesh"]["interface"],
                 "machine": self.machine,
-                "peers": mesh.key_sharing_peers(record, self.machine, action_options["relays"], self.active_hosts),
+                "peers": mesh.key_sharing_peers(record, self.machine, options["mesh_relays"], self.active_hosts),
                 **module_args,
             }
         return self.run_module("gpumesh.cluster.wireguard_preshared", module_args)

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import (
-    RECORD_OPTIONS,
-    ROTATION_OPTIONS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import ROTATION_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
@@ -20,7 +17,7 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        action_options, module_args = self.split_own_options({**RECORD_OPTIONS, **ROTATION_OPTIONS})
+        action_options, module_args = self.split_own_options(ROTATION_OPTIONS)
         record = self.resolve_record(module_args.pop("record", None))
         rotation_step = action_options["step"]
         if record is None:
@@ -32,7 +29,7 @@ class ActionModule(HostAction):
             self.registered_results(action_options["prepared"], self.active_hosts) if action_options["prepared"] else {}
         )
         rotation_args = mesh.rotation_options(
-            record, self.machine, action_options["relays"], rotation_step, prepared_results
+            record, self.machine, self.options("mesh_relays")["mesh_relays"], rotation_step, prepared_results
         )
         result = self.run_module("gpumesh.cluster.wireguard_rotation", {**rotation_args, **module_args})
         registration_entry = mesh.key_registration(record, self.machine, result.get("public_key"))

@@ -7,17 +7,6 @@ from __future__ import annotations
 class ModuleDocFragment:
     """The options that the modules of the mesh share, as in module_utils/_layers/mesh/options.py."""
 
-    DOCUMENTATION = r"""
-options:
-  relays:
-    description:
-      - With O(record), members that relay between two others that cannot connect to each other, in order of preference. An
-        empty list means the manager.
-    type: list
-    elements: str
-    default: []
-"""
-
     TUNNEL = r"""
 options:
   interface:

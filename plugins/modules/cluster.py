@@ -17,6 +17,7 @@ description:
   - Every change increases the generation by one and adds an entry to the history. If nothing differs, nothing is written.
   - The record names the version of this collection that changed it last. An older version refuses to change it.
   - The file is written under a lock and replaced atomically. A damaged file is refused and not changed.
+  - "Reads these options of roles: C(cluster_actor), C(cluster_older_version), C(cluster_trusted_copy)."
 author:
   - The gpumesh authors (@gpumesh)
 extends_documentation_fragment:

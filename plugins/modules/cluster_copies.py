@@ -18,15 +18,13 @@ description:
   - First returns the hosts to query next. These are hosts with a record that none has sent, the manager if it is not in the
     play, up to two members, and O(candidate). So a run with C(--limit) also finds changes that its hosts have missed.
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
+  - "Reads these options of roles: C(cluster_manager), C(cluster_manager_lost), C(cluster_name),
+    C(cluster_new_manager), C(cluster_older_version), C(cluster_trusted_copy), C(cluster_trusted_generation)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.internal
 options:
-  name:
-    description: The name of the cluster.
-    type: str
-    required: true
   registered:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
     type: str
@@ -42,23 +40,6 @@ options:
     description: The machine to use if the copies do not determine one, such as the first host of the group.
     type: str
     required: true
-  manager:
-    description: The manager according to the inventory. Empty if it is not set.
-    type: str
-    default: ""
-  trusted_copy:
-    description: The machine whose copy is used regardless of the others. Empty for none.
-    type: str
-    default: ""
-  trusted_generation:
-    description: The generation of that copy, if others have a newer one, or are in another cluster with the same name.
-      V(0) for none.
-    type: int
-    default: 0
-  successor:
-    description: The successor of a permanently lost manager. Empty for none.
-    type: str
-    default: ""
   others:
     description: The hosts whose records of other clusters are also needed, those that may be V(joining), V(all) or V(none).
     type: str
@@ -76,10 +57,10 @@ options:
     description: Whether to fail if the record cannot be determined, and print problems of the copies.
     type: bool
     default: true
-  older_version:
-    description: Whether to continue if a newer version of this collection has changed the record last.
+  applies:
+    description: Whether the record is about to be applied, which an older version of the collection refuses.
     type: bool
-    default: true
+    default: false
 """
 
 EXAMPLES = r"""
@@ -90,7 +71,6 @@ EXAMPLES = r"""
 
 - name: Decide which hosts to query next
   gpumesh.cluster.cluster_copies: &copies
-    name: lab
     registered: held
     earlier: found
     candidate: gpu1

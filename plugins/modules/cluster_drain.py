@@ -13,9 +13,10 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Run it on the manager, with C(run_once) and C(delegate_to).
-  - Fails while jobs run on O(machines), unless O(timeout) or O(force) is set. Without O(machines), it fails while the cluster
-    is in use by a job or one of the users in O(holders).
+  - Fails while jobs run on O(machines), unless C(cluster_drain_timeout) or C(cluster_force) is set. Without O(machines),
+    it fails while the cluster is in use by a job or one of the users in O(holders).
   - Without a controller, or with one that belongs to another cluster, there is nothing to drain.
+  - "Reads these options of roles: C(cluster_drain_timeout), C(cluster_force)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -45,14 +46,6 @@ options:
   holders:
     description: The name of the variable in which M(gpumesh.cluster.holder_info) is registered on the hosts.
     type: str
-  timeout:
-    description: How many seconds to wait until jobs have ended. With V(0), the module fails if jobs are running.
-    type: int
-    default: 0
-  force:
-    description: Whether to cancel the jobs.
-    type: bool
-    default: false
 """
 
 EXAMPLES = r"""
@@ -60,7 +53,6 @@ EXAMPLES = r"""
   gpumesh.cluster.cluster_drain:
     record: cluster_record
     machines: [gpu2]
-    timeout: 600
   delegate_to: "{{ cluster_record.manager }}"
   run_once: true
 """

@@ -14,6 +14,7 @@ description:
   - Changes the members in the record of an existing cluster. Run it on the manager.
   - All members are changed together, as a single change of the record.
   - A machine with the same address or key as another one, such as a clone, is refused. The error names both.
+  - "Reads these options of roles: C(cluster_older_version)."
 author:
   - The gpumesh authors (@gpumesh)
 extends_documentation_fragment:

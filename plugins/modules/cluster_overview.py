@@ -16,6 +16,7 @@ description:
     from the record. Unreachable hosts are listed.
   - Passes the clusters to the next job of a workflow as C(gpumesh_clusters).
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
+  - "Reads these options of roles: C(check_report_dir), C(cluster_name), C(cluster_output)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -45,11 +46,6 @@ options:
     description: The name of the variable in which M(gpumesh.cluster.volume_probe) is registered.
     type: str
     required: true
-  output:
-    description: V(table) for people, V(json) for programs, as one line that starts with a bracket.
-    type: str
-    choices: [table, json]
-    default: table
 """
 
 EXAMPLES = r"""

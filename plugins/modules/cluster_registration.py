@@ -13,19 +13,21 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Chooses the subnet, the address of each machine in it, and the members. Everything is validated before any change.
-  - Reads the variables of each host, which are C(ansible_host), C(cluster_site), C(cluster_endpoint) and
-    C(mesh_userspace), and options of the roles P(gpumesh.cluster.mesh#role), P(gpumesh.cluster.storage#role) and
-    P(gpumesh.cluster.discover#role).
+  - Also reads C(ansible_host) of each host.
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
+  - "Reads these options of roles: C(cluster_endpoint), C(cluster_join_only), C(cluster_machines), C(cluster_manager),
+    C(cluster_name), C(cluster_site), C(cluster_subnet), C(discover_exclude), C(discover_include), C(discover_prefer),
+    C(job_environment_rdma), C(mesh_backend), C(mesh_interface), C(mesh_mtu), C(mesh_port), C(mesh_relays),
+    C(mesh_subnet), C(mesh_userspace), C(mesh_userspace_nodes), C(session_allow), C(session_enabled),
+    C(session_mounts_allowed), C(session_nat), C(session_storage_dir), C(session_subnets), C(slurm_accounting),
+    C(slurm_rest), C(slurm_rest_address), C(ssh_trust_users), C(storage_backend), C(storage_volumes),
+    C(tracking_certificate_file), C(tracking_port), C(tracking_server), C(tracking_state), C(tracking_tls),
+    C(tracking_volume)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.internal
 options:
-  name:
-    description: The name of the cluster.
-    type: str
-    required: true
   registered:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the
       hosts, with their interfaces.
@@ -36,31 +38,14 @@ options:
     type: str
     required: true
   candidate:
-    description: The manager of a new cluster when O(manager) is empty.
+    description: The manager of a new cluster when C(cluster_manager) is empty.
     type: str
     required: true
-  subnet:
-    description: The requested subnet. Empty for the best one.
-    type: str
-    default: ""
-  manager:
-    description: The requested manager. Empty for the current one, or for O(candidate).
-    type: str
-    default: ""
-  machines:
-    description: The members, as a list or a string separated by commas or spaces. Empty for all hosts.
-    type: raw
-    default: []
-  join_only:
-    description: Whether to fail if the cluster does not exist, and to require O(machines).
-    type: bool
-    default: false
 """
 
 EXAMPLES = r"""
 - name: Decide who is in the cluster
   gpumesh.cluster.cluster_registration:
-    name: lab
     registered: held
     found: found
     candidate: gpu1

@@ -14,15 +14,14 @@ author:
 description:
   - Returns where the removal is written, and validates the request before anything is changed.
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
+  - "Reads these options of roles: C(cluster_machine), C(cluster_manager_lost), C(cluster_name),
+    C(cluster_new_manager), C(cluster_untrusted), C(mesh_relays), C(mesh_userspace), C(mesh_userspace_nodes),
+    C(munge_key_file)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.internal
 options:
-  name:
-    description: The name of the cluster.
-    type: str
-    required: true
   registered:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
     type: str
@@ -31,29 +30,11 @@ options:
     description: The name of the variable in which M(gpumesh.cluster.cluster_copies) is registered.
     type: str
     required: true
-  machines:
-    description: The machines to remove, as a list or a string separated by commas or spaces.
-    type: raw
-    required: true
-  new_manager:
-    description: The member that becomes the manager. Required if the manager is removed.
-    type: str
-    default: ""
-  manager_lost:
-    description: Whether the manager is permanently lost. The copy of O(new_manager) is used.
-    type: bool
-    default: false
-  untrusted:
-    description: Whether to replace the keys that the machines had. All remaining members must be in the play.
-    type: bool
-    default: false
 """
 
 EXAMPLES = r"""
 - name: Refuse what cannot work
   gpumesh.cluster.cluster_removal:
-    name: lab
-    machines: gpu2
     registered: held
     found: found
   register: removal

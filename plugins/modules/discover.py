@@ -16,6 +16,8 @@ description:
     that they share, and prints it. Run it once, not on every host.
   - Sets the artifacts C(discover_subnets) and C(discover_silent_hosts) for the next job of a workflow.
   - Runs only on the controller and makes no connection.
+  - "Reads these options of roles: C(discover_exclude), C(discover_facts_file), C(discover_include),
+    C(discover_output), C(discover_prefer), C(discover_subnet), C(discover_table_style), C(discover_table_width)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -24,34 +26,12 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     details:
-      - It only reads the results of the hosts, and writes O(facts_file) on the controller, except in check mode.
+      - It only reads the results of the hosts, and writes C(discover_facts_file) on the controller, except in check mode.
 options:
   registered:
     description: The name of the variable in which the result of M(gpumesh.cluster.interface_info) was registered.
     type: str
     required: true
-  output:
-    description: The output format. V(table) is for people; V(json) is for programs, as one line that starts with a brace.
-    type: str
-    choices: [table, json]
-    default: table
-  facts_file:
-    description: A file on the controller to which the whole document is written as JSON. Empty means none.
-    type: path
-    default: ""
-  subnet:
-    description: Only consider this subnet, in the form that C(ip addr) prints, with or without host bits. Empty means any.
-    type: str
-    default: ""
-  table_style:
-    description: The characters for the frames of the tables.
-    type: str
-    choices: [unicode, ascii]
-    default: unicode
-  table_width:
-    description: The maximum width of the tables in columns. V(0) means the width of the terminal, V(-1) no limit.
-    type: int
-    default: 0
 seealso:
   - module: gpumesh.cluster.interface_info
   - plugin: gpumesh.cluster.shared_subnets
@@ -68,14 +48,13 @@ EXAMPLES = r"""
 - name: Show the networks
   gpumesh.cluster.discover:
     registered: detected
-    facts_file: networks.json
   run_once: true
 """
 
 RETURN = r"""
 text:
   description:
-    - The text that was printed. The document of V(json) and O(facts_file) contains C(schema_version), the C(candidates)
+    - The text that was printed. The document of V(json) and C(discover_facts_file) contains C(schema_version), the C(candidates)
       and C(rejected) subnets as ranked by P(gpumesh.cluster.shared_subnets#filter), the facts of the C(hosts) that
       answered, and for each of the others why it is C(unreachable) or C(failed).
   returned: always

@@ -16,8 +16,10 @@ description:
     permission to lock memory.
   - Mounts a small tmpfs on C(/run/gpumesh/jobs), the directory of the hostfiles of jobs, so that no job can fill C(/run).
     In a container that may not mount, the directory stays on C(/run), and a warning is shown.
-  - Set O(record) and the options of the role P(gpumesh.cluster.job_environment#role), without its prefix. The other options
-    are derived from them on the controller.
+  - Set O(record). The other options are derived from it and from the options of the role
+    P(gpumesh.cluster.job_environment#role) on the controller.
+  - "Reads these options of roles: C(job_environment_dialects), C(job_environment_logins),
+    C(job_environment_port_range), C(job_environment_rdma), C(job_environment_variables)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -30,26 +32,8 @@ options:
     type: str
     choices: [present, absent]
     default: present
-  port_range:
-    description: The first and last port of the range from which C(MASTER_PORT) is chosen.
-    type: list
-    elements: int
-    default: [15000, 24999]
-  dialects:
-    description: Other platforms whose variables are also set.
-    type: list
-    elements: str
-    default: []
-  variables:
-    description: Your own variables for all jobs.
-    type: dict
-    default: {}
   rdma:
     description: Whether jobs use the active RDMA devices. Otherwise, NCCL is told not to.
-    type: bool
-    default: true
-  logins:
-    description: Whether the environment is also set in logins that join a job. This adds one of O(programs).
     type: bool
     default: true
   cluster:
@@ -70,9 +54,6 @@ EXAMPLES = r"""
 - name: Set the environment of jobs
   gpumesh.cluster.job_environment:
     record: cluster_record
-    dialects: [torchrun]
-    variables:
-      HF_HOME: /mnt/shared/huggingface
 """
 
 RETURN = r"""
@@ -127,17 +108,12 @@ def work(module: AnsibleModule) -> ModuleResult:
 
 def main() -> None:
     """The module's entry point."""
-    strings_option = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "port_range": {"type": "list", "elements": "int", "default": [15000, 24999]},
-            "dialects": strings_option,
-            "variables": {"type": "dict", "default": {}},
             "rdma": {"type": "bool", "default": True},
-            "logins": {"type": "bool", "default": True},
             "cluster": {"type": "str"},
             "machine": {"type": "str"},
             "settings": {"type": "dict"},

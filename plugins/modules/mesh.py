@@ -17,18 +17,17 @@ description:
     with O(record) and C(login=false). The host does not log in.
   - With the backend C(none), does nothing.
   - Decides on the controller, and runs the module of the backend on the host.
+  - "Reads these options of roles: C(mesh_accept_dns), C(mesh_accept_routes), C(mesh_advertise_routes),
+    C(mesh_auth_key_file), C(mesh_ephemeral), C(mesh_hostname), C(mesh_login_server), C(mesh_preshared_keys),
+    C(mesh_proxy_port), C(mesh_relays), C(mesh_ssh), C(mesh_tags), C(mesh_userspace), C(mesh_userspace_nodes)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
-  - gpumesh.cluster.mesh
   - gpumesh.cluster.internal
 options:
   record:
     required: true
-  preshared:
-    description: As O(gpumesh.cluster.wireguard#module:preshared).
-    type: bool
 seealso:
   - module: gpumesh.cluster.wireguard
   - module: gpumesh.cluster.tailscale

@@ -19,6 +19,7 @@ description:
   - Running programs do not load it until they are restarted. Statically linked programs never do.
   - Set O(record) on a task for a member. The other options are derived from it on the controller, which installs gcc if it
     is missing.
+  - "Reads these options of roles: C(mesh_proxy_port)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

@@ -15,42 +15,17 @@ description:
   - Reports which settings of the mesh differ from the cluster record, and refuses settings that cannot work, such as
     different settings for a mesh that is in use, or a WireGuard mesh in which two members have no path to each other.
   - Runs only on the controller and makes no connection. Nothing is changed.
+  - "Reads these options of roles: C(mesh_backend), C(mesh_interface), C(mesh_mtu), C(mesh_port), C(mesh_relays),
+    C(mesh_rotate_keys), C(mesh_subnet), C(mesh_tailscale_archive), C(mesh_tailscale_checksum),
+    C(mesh_tailscale_repository), C(mesh_tailscale_repository_checksum)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.record.given
-  - gpumesh.cluster.mesh
   - gpumesh.cluster.internal
 options:
   record:
     required: true
-  backend:
-    description: The backend that connects the members. Empty means the value in the record, also for the following
-      options.
-    type: str
-    choices: ["", none, wireguard, tailscale]
-    default: ""
-  subnet:
-    description: The subnet of the members' mesh addresses.
-    type: str
-    default: ""
-  port:
-    description: The UDP port on each member. V(0) means the value in the record.
-    type: int
-    default: 0
-  interface:
-    description: The name of the interface.
-    type: str
-    default: ""
-  mtu:
-    description: The MTU of the tunnel in bytes. V(0) means the value in the record. It can be changed at any time.
-    type: int
-    default: 0
-  rotate_keys:
-    description: Whether to also refuse conditions under which keys cannot be rotated, that is, another backend or a
-      play without all members.
-    type: bool
-    default: false
   list_relayed:
     description: Whether to print and return the pairs of members that are relayed.
     type: bool
@@ -61,7 +36,6 @@ EXAMPLES = r"""
 - name: Look what the settings would change
   gpumesh.cluster.mesh_settings:
     record: cluster_record
-    backend: wireguard
   register: settings
   run_once: true
 """

@@ -16,9 +16,10 @@ description:
     only if it has not read the key yet, or does not accept the credential of the manager.
   - Verifies that the host accepts a credential of the manager, and fails if its clock differs from that of the manager.
   - Refuses a host whose munge belongs to another cluster, because a host can have only one.
-  - Set O(record) and the options of the role P(gpumesh.cluster.munge#role), without its name. The other options are derived
-    from them on the controller, which installs munge if it is missing. First run it for the manager, without O(manager),
-    then on each member with the result.
+  - Set O(record). The other options are derived from it and from the options of the role P(gpumesh.cluster.munge#role) on
+    the controller, which installs munge if it is missing. First run it for the manager, without O(manager), then on each
+    member with the result.
+  - "Reads these options of roles: C(munge_key_file), C(munge_max_clock_skew), C(munge_rotate_key)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -43,13 +44,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-  key_file:
-    description: A file with the key on the controller. Empty means the manager's own key.
-    type: path
-  rotate_key:
-    description: Whether to generate a new key on the manager. All members must be in the play.
-    type: bool
-    default: false
   max_clock_skew:
     description: The maximum difference in seconds between the clock and that of the manager.
     type: int
@@ -354,8 +348,6 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
-            "key_file": {"type": "path", "no_log": False},
-            "rotate_key": {"type": "bool", "default": False, "no_log": False},
             "max_clock_skew": {"type": "int", "default": 60},
             "manager": {"type": "dict", "no_log": True},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},

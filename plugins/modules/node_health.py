@@ -17,6 +17,7 @@ description:
   - The module does not fail if a check fails. Evaluate RV(status) and RV(checks) instead.
   - If O(record) is given, the other options that follow from it are derived on the controller. Members that have dropped out
     of the play are left out of O(ssh_peers) and O(mesh_peers).
+  - "Reads these options of roles: C(mesh_relays), C(ssh_trust_users)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

@@ -15,6 +15,7 @@ description:
   - Refuses an invalid record, or one of another cluster or manager, because later tasks trust it and delegate to the
     machines in it.
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
+  - "Reads these options of roles: C(mesh_userspace), C(mesh_userspace_nodes)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

@@ -16,6 +16,9 @@ description:
   - Reports all that is wrong at once. Changes nothing.
   - The options of the module are derived from the options of the roles and the decision of
     M(gpumesh.cluster.cluster_registration). This happens on the controller.
+  - "Reads these options of roles: C(cluster_name), C(session_allow), C(session_enabled), C(session_mounts_allowed),
+    C(session_nat), C(session_storage_dir), C(session_subnets), C(slurm_accounting), C(slurm_rest),
+    C(slurm_rest_address), C(ssh_trust_users), C(storage_backend)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -54,7 +57,6 @@ options:
 EXAMPLES = r"""
 - name: Check what the layers will need
   gpumesh.cluster.preflight:
-    cluster: lab
     registration: decision
   any_errors_fatal: true
   when: inventory_hostname in decision.preflight.machines

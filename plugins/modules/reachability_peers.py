@@ -17,6 +17,7 @@ description:
   - A member without a listener is also a peer, so that a member that cannot be reached over SSH is probed by the
     others.
   - Runs only on the controller and makes no connection.
+  - "Reads these options of roles: C(reachability_layer)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

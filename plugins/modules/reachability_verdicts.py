@@ -16,6 +16,7 @@ description:
     cause that explains the others, with a message and a remedy. Run it once, not on every host.
   - A pair that could not be measured is C(not_checked), and its message says why.
   - Runs only on the controller and makes no connection.
+  - "Reads these options of roles: C(reachability_layer), C(reachability_max_clock_offset), C(reachability_show)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -47,14 +48,6 @@ options:
         description: The result of M(gpumesh.cluster.reachability_listener) with C(state=stopped), if the throughput was
           measured.
         type: str
-  max_clock_offset:
-    description: The maximum difference between the clocks of two members in seconds.
-    type: float
-    default: 5
-  show:
-    description: Whether to print the matrix of pairs, one letter per pair, followed by a description of the problems.
-    type: bool
-    default: false
 """
 
 EXAMPLES = r"""
@@ -64,7 +57,6 @@ EXAMPLES = r"""
     registered:
       listen: listening
       probe: probed
-    show: true
   run_once: true
 
 # from \ to 1 2 3

@@ -19,6 +19,7 @@ description:
   - Refuses downloads that cannot be verified by a checksum, since what is fetched runs as root on every member.
   - Variables that cannot be templated yet because they refer to variables of a later role are left to that role.
   - Runs only on the controller and makes no connection.
+  - "Reads these options of roles: C(cluster_unknown_variables)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

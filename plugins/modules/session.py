@@ -18,6 +18,8 @@ description:
     that isolates sessions from each other and from the hosts.
   - Removes the remains of sessions that no longer run on the host.
   - Set O(record) and the options of the role. The other options are derived from the record on the controller.
+  - "Reads these options of roles: C(session_allow), C(session_enabled), C(session_mounts_allowed), C(session_nat),
+    C(session_storage_dir), C(session_subnets)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

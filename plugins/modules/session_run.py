@@ -16,6 +16,8 @@ description:
     root. There is never a second session with the same name and user.
   - Requires what the role P(gpumesh.cluster.session#role) installs.
   - Requests that cannot work are refused before anything is submitted.
+  - "Reads these options of roles: C(session_allow), C(session_enabled), C(session_mounts_allowed), C(session_nat),
+    C(session_storage_dir), C(session_subnets)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

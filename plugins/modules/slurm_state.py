@@ -21,6 +21,7 @@ description:
     markers. A manager continues with the queue of its own tenure, or takes over that of the former manager. It does not
     start with an empty queue while another machine may have the current one.
   - Runs with the privileges of O(user), and accepts only plain files below O(folder) from the other manager.
+  - "Reads these options of roles: C(cluster_manager_lost), C(slurm_former_manager)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -51,14 +52,6 @@ options:
   member_queue:
     description: The result of V(inspected) on a machine that is not the manager, when the manager is queried.
     type: dict
-  handing:
-    description: The machine that has just stopped its controller for a hand-over. Empty, or the manager itself, for none.
-    type: str
-    default: ""
-  lost:
-    description: Whether the former manager is permanently lost, and its queue with it.
-    type: bool
-    default: false
   part:
     description: The number of the part, starting at 0.
     type: int
@@ -301,8 +294,6 @@ def main() -> None:
             "record": {"type": "raw"},
             "manager_queue": {"type": "dict"},
             "member_queue": {"type": "dict"},
-            "handing": {"type": "str", "default": ""},
-            "lost": {"type": "bool", "default": False},
             "part": {"type": "int", "default": 0},
             "parts": {"type": "int"},
             "checksum": {"type": "str"},

@@ -21,6 +21,7 @@ description:
     certified again with a new signing key.
   - Set O(record). The other options are derived from it on the controller.
   - Keys of this host that are not in the record yet are returned as RV(registration), for M(gpumesh.cluster.cluster_member).
+  - "Reads these options of roles: C(ssh_trust_port), C(ssh_trust_users)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -74,7 +75,6 @@ EXAMPLES = r"""
 - name: Let two users log in between the members
   gpumesh.cluster.ssh_trust:
     record: cluster_record
-    users: [root, alice]
   register: ssh_trust
 
 - name: Register the keys of the members

@@ -19,8 +19,8 @@ description:
   - Volumes are mounted on first use by systemd units. In a container without systemd, or whose systemd cannot mount on first
     use, the volumes are added to C(/etc/fstab) and mounted immediately. After a restart of the container, they are mounted by
     the next run, or by C(mount) and the mount point.
-  - A volume that is in use is not unmounted; the error names the processes and their users. If O(volumes) removes a volume,
-    or moves it to another server or path, all members must be in the play, since its use elsewhere is unknown.
+  - A volume that is in use is not unmounted; the error names the processes and their users. If C(storage_volumes) removes a
+    volume, or moves it to another server or path, all members must be in the play, since its use elsewhere is unknown.
   - A volume with a stale file handle is unmounted, and mounted again on its next use.
   - Quotas use the project quotas of ext4 and XFS. Existing files count too. Setting the first quota visits all of them;
     changing it does not. The projects are stored in C(/etc/projid) and C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that
@@ -31,6 +31,7 @@ description:
     may not mount, hosts without a required external file system, mount points where something else is mounted, and quotas that
     the file system does not support or that are smaller than the current usage.
   - Set O(record). The options from O(cluster) on are derived from it on the controller.
+  - "Reads these options of roles: C(cluster_force), C(storage_backend), C(storage_server), C(storage_volumes)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -38,16 +39,15 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.internal
 options:
-  volumes:
-    description: Volumes to use instead of those of O(record), for example to preview changes in check mode.
-    type: list
-    elements: dict
-  backend:
-    description:
-      - V(nfs) exports and mounts the volumes that have a server, V(external) refuses them, and V(none) removes everything.
+  state:
+    description: V(absent) unmounts the volumes and stops exporting them.
     type: str
-    choices: [nfs, external, none]
-    default: nfs
+    choices: [present, absent]
+    default: present
+  preview:
+    description: Whether to use the volumes in the options instead of those of O(record). Set C(check_mode).
+    type: bool
+    default: false
   server:
     description:
       - The NFS server. V(ganesha) runs in user space and does not depend on the kernel. Both need systemd.
@@ -111,7 +111,7 @@ EXAMPLES = r"""
 - name: Stop sharing volumes
   gpumesh.cluster.storage:
     record: cluster_record
-    backend: none
+    state: absent
 """
 
 RETURN = r"""
@@ -412,8 +412,8 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
-            "volumes": {"type": "list", "elements": "dict"},
-            "backend": {"type": "str", "choices": ["nfs", "external", "none"], "default": "nfs"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "preview": {"type": "bool", "default": False},
             "server": {"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},
             "force": {"type": "bool", "default": False},
             "cluster": {"type": "str"},

@@ -21,6 +21,9 @@ description:
   - If C(tailscaled) is not installed or not running, nothing is done, and RV(running) is false.
   - With O(record), options that are not set come from the role P(gpumesh.cluster.mesh#role), and O(peers) are all other
     members.
+  - "Reads these options of roles: C(mesh_accept_dns), C(mesh_accept_routes), C(mesh_advertise_routes),
+    C(mesh_auth_key_file), C(mesh_ephemeral), C(mesh_hostname), C(mesh_login_server), C(mesh_proxy_port), C(mesh_ssh),
+    C(mesh_tags), C(mesh_userspace), C(mesh_userspace_nodes)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

@@ -17,6 +17,8 @@ description:
   - A host that comes back gets its own name if its old device was deleted; otherwise the new one is called C(name-1).
   - With O(record), the device is that of O(machine), and options that are not set come from the role
     P(gpumesh.cluster.mesh#role). A machine that never had an address in the tailnet is skipped.
+  - "Reads these options of roles: C(mesh_api_ca_path), C(mesh_api_key), C(mesh_hostname), C(mesh_login_server),
+    C(mesh_tags)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

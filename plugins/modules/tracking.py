@@ -18,6 +18,9 @@ description:
   - On the other members, only the certificates against which they verify the server are written.
   - A host that runs the tracking server of another cluster is refused, and that server is never changed.
   - Set O(record). Most other options are derived from it on the controller.
+  - "Reads these options of roles: C(cluster_force), C(tracking_ca_file), C(tracking_certificate_file),
+    C(tracking_key_file), C(tracking_port), C(tracking_server), C(tracking_state), C(tracking_tls), C(tracking_uid),
+    C(tracking_unconfined), C(tracking_users_file), C(tracking_volume)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -48,23 +51,10 @@ options:
     type: str
     choices: [asked, movable, certified, trusted, agreed, installed, present, saved, retired, absent]
     default: present
-  tracked:
-    description: With O(state=asked), whether experiments should be tracked.
-    type: str
-    choices: [present, absent]
-    default: present
   start:
     description: With O(state=asked), whether to start tracking if the record has no server.
     type: bool
     default: false
-  server:
-    description: With O(state=asked), the member that should run the server. Empty means the one in the record.
-    type: str
-    default: ""
-  volume:
-    description: With O(state=asked), the volume of the artifacts. Empty means the one in the record.
-    type: str
-    default: ""
   own:
     description: Whether the server makes its certificate itself although O(record) has none, as O(state=asked) returns it.
     type: bool
@@ -81,32 +71,10 @@ options:
       the changed record, in check mode; with O(state=trusted), with O(state=certified). These two fail as O(state=agreed)
       does.
     type: str
-  force:
-    description: With O(state=movable), whether the server moves without the database of a former member that does not
-      take part, or stays there until that takes part.
+  pass_files:
+    description: Whether the server gets the files in the options, with O(state=present).
     type: bool
-    default: false
-  users_file:
-    description:
-      - A file on the controller with the users of MLflow, one C(NAME:PASSWORD) per line. C(admin) is an administrator.
-        A user with an empty password is removed; users that are not listed are kept.
-      - The file can be encrypted with Ansible Vault, and so can the following files.
-    type: str
-    default: ""
-  certificate_file:
-    description: A file on the controller with the certificate of the server, for the name of the member. It is refused,
-      before anything changes, if the server could not use it with O(key_file), or clients could not verify it.
-    type: str
-    default: ""
-  key_file:
-    description: A file on the controller with the private key of O(certificate_file), without a password.
-    type: str
-    default: ""
-  ca_file:
-    description: A file on the controller with the CA certificates against which members verify the server. Defaults to
-      those in O(certificate_file), which must be self-signed or contain its root CA.
-    type: str
-    default: ""
+    default: true
   cluster:
     description: The name of the cluster. Derived from O(record).
     type: str
@@ -123,12 +91,11 @@ options:
     type: str
     default: ""
   port:
-    description: The TCP port. Derived from O(record), except for O(state=asked).
+    description: The TCP port. Derived from O(record).
     type: int
     default: 0
   tls:
-    description: Whether the server has a certificate. Derived from O(record). With O(state=asked), whether it should have
-      one; empty means as in the record, initially V(true).
+    description: Whether the server has a certificate. Derived from O(record).
     type: bool
     default: false
   own_certificate:
@@ -153,17 +120,17 @@ options:
     default: ""
   users:
     description:
-      - The content of O(users_file) as JSON, a list of objects with C(name), C(password) and C(administrator). A
+      - The content of C(tracking_users_file) as JSON, a list of objects with C(name), C(password) and C(administrator). A
         password that is null removes the user.
     type: str
   certificate:
-    description: The content of O(certificate_file).
+    description: The content of C(tracking_certificate_file).
     type: str
   key:
-    description: The content of O(key_file).
+    description: The content of C(tracking_key_file).
     type: str
   trust:
-    description: The content of O(ca_file).
+    description: The content of C(tracking_ca_file).
     type: str
 """
 
@@ -171,7 +138,6 @@ EXAMPLES = r"""
 - name: Run the tracking server where the record says, with its users
   gpumesh.cluster.tracking:
     record: cluster_record
-    users_file: secrets/tracking-users
 """
 
 RETURN = r"""
@@ -312,19 +278,12 @@ def main() -> None:
                 ],
                 "default": "present",
             },
-            "tracked": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "start": {"type": "bool", "default": False},
-            "server": text_option,
-            "volume": text_option,
             "wanted": {"type": "raw"},
             "own": {"type": "bool", "default": False},
             "former": text_option,
             "registered": {"type": "str"},
-            "force": {"type": "bool", "default": False},
-            "users_file": text_option,
-            "certificate_file": text_option,
-            "key_file": {**text_option, "no_log": False},
-            "ca_file": text_option,
+            "pass_files": {"type": "bool", "default": True},
             "cluster": {"type": "str"},
             "machine": text_option,
             "serves": {"type": "bool", "default": False},

@@ -17,6 +17,7 @@ description:
   - Also installs C(gpumesh-trace), which shows where the time of such a run is spent, and the Python modules that
     programs of both can import, in C(/usr/local/lib/gpumesh/python).
   - Set O(record). O(volumes) is derived from it on the controller.
+  - "Reads these options of roles: C(train_run_dir), C(train_stage_dir)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -53,7 +54,6 @@ EXAMPLES = r"""
 - name: Install gpumesh-train and gpumesh-trace
   gpumesh.cluster.train:
     record: cluster_record
-    run_dir: /mnt/shared/{user}/runs
 """
 
 RETURN = r"""

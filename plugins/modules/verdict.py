@@ -24,6 +24,9 @@ description:
   - Sets the artifacts C(gpumesh_cluster), C(gpumesh_status), C(gpumesh_counts) and C(gpumesh_failing) for the next job of a
     workflow.
   - Runs only on the controller and makes no connection.
+  - "Reads these options of roles: C(check_level), C(check_max_clock_offset), C(check_max_disk_percent),
+    C(check_max_rdma_latency_us), C(check_min_bandwidth_gbps), C(check_min_rdma_gbps), C(check_min_volume_files),
+    C(check_min_volume_read_mbps), C(check_min_volume_write_mbps), C(check_report_dir)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -72,57 +75,6 @@ options:
       collectives:
         description: The result of M(gpumesh.cluster.collective_test), also from a loop.
         type: str
-  report_dir:
-    description:
-      - The directory for the reports on the controller. Each cluster has a subdirectory with its name.
-      - The verdict is compared with the previous one in it. A run of only some checks, by tags, or members, by a limit,
-        leaves that one unchanged, and writes to the subdirectory C(part).
-    type: path
-    required: true
-  level:
-    description: The level of the check.
-    type: str
-    choices: [quick, full, burn]
-    default: quick
-  max_clock_offset:
-    description: The maximum difference between the clocks of two members in seconds.
-    type: float
-    default: 5
-  min_bandwidth_gbps:
-    description:
-      - The minimum throughput between two members, in 10^9 bits per second. With V(0), a link fails if it reaches less
-        than a fifth of the median of similar links. With fewer than six of them, it is measured, but not judged.
-    type: float
-    default: 0
-  min_rdma_gbps:
-    description:
-      - The minimum RDMA throughput between two members, in 10^9 bits per second. V(0) means four fifths of the slower
-        port's rate; software RDMA is then measured, but not judged.
-    type: float
-    default: 0
-  max_rdma_latency_us:
-    description:
-      - The maximum RDMA latency between two members in microseconds. With V(0), a link fails if its latency is more
-        than five times the median. With fewer than six measurements, it is measured, but not judged.
-    type: float
-    default: 0
-  min_volume_write_mbps:
-    description: The minimum write speed of each member on each volume, in 10^6 bytes per second. With V(0), the
-      speed is measured, but not judged.
-    type: float
-    default: 0
-  min_volume_read_mbps:
-    description: The minimum read speed, in the same way.
-    type: float
-    default: 0
-  min_volume_files:
-    description: The minimum number of small files per second that each member creates, examines and removes.
-    type: float
-    default: 0
-  max_used_percent:
-    description: The maximum usage of a volume in percent.
-    type: float
-    default: 95
 """
 
 EXAMPLES = r"""
@@ -137,7 +89,6 @@ EXAMPLES = r"""
     record: cluster_record
     registered:
       health: health
-    report_dir: /var/lib/reports
   run_once: true
 """
 

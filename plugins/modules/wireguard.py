@@ -25,9 +25,15 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
-  - gpumesh.cluster.mesh
   - gpumesh.cluster.mesh.tunnel
 options:
+  relays:
+    description:
+      - With O(record), members that relay between two others that cannot connect to each other, in order of preference. An
+        empty list means the manager.
+    type: list
+    elements: str
+    default: []
   state:
     description: V(absent) removes the interface, its configuration and its key.
     type: str

@@ -17,12 +17,12 @@ description:
   - Nothing is changed on the host. Pass the keys to M(gpumesh.cluster.wireguard) at both ends, with
     O(gpumesh.cluster.wireguard#module:preshared_keys) or O(gpumesh.cluster.wireguard#module:preshared_results).
   - The keys are secret. Set C(no_log=true) on the task.
+  - "Reads these options of roles: C(mesh_relays), C(mesh_rotate_preshared_keys)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
-  - gpumesh.cluster.mesh
   - gpumesh.cluster.internal
 options:
   interface:

@@ -16,12 +16,12 @@ description:
   - After the last step, register the new public keys in the cluster record and run M(gpumesh.cluster.wireguard) on all
     members.
   - With O(record), fails if members are missing from the play, and skips a host that has no tunnel yet.
+  - "Reads these options of roles: C(mesh_relays)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
-  - gpumesh.cluster.mesh
   - gpumesh.cluster.mesh.tunnel
   - gpumesh.cluster.internal
 attributes:

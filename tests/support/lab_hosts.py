@@ -192,10 +192,11 @@ class Lab:
         sources = [text for path in (self.inventory, *inventories) for text in ("-i", str(path))]
         return ansible("ansible-playbook", *sources, playbook, *arguments)
 
-    def module(self, hosts: str, name: str, /, **options: object) -> Run:
+    def module(self, hosts: str, name: str, /, extra_vars: dict[str, object] | None = None, **options: object) -> Run:
         """Run a module on the hosts that match the pattern, with one line of output for each."""
         # Without options, no text is passed: a module would take an empty one for raw parameters, and reject it.
         given = ("--args", json.dumps(options)) if options else ()
+        given = (*given, "--extra-vars", json.dumps(extra_vars)) if extra_vars else given
         return ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, *given, "--one-line")
 
     def ping_seconds(self) -> float:

@@ -18,9 +18,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachabili
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 
-LAYER_OPTION = {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"}
-
-
 #: The prefix of a file in a playbook's temporary directory, followed by the run, and the process ID of the playbook.
 _RUN_FILE_PREFIX = "gpumesh-run"
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
@@ -17,41 +17,36 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import (
     tracking,
 )
 
-#: The options of the roles, without their prefixes, that ``refuse_impossible`` and ``host_requirements`` read.
-READ_OPTIONS = {
-    "ssh_trust": ("users",),
-    "storage": ("backend",),
-    "slurm": ("accounting", "rest", "rest_address"),
-    "session": session.ROLE_OPTIONS,
-}
-
-
-def read_role_options(read_options: Callable[..., dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the options of READ_OPTIONS by role. ``read_options``: the method of an action. Raises InputError."""
-    return {role: read_options(role, *names) for role, names in READ_OPTIONS.items()}
+#: The options of the roles that ``refuse_impossible`` and ``host_requirements`` read.
+READ_OPTIONS = (
+    "ssh_trust_users",
+    "storage_backend",
+    "slurm_accounting",
+    "slurm_rest",
+    "slurm_rest_address",
+    *session.ROLE_OPTIONS,
+)
 
 
 def refuse_impossible(
     record: model.Record,
     requested_volumes: Sequence[Mapping[str, Any]] | None,
-    options_by_role: Mapping[str, Mapping[str, Any]],
-    tracking_options: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> model.Record:
     """Refuse what the layers could not do with the record as it would be. Returns it with the volumes.
 
     ``requested_volumes``: as they were given, since validation makes strings of numbers; None to keep those of the
-    record. ``options_by_role``: those of READ_OPTIONS. ``tracking_options``: the parameters of
-    ``tracking.changed_settings``. Raises InputError.
+    record. ``options``: those of READ_OPTIONS, and SETTING_OPTIONS of tracking. Raises InputError.
     """
     drafted_record = record if requested_volumes is None else plan.set_storage(record, requested_volumes).record
-    storage.refuse_backend(drafted_record, options_by_role["storage"]["backend"])
-    ssh_trust.refuse_invalid_users(options_by_role["ssh_trust"]["users"])
-    tracking.refuse_server(tracking_options["server"], drafted_record)
-    tracking_request = tracking.changed_settings(drafted_record, tracking_options)
+    storage.refuse_backend(drafted_record, options["storage_backend"])
+    ssh_trust.refuse_invalid_users(options["ssh_trust_users"])
+    tracking.refuse_server(options["tracking_server"], drafted_record)
+    tracking_request = tracking.changed_settings(drafted_record, options)
     if tracking_request is not None:
         plan.set_tracking(drafted_record, tracking_request)
-    if options_by_role["session"]["enabled"]:
-        session.refuse_overlap(drafted_record, options_by_role["session"])
+    if options["session_enabled"]:
+        session.refuse_overlap(drafted_record, options)
     return drafted_record
 
 
@@ -60,34 +55,34 @@ def host_requirements(
     machine: str,
     manager: str,
     volumes: Sequence[Mapping[str, Any]],
-    options_by_role: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Any],
     is_pod: bool,
 ) -> dict[str, Any]:
     """Return the parameters of the module preflight on one machine.
 
     ``is_pod``: whether it has neither volumes nor Slurm's daemons.
     """
-    served_volumes = [] if is_pod or options_by_role["storage"]["backend"] != "nfs" else volumes
-    external_volumes = [] if is_pod or options_by_role["storage"]["backend"] == "none" else volumes
+    served_volumes = [] if is_pod or options["storage_backend"] != "nfs" else volumes
+    external_volumes = [] if is_pod or options["storage_backend"] == "none" else volumes
     return {
         "cluster": cluster_name,
-        "users": list(options_by_role["ssh_trust"]["users"]),
+        "users": list(options["ssh_trust_users"]),
         "external": [dict(storage.external_volume(volume)) for volume in external_volumes if "server" not in volume],
         "quotas": [
             {key: volume[key] for key in ("name", "path", "quota")}
             for volume in served_volumes
             if volume.get("server") == machine and volume.get("quota")
         ],
-        "programs": {} if is_pod else _packages_by_program(machine == manager, options_by_role),
+        "programs": {} if is_pod else _packages_by_program(machine == manager, options),
     }
 
 
-def _packages_by_program(is_controller: bool, options_by_role: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    slurm_programs = slurm.required_programs(options_by_role["slurm"], is_controller)
+def _packages_by_program(is_controller: bool, options: Mapping[str, Any]) -> dict[str, list[str]]:
+    slurm_programs = slurm.required_programs(options, is_controller)
     packages_by_program = {
         slurm.program_path(program): slurm.packages_for_programs([program], "apt") for program in slurm_programs
     }
-    if options_by_role["session"]["enabled"]:
+    if options["session_enabled"]:
         packages_by_program.update(
             {program: session.missing_packages([program]) for program in session.PACKAGE_BY_PROGRAM}
         )

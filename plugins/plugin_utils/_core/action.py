@@ -18,7 +18,6 @@ from typing import Any
 from ansible import constants
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.common.yaml import yaml_load
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
@@ -61,6 +60,15 @@ _OTHER_VARIABLES = (
     "discover_silent_hosts",
     "discover_subnets",
 )
+#: The variables with the paths of supervisord, by the option of the modules.
+_SUPERVISOR_VARIABLES = {
+    "supervisor_config": "daemon_supervisor_config",
+    "supervisor_programs": "daemon_supervisor_programs",
+}
+#: The types of options for which an empty text, such as that of an unanswered question, can only mean that none is set.
+_TYPES_WITHOUT_EMPTY_TEXT = ("bool", "dict", "float", "int")
+#: A marker for a variable that does not exist.
+_UNSET = object()
 #: Callbacks whose output is read by programs: with these, text appears only in the task's result.
 _MACHINE_READABLE_CALLBACKS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
 #: Options that the actions of all layers share.
@@ -126,6 +134,22 @@ def entry_points(role_name: str) -> Mapping[str, Mapping[str, Any]]:
 def role_options(role_name: str, entry_point: str = "main") -> Mapping[str, Any]:
     """The options of a role's entry point, without those that the preceding play sets. Raises InputError."""
     return {name: option for name, option in entry_points(role_name)[entry_point].items() if name != "cluster_record"}
+
+
+@cache
+def option_spec(option_name: str) -> Mapping[str, Any]:
+    """Return the specification of a role's option, as an action can use it: without a default that is a template.
+
+    Raises InputError.
+    """
+    for role_name in role_names():
+        for options in entry_points(role_name).values() if option_name.startswith(f"{role_name}_") else ():
+            if option_name in options:
+                specification = {key: value for key, value in options[option_name].items() if key != "required"}
+                if "{{" in str(specification.get("default")):
+                    del specification["default"]
+                return specification
+    raise InputError(f"There is no option {option_name}.", "Use names of options of the roles in this collection.")
 
 
 @cache
@@ -233,8 +257,7 @@ class HostAction(ActionBase):
 
     def older_version(self) -> dict[str, bool]:
         """The option of modules that change a record, if the user allows this version to follow a newer one."""
-        is_allowed = boolean(self.resolve_variable("cluster_older_version", False) or False, strict=False)
-        return {"older_version": True} if is_allowed else {}
+        return {"older_version": True} if self.options("cluster_older_version")["cluster_older_version"] else {}
 
     @property
     def machine(self) -> str:
@@ -270,7 +293,7 @@ class HostAction(ActionBase):
         is used.
         """
         is_unanswered = variable_name in self._extra_vars and self._extra_vars[variable_name] in empty_answers
-        variables = self._inventory_variables if is_unanswered else self.variables
+        variables = self._inventory_variables(self.machine) if is_unanswered else self.variables
         return self._templar.template(variables[variable_name]) if variable_name in variables else default
 
     def resolve_inventory_variable(self, variable_name: str, default: Any = None) -> Any:
@@ -278,23 +301,54 @@ class HostAction(ActionBase):
 
         Extra variables are set by whoever starts the job.
         """
-        variables = self._inventory_variables
+        variables = self._inventory_variables(self.machine)
         return self._templar.template(variables[variable_name]) if variable_name in variables else default
 
-    def read_option(self, option_name: str, option_spec: Mapping[str, Any]) -> Any:
-        """Return the value of a role's option; None if it is not set.
+    def read_option(self, option_name: str, machine: str = "") -> Any:
+        """Return the value of a role's option as it was given, on this host or another one; None if it is not set.
 
-        An empty value that is not among ``choices`` counts as not set.
+        An empty answer in a survey that is not among ``choices`` counts as not set.
         """
-        return self.resolve_variable(option_name, empty_answers=("", []) if "choices" in option_spec else ("",))
+        empty_answers: tuple[Any, ...] = ("", []) if "choices" in option_spec(option_name) else ("",)
+        if not machine or machine == self.machine:
+            return self.resolve_variable(option_name, empty_answers=empty_answers)
+        if self._extra_vars.get(option_name, _UNSET) in empty_answers:
+            return self._templar.template(self._inventory_variables(machine).get(option_name))
+        return self.variables_of(machine).get(option_name)
+
+    def options(self, *option_names: str, machine: str = "") -> dict[str, Any]:
+        """Return options of our roles by their names, with their values on this host or another one.
+
+        This is the only way in which an action gets an option: a task passes options only to modules that people use
+        in playbooks of their own. An option that is not set has the default of its role, None without one. A default
+        that is a template applies only to tasks of its role. Raises InputError for invalid values.
+        """
+        option_specs = {name: option_spec(name) for name in option_names}
+        given_options = {name: self.read_option(name, machine) for name in option_names}
+        set_options = {
+            name: value
+            for name, value in given_options.items()
+            if value is not None and not (value == "" and option_specs[name]["type"] in _TYPES_WITHOUT_EMPTY_TEXT)
+        }
+        validation_result = ArgumentSpecValidator(option_specs).validate(set_options, validate_role_argument_spec=True)
+        if validation_result.error_messages:
+            raise InputError(f"{machine or self.machine}: {' '.join(validation_result.error_messages)}")
+        return dict(validation_result.validated_parameters)
+
+    def options_by_host(self, *option_names: str) -> dict[str, dict[str, Any]]:
+        """Return options on each host of the play, including failed ones. Raises InputError for invalid values."""
+        return {
+            machine: self.options(*option_names, machine=machine)
+            for machine in self.variables["ansible_play_hosts_all"]
+        }
 
     def refuse_converted_options(self, role_name: str, entry_point: str = "main") -> None:
         """Refuse a text option that YAML, or AWX on its way to Ansible, has converted to a number or boolean.
 
         ansible-core reads the answers of AWX's surveys as YAML since 2.19. Raises InputError.
         """
-        for option_name, option_spec in role_options(role_name, entry_point).items():
-            refusal = conversion_refusal(option_name, option_spec, self.read_option(option_name, option_spec))
+        for option_name, specification in role_options(role_name, entry_point).items():
+            refusal = conversion_refusal(option_name, specification, self.read_option(option_name))
             if refusal:
                 raise refusal
 
@@ -311,13 +365,12 @@ class HostAction(ActionBase):
         """
         return getattr(self.variables.get("hostvars"), "_variable_manager", None)
 
-    @cached_property
-    def _inventory_variables(self) -> Mapping[str, Any]:
-        """The host's variables in the inventory. This is the only way to exclude extra variables."""
+    def _inventory_variables(self, machine: str) -> Mapping[str, Any]:
+        """The variables of a host in the inventory. This is the only way to exclude extra variables."""
         saved_variables = dict(self._extra_vars)
         self._extra_vars.clear()
         try:
-            return dict(self.variables["hostvars"].raw_get(self.machine))
+            return dict(self.variables["hostvars"].raw_get(machine))
         finally:
             self._extra_vars.update(saved_variables)
 
@@ -333,12 +386,20 @@ class HostAction(ActionBase):
 
     def variables_by_host(self, *variable_names: str) -> dict[str, dict[str, Any]]:
         """Return these variables of each host of the play, including failed ones; None for one that is not set."""
-        all_variables = self.variables["hostvars"]
-        host_variables = ((machine, all_variables[machine]) for machine in self.variables["ansible_play_hosts_all"])
         return {
-            machine: {name: machine_variables.get(name) for name in variable_names}
-            for machine, machine_variables in host_variables
+            machine: {name: self.variables_of(machine).get(name) for name in variable_names}
+            for machine in self.variables["ansible_play_hosts_all"]
         }
+
+    def variables_of(self, machine: str) -> Mapping[str, Any]:
+        """Return the variables of a host of the inventory. Ansible collects them anew whenever it is asked."""
+        if machine not in self._collected_variables:
+            self._collected_variables[machine] = self.variables["hostvars"][machine]
+        return self._collected_variables[machine]
+
+    @cached_property
+    def _collected_variables(self) -> dict[str, Mapping[str, Any]]:
+        return {}
 
     def registered_results(self, register_name: str, machines: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The results that a task registered under this name on the hosts of the play; empty for hosts without one."""
@@ -372,29 +433,11 @@ class HostAction(ActionBase):
     def supervisor_options(self) -> dict[str, Any]:
         """The paths of supervisord on the host: options that are the same for all daemons."""
         host_variables = self.variables["hostvars"][self._task.delegate_to] if self.is_delegated else self.variables
-        variable_by_option = {
-            option_name: f"daemon_{option_name}" for option_name in ("supervisor_config", "supervisor_programs")
-        }
         return {
             option_name: self._templar.template(host_variables[variable_name])
-            for option_name, variable_name in variable_by_option.items()
+            for option_name, variable_name in _SUPERVISOR_VARIABLES.items()
             if host_variables.get(variable_name)
         }
-
-    def read_role_options(self, role_name: str, *option_names: str) -> dict[str, Any]:
-        """Return options of one of our roles, without its prefix, with their values on this host.
-
-        Their defaults must not contain templates. Raises InputError for invalid values.
-        """
-        option_specs = {f"{role_name}_{name}": role_options(role_name)[f"{role_name}_{name}"] for name in option_names}
-        given_options = {name: self.read_option(name, option) for name, option in option_specs.items()}
-        given_options = {name: value for name, value in given_options.items() if value is not None}
-        validation_result = ArgumentSpecValidator(option_specs).validate(
-            given_options, validate_role_argument_spec=True
-        )
-        if validation_result.error_messages:
-            raise InputError(" ".join(validation_result.error_messages))
-        return {name: validation_result.validated_parameters[f"{role_name}_{name}"] for name in option_names}
 
     def run_module(self, module_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Run a module on the host. Raises ModuleFailedError."""

@@ -9,7 +9,7 @@ Downloads run as root on all members, so they must be what was chosen, even if t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _CHECKSUM = re.compile(r"sha(256|384|512):[0-9a-fA-F]{64,128}\Z")
@@ -58,23 +58,32 @@ DOWNLOADS_BY_ROLE = {
 }
 
 
-def describe_unverified(role: str, machine: str, read_option: Callable[[str], Any]) -> list[str]:
-    """Explain why the downloads of a role cannot be verified, one sentence per option.
-
-    ``read_option`` returns the value of an option.
-    """
+def download_options(role: str) -> list[str]:
+    """Return the options that ``describe_unverified`` reads."""
     return [
-        _describe_refusal(download, machine, str(read_option(download.option_name)))
+        option_name
         for download in DOWNLOADS_BY_ROLE.get(role, ())
-        if not _is_verifiable(download, read_option)
+        for option_name in (download.option_name, download.checksum_option)
     ]
 
 
-def _is_verifiable(download: RoleDownload, read_option: Callable[[str], Any]) -> bool:
-    address = str(read_option(download.option_name) or "")
+def describe_unverified(role: str, machine: str, options: Mapping[str, Any]) -> list[str]:
+    """Explain why the downloads of a role cannot be verified, one sentence per option.
+
+    ``options``: those of ``download_options``, if they are set.
+    """
+    return [
+        _describe_refusal(download, machine, str(options[download.option_name]))
+        for download in DOWNLOADS_BY_ROLE.get(role, ())
+        if not _is_verifiable(download, options)
+    ]
+
+
+def _is_verifiable(download: RoleDownload, options: Mapping[str, Any]) -> bool:
+    address = str(options.get(download.option_name) or "")
     if not address or (download.allows_local_path and "://" not in address):
         return True
-    return address.startswith("https://") and bool(_CHECKSUM.match(str(read_option(download.checksum_option) or "")))
+    return address.startswith("https://") and bool(_CHECKSUM.match(str(options.get(download.checksum_option) or "")))
 
 
 def _describe_refusal(download: RoleDownload, machine: str, address: str) -> str:

@@ -14,8 +14,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
 
-#: The options of the role, without its prefix.
-ROLE_OPTIONS = ("port_range", "dialects", "variables", "rdma", "logins")
+ROLE_OPTIONS = (
+    "job_environment_port_range",
+    "job_environment_dialects",
+    "job_environment_variables",
+    "job_environment_rdma",
+    "job_environment_logins",
+)
 
 _PROGRAM_DIRECTORY = Path(__file__).resolve().parents[3] / "roles" / "job_environment" / "files"
 _LOGIN_SCRIPT = "gpumesh_job.sh"
@@ -33,14 +38,18 @@ def desired_parameters(record: model.Record, machine: str, options: Mapping[str,
         "cluster": record["name"],
         "machine": machine,
         "settings": environment_settings(
-            record, machine, options["port_range"], options["dialects"], options["variables"]
+            record,
+            machine,
+            options["job_environment_port_range"],
+            options["job_environment_dialects"],
+            options["job_environment_variables"],
         ),
         "programs": {
             path.name: path.read_text(encoding="utf-8")
             for path in sorted(_PROGRAM_DIRECTORY.iterdir())
-            if options["logins"] or path.name != _LOGIN_SCRIPT
+            if options["job_environment_logins"] or path.name != _LOGIN_SCRIPT
         },
-        "rdma": options["rdma"],
+        "rdma": options["job_environment_rdma"],
     }
 
 

@@ -19,23 +19,30 @@ WIREGUARD_MODULE, TAILSCALE_MODULE = "gpumesh.cluster.wireguard", "gpumesh.clust
 #: The packages by implementation: the kernel, or a userspace implementation that is installed or missing.
 _PACKAGES_BY_IMPLEMENTATION = {"kernel": ["wireguard-tools"]}
 _USERSPACE_PACKAGES = ["wireguard-tools", "wireguard-go"]
-#: Options of the module that the role mesh has with the prefix mesh_.
-_ROLE_OPTIONS = (
-    "login_server",
-    "hostname",
-    "ephemeral",
-    "tags",
-    "advertise_routes",
-    "accept_routes",
-    "accept_dns",
-    "ssh",
+#: The options of the role mesh that the module tailscale has as well, by its own names.
+_MODULE_OPTIONS = {
+    "login_server": "mesh_login_server",
+    "hostname": "mesh_hostname",
+    "ephemeral": "mesh_ephemeral",
+    "tags": "mesh_tags",
+    "advertise_routes": "mesh_advertise_routes",
+    "accept_routes": "mesh_accept_routes",
+    "accept_dns": "mesh_accept_dns",
+    "ssh": "mesh_ssh",
+}
+#: The options of the role mesh for a member of a tailnet.
+TAILNET_OPTIONS = (
+    *_MODULE_OPTIONS.values(),
+    "mesh_auth_key_file",
+    "mesh_userspace",
+    "mesh_userspace_nodes",
+    "mesh_proxy_port",
 )
 
 
 def supervisor_program_options(action: HostAction) -> dict[str, Any]:
     """Return the path of supervisord's programs on the action's host, as an option of the modules."""
-    supervisor_programs = action.resolve_variable("daemon_supervisor_programs")
-    return {"supervisor_programs": supervisor_programs} if supervisor_programs else {}
+    return {name: path for name, path in action.supervisor_options().items() if name == "supervisor_programs"}
 
 
 def set_up_tunnel(
@@ -62,20 +69,28 @@ def set_up_tunnel(
 
 
 def update_tailnet(
-    action: HostAction, record: Mapping[str, Any], module_overrides: Mapping[str, Any]
+    action: HostAction, record: Mapping[str, Any], options: Mapping[str, Any], module_overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Set up the action's host in the tailnet of the record. Returns the results of module and action.
 
-    ``module_overrides``: options of the module that are not taken from the role mesh. Raises GpumeshError.
+    ``options``: TAILNET_OPTIONS; ``module_overrides``: options of the module that take precedence. Raises GpumeshError.
     """
-    result = ensure_logged_in(
-        action, {**_read_role_options(action, record), **supervisor_program_options(action), **module_overrides}
-    )
-    mesh_options = action.read_role_options("mesh", "userspace", "userspace_nodes", "proxy_port")
-    is_userspace = mesh_options["userspace"] == "always" or not result["tun_device"]
-    is_pod = bool(is_userspace and mesh_options["userspace_nodes"])
+    arguments = {
+        "hostname": mesh.tailnet_name(action.machine),
+        **{
+            name: options[option_name]
+            for name, option_name in _MODULE_OPTIONS.items()
+            if options[option_name] not in (None, "")
+        },
+        "peers": mesh.tailnet_peers(record, action.machine),
+        **supervisor_program_options(action),
+        **module_overrides,
+    }
+    result = ensure_logged_in(action, arguments, options)
+    is_userspace = options["mesh_userspace"] == "always" or not result["tun_device"]
+    is_pod = bool(is_userspace and options["mesh_userspace_nodes"])
     address_registration = mesh.address_registration(record, action.machine, result["addresses"], is_pod)
-    daemon_flags = mesh.daemon_flags(record["mesh"], is_userspace, mesh_options["proxy_port"])
+    daemon_flags = mesh.daemon_flags(record["mesh"], is_userspace, options["mesh_proxy_port"])
     # Programs of a pod depend on the proxy. Elsewhere, a daemon that already runs keeps its settings.
     flags_differ = bool(is_pod and result["running"] and set(daemon_flags) - set(result["command"]))
     # A host may have been a pod before. The library asks the daemon, and is tested with it.
@@ -91,8 +106,11 @@ def update_tailnet(
     }
 
 
-def ensure_logged_in(action: HostAction, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the module, and run it again with the key if the host needs to log in. Raises GpumeshError."""
+def ensure_logged_in(action: HostAction, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the module, and run it again with the key if the host needs to log in.
+
+    ``options``: mesh_auth_key_file. Raises GpumeshError.
+    """
     if arguments.get("state") == "absent":
         return action.run_module(TAILSCALE_MODULE, arguments)
     auth_key = arguments.get("auth_key")
@@ -102,22 +120,13 @@ def ensure_logged_in(action: HostAction, arguments: Mapping[str, Any]) -> dict[s
     login_needed = result["login_needed"] or ((result["tags_differ"] or renewal_needed) and auth_key)
     if not login_needed or not boolean(arguments.get("login", True)):
         return result
-    key_file = action.resolve_variable("mesh_auth_key_file")
+    key_file = options["mesh_auth_key_file"]
     if key_file and not auth_key and result["login_needed"]:
         raise InputError(f"mesh_auth_key_file: there is no file {key_file}.", "Correct the path, or set mesh_auth_key.")
     login_result = action.run_module(
         TAILSCALE_MODULE, {**keyless_arguments, **({"auth_key": auth_key} if auth_key else {}), "login": True}
     )
     return {**login_result, "changed": result["changed"] or login_result["changed"]}
-
-
-def _read_role_options(action: HostAction, record: Mapping[str, Any]) -> dict[str, Any]:
-    role_options = {name: action.resolve_variable(f"mesh_{name}") for name in _ROLE_OPTIONS}
-    return {
-        "hostname": mesh.tailnet_name(action.machine),
-        **{name: value for name, value in role_options.items() if value not in (None, "")},
-        "peers": mesh.tailnet_peers(record, action.machine),
-    }
 
 
 def _preshared_key_options(action: HostAction, action_options: Mapping[str, Any], peers: list[str]) -> dict[str, Any]:

@@ -20,8 +20,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import writable_volumes
 
-#: The options of the role, without its prefix.
-ROLE_OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
+#: The options of the role that all members need.
+ROLE_OPTIONS = (
+    "session_enabled",
+    "session_subnets",
+    "session_nat",
+    "session_allow",
+    "session_mounts_allowed",
+    "session_storage_dir",
+)
 _PLUGIN_SOURCE = Path(__file__).resolve().parents[3] / "roles" / "session" / "files" / "gpumesh_session.c"
 #: Debian's packages for what is missing on a host. Other distributions have not been tested.
 PACKAGE_BY_PROGRAM = {
@@ -43,7 +50,7 @@ PACKAGE_BY_PROGRAM = {
 
 def desired_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the module session on one machine. ``options``: those of ROLE_OPTIONS. Raises InputError."""
-    if not options["enabled"]:
+    if not options["session_enabled"]:
         return {"state": "absent"}
     return {
         **session_settings(record, machine, options),
@@ -70,21 +77,21 @@ def session_settings(record: model.Record, machine: str, options: Mapping[str, A
         "manager": record["manager"],
         "interface": derive.cluster_interface(record, member),
         "members": address_by_member,
-        "pools": list(options["subnets"]),
+        "pools": list(options["session_subnets"]),
         "closed": _closed_networks(record),
-        "nat": options["nat"],
-        "allow": list(options["allow"]),
+        "nat": options["session_nat"],
+        "allow": list(options["session_allow"]),
         "volumes": writable_volumes(record, machine),
-        "mounts_allowed": list(options["mounts_allowed"]),
-        "storage": options["storage_dir"],
+        "mounts_allowed": list(options["session_mounts_allowed"]),
+        "storage": options["session_storage_dir"],
         "mesh": mesh["interface"] if mesh["backend"] != "none" and member["mesh"] is not None else "",
     }
 
 
 def refuse_overlap(record: model.Record, options: Mapping[str, Any]) -> None:
     """Refuse networks of sessions that the cluster uses itself, or that cannot be read. Raises InputError."""
-    network.parse_allowed_endpoints(options["allow"])
-    for session_network in plan.parse_pools(list(options["subnets"])):
+    network.parse_allowed_endpoints(options["session_allow"])
+    for session_network in plan.parse_pools(list(options["session_subnets"])):
         for closed_network in network.collapse_networks(_closed_networks(record)):
             if session_network.overlaps(ipaddress.ip_network(closed_network)):
                 raise InputError(

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ansible.module_utils.common.validation import check_type_dict
-
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
@@ -18,28 +16,28 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, rest
 
-#: The options of the role, without its prefix, that a host needs.
+#: The options of the role that a host needs.
 HOST_OPTIONS = (
-    "accounting",
-    "rest",
-    "rest_address",
-    "rest_port",
-    "max_nodes",
-    "conf",
-    "cgroup",
-    "dbd_conf",
-    "gres",
-    "node_conf",
-    "partitions",
-    "nodesets",
-    "task_prolog",
-    "epilog",
-    "health_check",
-    "health_check_interval",
-    "health_mount_timeout",
-    "health_rdma_rate_gbps",
-    "health_max_drained_percent",
-    "health_prolog",
+    "slurm_accounting",
+    "slurm_rest",
+    "slurm_rest_address",
+    "slurm_rest_port",
+    "slurm_max_nodes",
+    "slurm_conf",
+    "slurm_cgroup",
+    "slurm_dbd_conf",
+    "slurm_gres",
+    "slurm_node_conf",
+    "slurm_partitions",
+    "slurm_nodesets",
+    "slurm_task_prolog",
+    "slurm_epilog",
+    "slurm_health_check",
+    "slurm_health_check_interval",
+    "slurm_health_mount_timeout",
+    "slurm_health_rdma_rate_gbps",
+    "slurm_health_max_drained_percent",
+    "slurm_health_prolog",
 )
 #: The programs of each part, and below, their packages by package manager. Only the Debian packages have been tested.
 _PROGRAMS_BY_PART = {
@@ -56,6 +54,8 @@ _DEBIAN_PACKAGES = {
     "rest": ["slurmrestd", "slurm-wlm-jwt-plugin"],
     "rest_proxy": ["stunnel4", "openssl"],
 }
+#: The services that the manager runs only if an option is set.
+_OPTION_BY_PART = {"accounting": "slurm_accounting", "rest": "slurm_rest"}
 _RPM_PACKAGES = {
     "node": ["slurm-slurmd", "slurm"],
     "controller": ["slurm-slurmctld"],
@@ -70,8 +70,6 @@ STATE_DIRECTORY = "/var/lib/slurm/slurmctld"
 TOKEN_KEY = f"{STATE_DIRECTORY}/jwt_hs256.key"
 DBD_CONFIG_PATH = "/etc/slurm/slurmdbd.conf"
 _NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS_FILE, *config.NODE_FILES)]
-#: A marker for an unknown value: slurm_gres is a mapping, so it can never have this one.
-_UNSET_GRES = object()
 #: A unit that waits for the mesh, the controller or the database after a boot must keep trying.
 _RESTART_SETTINGS = ["Restart=on-failure", "RestartSec=5"]
 #: The sandbox of a daemon to which strangers can connect.
@@ -98,12 +96,12 @@ def packages_for_programs(programs: Sequence[str], package_manager: str) -> list
 def refuse_too_many_nodes(record: model.Record, userspace_only: Collection[str], options: Mapping[str, Any]) -> None:
     """Refuse more nodes than the controller accepts: it would ignore the last ones. Raises InputError."""
     node_names = [member["machine"] for member in record["members"] if member["machine"] not in userspace_only]
-    if "maxnodecount" in (key.lower() for key in options["conf"]):
+    if "maxnodecount" in (key.lower() for key in options["slurm_conf"]):
         # The user's own setting takes precedence.
         return
-    if len(node_names) > options["max_nodes"]:
+    if len(node_names) > options["slurm_max_nodes"]:
         raise InputError(
-            f"Cluster '{record['name']}' has {len(node_names)} nodes, and slurm_max_nodes is {options['max_nodes']}.",
+            f"Cluster '{record['name']}' has {len(node_names)} nodes, and slurm_max_nodes is {options['slurm_max_nodes']}.",
             "Increase slurm_max_nodes.",
         )
 
@@ -116,7 +114,7 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
     derive.find_member(record, machine)
     member_views = derive.member_views(record)
     is_controller = machine == record["manager"]
-    health_check = options["health_check"]
+    health_check = options["slurm_health_check"]
     return {
         "cluster": record["name"],
         "controller": member_views[record["manager"]]["address"],
@@ -124,45 +122,39 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
         "address": member_views[machine]["address"],
         "serve": is_controller,
         "programs": required_programs(options, is_controller),
-        "accounting": options["accounting"],
-        "max_nodes": options["max_nodes"],
-        "task_prolog": options["task_prolog"],
+        "accounting": options["slurm_accounting"],
+        "max_nodes": options["slurm_max_nodes"],
+        "task_prolog": options["slurm_task_prolog"],
         "health_check": health_check,
-        "health_check_interval": options["health_check_interval"],
-        "health_mount_timeout": options["health_mount_timeout"],
-        "health_rdma_rate_gbps": options["health_rdma_rate_gbps"],
-        "health_max_drained_percent": options["health_max_drained_percent"],
-        "prolog": health_check if options["health_prolog"] else "",
-        "epilog": options["epilog"],
-        "settings": {**_token_settings(options), **options["conf"]},
-        "partitions": options["partitions"],
-        "nodesets": options["nodesets"],
-        "cgroup": options["cgroup"],
-        "gres": options["gres"],
+        "health_check_interval": options["slurm_health_check_interval"],
+        "health_mount_timeout": options["slurm_health_mount_timeout"],
+        "health_rdma_rate_gbps": options["slurm_health_rdma_rate_gbps"],
+        "health_max_drained_percent": options["slurm_health_max_drained_percent"],
+        "prolog": health_check if options["slurm_health_prolog"] else "",
+        "epilog": options["slurm_epilog"],
+        "settings": {**_token_settings(options), **options["slurm_conf"]},
+        "partitions": options["slurm_partitions"],
+        "nodesets": options["slurm_nodesets"],
+        "cgroup": options["slurm_cgroup"],
+        "gres": options["slurm_gres"],
         "gpus": member_views[machine]["gpus"],
         "plugins": options.get("plugins", []),
-        "node": options["node_conf"],
+        "node": options["slurm_node_conf"],
     }
 
 
-def gres_types(record: model.Record, gres_by_machine: Mapping[str, Any]) -> dict[str, Any]:
+def gres_types(record: model.Record, gres_by_machine: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the parameters with the GRES names that the controller needs, in addition to those of its own host.
 
-    ``gres_by_machine``: slurm_gres, None if it is not set. A controller keeps the names that it has if a member is
-    missing there, such as in a slice of the inventory, or has a value that cannot be read.
+    ``gres_by_machine``: slurm_gres. A controller keeps the names that it has if a member is missing there, such as in
+    a slice of the inventory.
     """
-    type_names: set[str] = set()
-    keeps_types = False
-    for machine in (member["machine"] for member in record["members"]):
-        machine_gres = gres_by_machine.get(machine, _UNSET_GRES)
-        try:
-            type_names.update(
-                str(type_name).lower()
-                for type_name in check_type_dict({} if machine_gres in (None, "") else machine_gres)
-            )
-        except TypeError:
-            keeps_types = True
-    return {"gres_types": sorted(type_names), "keep_gres_types": keeps_types}
+    members = [member["machine"] for member in record["members"]]
+    type_names = {str(name).lower() for machine in members for name in gres_by_machine.get(machine, {})}
+    return {
+        "gres_types": sorted(type_names),
+        "keep_gres_types": any(machine not in gres_by_machine for machine in members),
+    }
 
 
 def node_parameters(
@@ -188,7 +180,7 @@ def node_parameters(
         "controller_name": manager,
         "controller_version": controller_version,
         "rest_certificates": rest_certificates,
-        "controller_port": _first_port("slurm_conf", options["conf"], "SlurmctldPort", "6817"),
+        "controller_port": _first_port("slurm_conf", options["slurm_conf"], "SlurmctldPort", "6817"),
         "daemons": [
             {
                 "name": "slurmd",
@@ -208,7 +200,7 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
     controller_address = derive.member_views(record)[record["manager"]]["address"]
     mesh_ordering = _order_after_mesh(record)
     daemons: list[dict[str, Any]] = []
-    if options["accounting"]:
+    if options["slurm_accounting"]:
         daemons.append(
             {
                 "name": "slurmdbd",
@@ -217,7 +209,7 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
                 "directories": ["/run/slurmdbd"],
                 "reads": [DBD_CONFIG_PATH],
                 "ready_address": controller_address,
-                "ready_port": _first_port("slurm_dbd_conf", options["dbd_conf"], "DbdPort", "6819"),
+                "ready_port": _first_port("slurm_dbd_conf", options["slurm_dbd_conf"], "DbdPort", "6819"),
                 "drop_in": _render_drop_in(mesh_ordering, ["LimitCORE=0"]),
             }
         )
@@ -234,27 +226,29 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
             # The command passes the settings to the nodes. From 23.11 on, the controller restarts itself on it.
             "reload": ["scontrol", "reconfigure"],
             "ready_address": controller_address,
-            "ready_port": _first_port("slurm_conf", options["conf"], "SlurmctldPort", "6817"),
+            "ready_port": _first_port("slurm_conf", options["slurm_conf"], "SlurmctldPort", "6817"),
             "drop_in": _render_drop_in(
                 ["StartLimitIntervalSec=0", "After=slurmdbd.service", *mesh_ordering], ["LimitCORE=0"]
             ),
         }
     )
-    if options["rest"]:
+    if options["slurm_rest"]:
         daemons.append(_rest_daemon(mesh_ordering))
     is_proxied = _is_proxied(options)
     if is_proxied:
         daemons.append(_rest_proxy(mesh_ordering, options))
     dbd_config = conf.render_file(
         conf.render_settings(
-            conf.merge_settings({**_dbd_settings(controller_address), **_token_settings(options)}, options["dbd_conf"])
+            conf.merge_settings(
+                {**_dbd_settings(controller_address), **_token_settings(options)}, options["slurm_dbd_conf"]
+            )
         )
     )
     return {
         "programs": required_programs(options, True),
-        "token_key": TOKEN_KEY if options["rest"] else "",
+        "token_key": TOKEN_KEY if options["slurm_rest"] else "",
         "system_accounts": [
-            *([rest.REST_ACCOUNT] if options["rest"] else []),
+            *([rest.REST_ACCOUNT] if options["slurm_rest"] else []),
             *([rest.PROXY_ACCOUNT] if is_proxied else []),
         ],
         "certificate": _rest_certificate_identity(record, options, controller_address)._asdict()
@@ -263,14 +257,14 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
         "files": [
             *(
                 [{"path": DBD_CONFIG_PATH, "content": dbd_config, "owner": "slurm", "group": "slurm", "mode": "0600"}]
-                if options["accounting"]
+                if options["slurm_accounting"]
                 else []
             ),
             *(
                 [
                     {
                         "path": rest.PROXY_CONFIG_PATH,
-                        "content": rest.render_proxy_config(options["rest_address"], options["rest_port"]),
+                        "content": rest.render_proxy_config(options["slurm_rest_address"], options["slurm_rest_port"]),
                     }
                 ]
                 if is_proxied
@@ -279,15 +273,15 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
         ],
         "withdrawn": [
             *([] if is_proxied else [rest.PROXY_DIRECTORY]),
-            *([] if options["rest"] else [TOKEN_KEY]),
-            *([] if options["accounting"] else [DBD_CONFIG_PATH]),
+            *([] if options["slurm_rest"] else [TOKEN_KEY]),
+            *([] if options["slurm_accounting"] else [DBD_CONFIG_PATH]),
         ],
         "daemons": daemons,
     }
 
 
 def _is_proxied(options: Mapping[str, Any]) -> bool:
-    return bool(options["rest"] and options["rest_address"])
+    return bool(options["slurm_rest"] and options["slurm_rest_address"])
 
 
 def _rest_daemon(mesh_ordering: Sequence[str]) -> dict[str, Any]:
@@ -326,8 +320,8 @@ def _rest_proxy(mesh_ordering: Sequence[str], options: Mapping[str, Any]) -> dic
         "name": rest.PROXY_SERVICE,
         "command": f"prlimit --core=0 {command}",
         "reads": [rest.PROXY_CONFIG_PATH, *current_pair(rest.PROXY_DIRECTORY)],
-        "ready_address": options["rest_address"],
-        "ready_port": options["rest_port"],
+        "ready_address": options["slurm_rest_address"],
+        "ready_port": options["slurm_rest_port"],
         "drop_in": _render_drop_in(
             ["StartLimitIntervalSec=0", f"After={rest.REST_DAEMON}.service", *mesh_ordering],
             [
@@ -345,7 +339,7 @@ def _rest_certificate_identity(
     record: model.Record, options: Mapping[str, Any], cluster_address: str
 ) -> CertificateIdentity:
     """Return the identity that the proxy's certificate is for."""
-    proxy_addresses = rest.client_addresses(options["rest_address"], cluster_address)
+    proxy_addresses = rest.client_addresses(options["slurm_rest_address"], cluster_address)
     return CertificateIdentity(
         rest.PROXY_DIRECTORY, record["name"], "Slurm REST API", record["manager"], proxy_addresses
     )
@@ -354,10 +348,10 @@ def _rest_certificate_identity(
 def required_programs(options: Mapping[str, Any], is_controller: bool) -> list[str]:
     """Return the programs that a node needs, and with ``is_controller`` those of the manager.
 
-    ``options``: accounting, rest and rest_address.
+    ``options``: slurm_accounting, slurm_rest and slurm_rest_address.
     """
     needed_parts = ["node", *(["controller"] if is_controller else [])]
-    needed_parts += [part for part in ("accounting", "rest") if is_controller and options[part]]
+    needed_parts += [part for part, option_name in _OPTION_BY_PART.items() if is_controller and options[option_name]]
     needed_parts += ["rest_proxy"] if is_controller and _is_proxied(options) else []
     return [program for part in needed_parts for program in _PROGRAMS_BY_PART[part]]
 
@@ -372,7 +366,7 @@ def _first_port(variable_name: str, config_settings: Mapping[str, Any], setting_
 
 
 def _token_settings(options: Mapping[str, Any]) -> dict[str, str]:
-    return {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={TOKEN_KEY}"} if options["rest"] else {}
+    return {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={TOKEN_KEY}"} if options["slurm_rest"] else {}
 
 
 def _dbd_settings(controller_address: str) -> dict[str, str]:

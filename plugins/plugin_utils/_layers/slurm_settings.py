@@ -12,8 +12,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts, conf, rest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import DATABASE_NAME, STATE_DIRECTORY
 
-#: The options of the role, without its prefix, that are checked here.
-CHECKED_OPTIONS = ("accounting", "conf", "dbd_conf", "qos", "accounts", "rest", "rest_address")
+#: The options of the role that are checked here.
+CHECKED_OPTIONS = (
+    "slurm_accounting",
+    "slurm_conf",
+    "slurm_dbd_conf",
+    "slurm_qos",
+    "slurm_accounts",
+    "slurm_rest",
+    "slurm_rest_address",
+)
 
 
 class _FixedSetting(NamedTuple):
@@ -58,21 +66,21 @@ def check_settings(options: Mapping[str, Any]) -> None:
 
     Raises InputError, which never contains a value: one of them is a password.
     """
-    for file_option in ("conf", "dbd_conf"):
-        _check_fixed(f"slurm_{file_option}", options[file_option])
-    if options["rest_address"] and not rest.is_valid_address(options["rest_address"]):
+    for option_name in _FIXED_SETTINGS:
+        _check_fixed(option_name, options[option_name])
+    if options["slurm_rest_address"] and not rest.is_valid_address(options["slurm_rest_address"]):
         raise InputError(
             "slurm_rest_address is not an IP address.",
             "Set an address of the manager, or 0.0.0.0 or :: for all of them.",
         )
-    if options["rest"] and not options["accounting"]:
+    if options["slurm_rest"] and not options["slurm_accounting"]:
         raise InputError(
             "slurm_rest is true, but slurm_accounting is false: slurmrestd does not start without accounting.",
             "Set slurm_accounting=true, or slurm_rest=false.",
         )
-    if options["accounting"]:
-        requested_accounts = accounts.parse_desired(options["qos"], options["accounts"])
-        if enforces_qos(options["conf"]):
+    if options["slurm_accounting"]:
+        requested_accounts = accounts.parse_desired(options["slurm_qos"], options["slurm_accounts"])
+        if enforces_qos(options["slurm_conf"]):
             accounts.check_default_qos(requested_accounts)
 
 

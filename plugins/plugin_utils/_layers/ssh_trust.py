@@ -21,6 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import named_members
 
 DEFAULT_SSH_PORT = 22
+ROLE_OPTIONS = ("ssh_trust_users", "ssh_trust_port")
 # The seconds until ssh gives up on a silent connection: one that is lost after it was accepted would hang forever, and
 # the proxy of a tailscaled that has just started loses some.
 _CONNECT_TIMEOUT = 30
@@ -28,12 +29,16 @@ _USER_NAME = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
 
 def desired_parameters(
-    record: model.Record, machine: str, users: Sequence[str], port: int = DEFAULT_SSH_PORT, state: str = "present"
+    record: model.Record, machine: str, options: Mapping[str, Any], state: str = "present"
 ) -> dict[str, Any]:
-    """The parameters of the module ssh_trust on one machine. Raises InputError for an invalid name of a user."""
+    """The parameters of the module ssh_trust on one machine. ``options``: those of ROLE_OPTIONS.
+
+    Raises InputError for an invalid name of a user.
+    """
     cluster_name = record["name"]
     if state == "absent":
         return {"cluster": cluster_name, "state": state}
+    users, port = options["ssh_trust_users"], options["ssh_trust_port"]
     members = named_members(record)
     # The only member of a cluster stands in for another one.
     peers = [named_member for named_member in members if named_member.machine != machine] or members

@@ -27,6 +27,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import block_marker
 
 #: Characters that systemd keeps in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
+#: The options of the role that all members need.
+ROLE_OPTIONS = ("storage_backend", "storage_server")
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
 
 _NFS_SERVERS = ("kernel", "ganesha")
@@ -81,13 +83,12 @@ class ExternalVolume(TypedDict):
     read_only: bool
 
 
-def desired_parameters(
-    record: model.Record, machine: str, backend: str = "nfs", server: str = "kernel"
-) -> dict[str, Any]:
-    """Return the parameters of the module storage on one machine.
+def desired_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the module storage on one machine. ``options``: those of ROLE_OPTIONS.
 
     Raises InputError for a volume that the backend cannot have.
     """
+    backend, server = options["storage_backend"], options["storage_server"]
     refuse_backend(record, backend)
     volumes = _served_volumes(record)
     exported_volumes = [volume for volume in volumes if backend == "nfs" and volume["server"] == machine]

@@ -18,6 +18,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
 
 _REQUIREMENTS_PATH = Path(__file__).resolve().parents[3] / "roles" / "tracking" / "files" / "requirements.txt"
+#: The options of the role that change the record.
+SETTING_OPTIONS = (
+    "tracking_state",
+    "tracking_server",
+    "tracking_port",
+    "tracking_volume",
+    "tracking_tls",
+    "tracking_certificate_file",
+)
 _USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 #: MLflow accepts no shorter password.
 _MIN_PASSWORD_LENGTH = 12
@@ -130,25 +139,33 @@ def refuse_server(server: str, record: model.Record) -> None:
         )
 
 
-def changed_settings(record: model.Record, given_options: Mapping[str, Any]) -> dict[str, Any] | None:
+def changed_settings(record: model.Record, options: Mapping[str, Any], start: bool = False) -> dict[str, Any] | None:
     """Return the parameters with which the module cluster updates the record; None if it is up to date.
 
-    ``given_options``: state, start, server, port, volume, tls, certificate_file. Raises InputError.
+    ``options``: those of SETTING_OPTIONS; ``start``: tracking is requested even if no server is. Raises InputError.
     """
     current_tracking = record["tracking"]
-    if given_options["state"] == "absent":
+    if options["tracking_state"] == "absent":
         return None if current_tracking is None else {"enabled": False}
-    if current_tracking is None and not (given_options["start"] or given_options["server"]):
+    if current_tracking is None and not (start or options["tracking_server"]):
         return None
-    requested_settings = {name: given_options[name] for name in ("server", "port", "volume") if given_options[name]}
-    if given_options["certificate_file"]:
-        if given_options["tls"] is False:
+    requested_settings = {
+        name: options[option_name]
+        for name, option_name in (
+            ("server", "tracking_server"),
+            ("port", "tracking_port"),
+            ("volume", "tracking_volume"),
+        )
+        if options[option_name]
+    }
+    if options["tracking_certificate_file"]:
+        if options["tracking_tls"] is False:
             raise InputError(
                 "tracking_tls is false, and tracking_certificate_file is set.", "Set one of them, or tracking_tls=true."
             )
         requested_settings.update(tls=True, certificates=[])
-    elif given_options["tls"] is not None or current_tracking is None:
-        requested_settings["tls"] = given_options["tls"] is not False
+    elif options["tracking_tls"] is not None or current_tracking is None:
+        requested_settings["tls"] = options["tracking_tls"] is not False
     current_settings: Mapping[str, Any] = current_tracking or {}
     return (
         requested_settings
@@ -158,14 +175,18 @@ def changed_settings(record: model.Record, given_options: Mapping[str, Any]) -> 
     )
 
 
-def makes_own_certificate(record: model.Record, given_options: Mapping[str, Any]) -> bool:
+def makes_own_certificate(record: model.Record, options: Mapping[str, Any], start: bool = False) -> bool:
     """Whether the server makes its certificate itself: with TLS, unless one is provided, or was before."""
     current_tracking = record["tracking"]
-    if given_options["state"] == "absent" or given_options["certificate_file"] or given_options["tls"] is False:
+    if (
+        options["tracking_state"] == "absent"
+        or options["tracking_certificate_file"]
+        or options["tracking_tls"] is False
+    ):
         return False
     if current_tracking is None:
-        return bool(given_options["start"] or given_options["server"])
-    return bool(current_tracking["certificates"]) or (given_options["tls"] is True and not current_tracking["tls"])
+        return bool(start or options["tracking_server"])
+    return bool(current_tracking["certificates"]) or (options["tracking_tls"] is True and not current_tracking["tls"])
 
 
 def with_certificates(

@@ -14,6 +14,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import progr
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
 
+ROLE_OPTIONS = ("train_run_dir", "train_stage_dir")
+
 
 def writable_volumes(record: model.Record, machine: str) -> list[str]:
     """Return the mount points of the writable shared volumes on a member."""
@@ -36,14 +38,14 @@ def program_sources() -> ProgramSources:
 
 
 def desired_parameters(
-    record: model.Record,
-    machine: str,
-    run_dir: str,
-    state: str = "present",
-    stage_dir: str = paths.STAGE_DIR,
+    record: model.Record, machine: str, options: Mapping[str, Any], state: str = "present"
 ) -> dict[str, Any]:
-    """The parameters of the module train."""
-    settings = {"volumes": writable_volumes(record, machine), "run_dir": run_dir, "stage_dir": stage_dir}
+    """The parameters of the module train. ``options``: those of ROLE_OPTIONS."""
+    settings = {
+        "volumes": writable_volumes(record, machine),
+        "run_dir": options["train_run_dir"],
+        "stage_dir": options["train_stage_dir"],
+    }
     return {"state": state, **settings, "digests": source_digests(program_sources()) if state == "present" else {}}
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ansible.module_utils.parsing.convert_bool import boolean
-
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 
@@ -30,7 +28,7 @@ def machines_without_interface(
     """Return the members without an interface in the tailnet, sorted.
 
     ``results_by_machine``: the results of cluster_info; a host that was not queried counts as having an interface.
-    ``options_by_machine``: MESH_OPTIONS of each host, None for those that are not set. Raises InputError.
+    ``options_by_machine``: MESH_OPTIONS of each host.
     """
     return sorted(
         machine
@@ -49,19 +47,8 @@ def userspace_only_machines(
     return [
         machine
         for machine in machines_without_interface(results_by_machine, options_by_machine)
-        if not _is_node_requested(machine, options_by_machine[machine])
+        if not options_by_machine[machine]["mesh_userspace_nodes"]
     ]
-
-
-def _is_node_requested(machine: str, options: Mapping[str, Any]) -> bool:
-    """Whether the host is requested to be a node without an interface. Raises InputError."""
-    node_option = options["mesh_userspace_nodes"]
-    try:
-        return bool(boolean(node_option or False))
-    except TypeError as failure:
-        raise InputError(
-            f"{machine}: mesh_userspace_nodes is {node_option!r}.", "Set it to true or false."
-        ) from failure
 
 
 def refuse_userspace_only(machines: Collection[str], required_machines: Collection[str]) -> None:

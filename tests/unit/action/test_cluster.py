@@ -39,7 +39,7 @@ OLD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"port": 7},
 NEW = plan.commit(plan.join(OLD, [{"machine": "n2", "gpus": 4}], STAMP), STAMP)
 EMPTY_RESULT: dict[str, Any] = {"clusters": [], "damaged": [], "tun": True}
 SILENT = {"unreachable": True, "msg": "no route to host"}
-COPIES = {"name": "lab", "registered": "held", "earlier": "found", "candidate": "n1"}
+COPIES = {"registered": "held", "earlier": "found", "candidate": "n1"}
 
 
 def result_with_records(*records: Any) -> dict[str, Any]:
@@ -56,6 +56,8 @@ def play_on_hosts(
         "ansible_play_hosts_all": list(hosts),
         "ansible_play_hosts": list(hosts),
         "groups": {"all": [f"n{n}" for n in range(1, 10)]},
+        "cluster_name": "lab",
+        **next(iter(hosts.values())),
         **own,
     }
     return play(action.ActionModule, arguments, results or {}, variables)
@@ -107,7 +109,7 @@ class TestCopies:
         )
         refused = play_on_hosts(cluster_copies, COPIES, hosts).result
         assert refused["failed"] and "contradict" in refused["msg"]
-        found = play_on_hosts(cluster_copies, {**COPIES, "trusted_copy": "n1"}, hosts).result
+        found = play_on_hosts(cluster_copies, COPIES, hosts, cluster_trusted_copy="n1").result
         assert found["replaced"] == ["n2"]
 
     def test_an_unknown_cluster(self) -> None:
@@ -179,7 +181,7 @@ class TestMembers:
         assert (found["userspace_only"], found["pods"]) == (["n2"], ["n3"])
         hosts["n3"]["mesh_userspace_nodes"] = "sometimes"
         refused = play_on_hosts(play_members, given, hosts).result
-        assert refused["failed"] and "n3: mesh_userspace_nodes is 'sometimes'" in refused["msg"]
+        assert refused["failed"] and "n3: argument 'mesh_userspace_nodes'" in refused["msg"]
 
     def test_a_pod_with_a_slurm_node_cannot_be_demoted(self) -> None:
         """The slurmd of a pod is cut off without the library."""
@@ -195,18 +197,18 @@ class TestMembers:
             "replaced": [],
             "answering": [],
         }
-        registered = {"name": "lab", "registered": "held", "found": "found", "candidate": "n1"}
-        removed = {"name": "lab", "registered": "held", "found": "found", "machines": "n2"}
+        registered = {"registered": "held", "found": "found", "candidate": "n1"}
+        removed = {"registered": "held", "found": "found"}
         for action, arguments in (
             (play_members, given),
             (cluster_registration, registered),
             (cluster_removal, removed),
         ):
-            refused = play_on_hosts(action, arguments, hosts, found=found).result
+            refused = play_on_hosts(action, arguments, hosts, found=found, cluster_machine="n2").result
             assert refused["failed"] and refused["error"]["machines"] == ["n3"]
             assert "Nothing has been changed. Set mesh_userspace_nodes=true" in refused["msg"]
         # Removing the member is the way out.
-        assert not play_on_hosts(cluster_removal, {**removed, "machines": "n3"}, hosts, found=found).result.get(
+        assert not play_on_hosts(cluster_removal, removed, hosts, found=found, cluster_machine="n3").result.get(
             "failed"
         )
         hosts["n3"]["mesh_userspace_nodes"] = True
@@ -214,7 +216,7 @@ class TestMembers:
 
 
 class TestRegistration:
-    ARGUMENTS = {"name": "lab", "registered": "held", "found": "found", "candidate": "n1"}
+    ARGUMENTS = {"registered": "held", "found": "found", "candidate": "n1"}
     NO_COPY = {"record": None, "source": None, "records": {}}
 
     def test_a_new_cluster_is_written(self) -> None:
@@ -277,8 +279,8 @@ class TestRegistration:
         assert decision["preflight"] == {"machines": ["n1", "n2", "n3"], "pods": [], "volumes": volumes}
 
         def needed(machine: str, **more: Any) -> dict[str, Any]:
-            variables = {"inventory_hostname": machine, "decision": decision, **own, **more}
-            arguments = {"cluster": "lab", "registration": "decision"}
+            variables = {"inventory_hostname": machine, "cluster_name": "lab", "decision": decision, **own, **more}
+            arguments = {"registration": "decision"}
             results = {"gpumesh.cluster.preflight": [{"changed": False}]}
             ((_module, parameters),) = play(preflight.ActionModule, arguments, results, variables).ran
             return dict(parameters)
@@ -383,7 +385,7 @@ class TestRegistration:
         refused = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=self.NO_COPY).result
         assert refused["failed"] and refused["error"]["machines"] == ["n2"]
         refused = play_on_hosts(
-            cluster_registration, {**self.ARGUMENTS, "join_only": True}, hosts, found=self.NO_COPY
+            cluster_registration, self.ARGUMENTS, hosts, found=self.NO_COPY, cluster_join_only=True
         ).result
         assert refused["failed"] and "No machine to join cluster 'lab' was given" in refused["msg"]
 
@@ -417,12 +419,16 @@ class TestRegistration:
 
 
 class TestRemoval:
-    ARGUMENTS = {"name": "lab", "registered": "held", "found": "found", "machines": "n2"}
+    ARGUMENTS = {"registered": "held", "found": "found"}
     HOSTS = registered_results(n1=result_with_records(NEW), n2=SILENT, n3=result_with_records(NEW))
     COPIES_RESULT = {"record": NEW, "outside": {}, "records": {}, "replaced": [], "answering": ["n1", "n3"]}
 
+    def run_removal(self, machine: str, **more: Any) -> dict[str, Any]:
+        own = {"found": self.COPIES_RESULT, "cluster_machine": machine, **more}
+        return play_on_hosts(cluster_removal, self.ARGUMENTS, self.HOSTS, **own).result
+
     def test_a_dead_machine_is_removed(self) -> None:
-        decided = play_on_hosts(cluster_removal, self.ARGUMENTS, self.HOSTS, found=self.COPIES_RESULT).result
+        decided = self.run_removal("n2")
         assert (decided["authority"], decided["former_manager"]) == ("n1", "")
         assert decided["leaving"] == decided["members_leaving"] == decided["silent"] == ["n2"]
 
@@ -434,20 +440,16 @@ class TestRemoval:
             for machine, facts in LAN.items()
         }
         found = {"record": record, "outside": {}, "records": {}, "replaced": [], "answering": list(LAN)}
-        given = {**self.ARGUMENTS, "machines": "n1", "new_manager": "n3"}
-        refused = play_on_hosts(cluster_removal, given, hosts, found=found).result
+        own = {"found": found, "cluster_machine": "n1", "cluster_new_manager": "n3"}
+        refused = play_on_hosts(cluster_removal, self.ARGUMENTS, hosts, **own).result
         assert refused["failed"] and refused["error"]["machines"] == ["n3"]
         assert "n3 cannot be the manager or serve a volume. Nothing has been changed." in refused["msg"]
 
     def test_keys_are_changed_only_with_all_remaining_members(self) -> None:
-        given = {**self.ARGUMENTS, "machines": "n3", "untrusted": True}
-        refused = play_on_hosts(cluster_removal, given, self.HOSTS, found=self.COPIES_RESULT).result
+        refused = self.run_removal("n3", cluster_untrusted=True)
         assert refused["failed"] and refused["error"]["machines"] == ["n2"]
-        given["machines"] = ["n2"]
-        assert not play_on_hosts(cluster_removal, given, self.HOSTS, found=self.COPIES_RESULT).result.get("failed")
-        own = play_on_hosts(
-            cluster_removal, given, self.HOSTS, found=self.COPIES_RESULT, munge_key_file="/root/key"
-        ).result
+        assert not self.run_removal("n2", cluster_untrusted=True).get("failed")
+        own = self.run_removal("n2", cluster_untrusted=True, munge_key_file="/root/key")
         assert own["failed"] and "/root/key" in own["msg"]
 
 
@@ -460,7 +462,9 @@ class TestDrain:
     def stat_results(*existing: bool) -> list[dict[str, Any]]:
         return [{"stat": {"exists": one}} for one in existing]
 
-    def run_drain(self, jobs: list[Any], other_results: dict[str, Any], **options: Any) -> Played:
+    def run_drain(
+        self, jobs: list[Any], other_results: dict[str, Any], timeout: int = 0, force: bool = False, **arguments: Any
+    ) -> Played:
         results = {
             "gpumesh.cluster.host_owner": [{"others": []}],
             self.STAT: self.stat_results(True, True),
@@ -469,7 +473,8 @@ class TestDrain:
             **other_results,
         }
         hosts = registered_results(n1={"holders": []}, n2={"holders": ["vim (7) in /data"]})
-        return play_on_hosts(cluster_drain, {"record": NEW, **options}, hosts, results)
+        options = {"cluster_drain_timeout": timeout, "cluster_force": force}
+        return play_on_hosts(cluster_drain, {"record": NEW, **arguments}, hosts, results, **options)
 
     def test_without_a_controller_there_is_nothing_to_drain(self) -> None:
         played = self.run_drain([], {self.STAT: self.stat_results(False, False, False)}, machines=["n2"])
@@ -569,7 +574,7 @@ class TestDrain:
         given = {"record": NEW, "holders": "held"}
         refused = play_on_hosts(cluster_drain, given, hosts, results).result
         assert refused["failed"] and f"n2: unknown ({silence['msg']})" in refused["msg"]
-        assert not play_on_hosts(cluster_drain, {**given, "force": True}, hosts, results).result.get("failed")
+        assert not play_on_hosts(cluster_drain, given, hosts, results, cluster_force=True).result.get("failed")
 
 
 def test_the_overview_is_printed_and_set_as_stats(tmp_path: Path) -> None:
@@ -594,5 +599,5 @@ def test_the_overview_is_printed_and_set_as_stats(tmp_path: Path) -> None:
     assert "were not compared" not in shown["text"]
     other = play_on_hosts(cluster_overview, given, hosts, found={**found, "record": None}, cluster_name="lap").result
     assert "were not compared with the record, since cluster_name is 'lap'" in other["text"]
-    given["output"] = "json"
-    assert play_on_hosts(cluster_overview, given, hosts, found=found).result["text"].startswith('[{"name": "lab"')
+    listed = play_on_hosts(cluster_overview, given, hosts, found=found, cluster_output="json").result["text"]
+    assert listed.startswith('[{"name": "lab"')

@@ -17,9 +17,11 @@ from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_d
 def run_discover(check_mode: bool = False, **options: Any) -> dict[str, Any]:
     variables = {
         "ansible_play_hosts_all": [*RESULTS, "silent"],
+        "inventory_hostname": "n1",
+        **{f"discover_{name}": value for name, value in options.items()},
         "hostvars": {**{host: {"seen": result} for host, result in RESULTS.items()}, "silent": {}},
     }
-    return play(ActionModule, {"registered": "seen", **options}, {}, variables, check_mode).result
+    return play(ActionModule, {"registered": "seen"}, {}, variables, check_mode).result
 
 
 def test_the_tables_keep_to_their_width() -> None:

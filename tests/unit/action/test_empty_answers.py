@@ -20,7 +20,8 @@ QUESTIONS = {
     question["variable"]: question
     for survey in SURVEYS["gpumesh_awx_surveys"].values()
     for question in [SURVEYS["__gpumesh_awx_cluster"], *survey]
-    if isinstance(question, dict)
+    # No role has this one: plays do not run on these hosts.
+    if isinstance(question, dict) and question["variable"] != "cluster_without"
 }
 #: Writes the values that options would have in roles, read in the way of all actions.
 PROBE = """
@@ -34,8 +35,7 @@ class ActionModule(HostAction):
     _requires_connection = False
 
     def work(self):
-        options = self._task.args["options"]
-        found = {name: self.read_option(name, option) for name, option in options.items()}
+        found = {name: self.read_option(name) for name in self._task.args["options"]}
         Path(self._task.args["dest"]).write_text(json.dumps(found), encoding="utf-8")
         return {}
 """
@@ -47,12 +47,8 @@ def read_values(folder: Path, extra: dict[str, Any], *inventories: dict[str, Any
     (folder / "action_plugins" / "probe.py").write_text(PROBE, encoding="utf-8")
     (folder / "library").mkdir()
     (folder / "library" / "probe.py").touch()
-    options = {
-        name: {"choices": question.get("choices")} if "choices" in question else {}
-        for name, question in QUESTIONS.items()
-    }
     hosts = {f"n{number}": inventory for number, inventory in enumerate(inventories)}
-    tasks = [{"probe": {"options": options, "dest": f"{folder}/{{{{ inventory_hostname }}}}.read"}}]
+    tasks = [{"probe": {"options": list(QUESTIONS), "dest": f"{folder}/{{{{ inventory_hostname }}}}.read"}}]
     run = run_tasks(folder, hosts, {}, tasks, "-e", json.dumps(extra))
     assert run.code == 0, run.output
     return [json.loads((folder / f"{host}.read").read_text(encoding="utf-8")) for host in hosts]

@@ -76,17 +76,17 @@ def test_the_host_is_compared_with_the_options_of_the_roles() -> None:
         return {entry.get("path") or entry["unit"] for entry in (*given["files"], *given["services"])}
 
     variables = {"ssh_trust_users": ["root", "alice"], "job_environment_dialects": ["torchrun"]}
-    told = {"dialects": ["torchrun"], "port_range": ["15000", "24999"]}
     modules = compare_host(**variables, job_environment_rdma="false")["modules"]
     assert modules["names"] == {"state": "present", **module_arguments_of(names, {"record": RECORD})}
-    assert modules["ssh"] == module_arguments_of(ssh_trust, {"record": RECORD, "users": ["root", "alice"]})
-    assert modules["job environment"] == module_arguments_of(job_environment, {"record": RECORD, "rdma": False, **told})
-    sharing = compare_host(storage_server="ganesha")["modules"]["storage"]
-    assert {**sharing, "force": False} == module_arguments_of(storage, {"record": RECORD, "server": "ganesha"})
-    trains = compare_host(train_run_dir="/mnt/shared/runs", train_stage_dir="/scratch")["modules"]["train"]
-    assert trains == module_arguments_of(
-        train, {"record": RECORD, "run_dir": "/mnt/shared/runs", "stage_dir": "/scratch"}
+    assert modules["ssh"] == module_arguments_of(ssh_trust, {"record": RECORD}, **variables)
+    assert modules["job environment"] == module_arguments_of(
+        job_environment, {"record": RECORD}, **variables, job_environment_rdma="false"
     )
+    sharing = compare_host(storage_server="ganesha")["modules"]["storage"]
+    assert {**sharing, "force": False} == module_arguments_of(storage, {"record": RECORD}, storage_server="ganesha")
+    folders = {"train_run_dir": "/mnt/shared/runs", "train_stage_dir": "/scratch"}
+    trains = compare_host(**folders)["modules"]["train"]
+    assert trains == module_arguments_of(train, {"record": RECORD}, **folders)
     assert paths() - paths(slurm_accounting="false") == {"slurmdbd.service"}
 
 
@@ -127,7 +127,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 
 def test_a_host_key_that_the_record_lacks_is_returned_for_registration() -> None:
     found = {"changed": True, "signing_key": KEY + " root@n1", "host_keys": [KEY]}
-    played = play_on_host(ssh_trust, {"record": RECORD, "users": ["root"]}, found)
+    played = play_on_host(ssh_trust, {"record": RECORD}, found)
     assert played.result["registration"] == {"machine": "n1", "ssh_public_key": KEY, "ssh_host_keys": [KEY]}
     unknown = {"changed": False, "signing_key": None, "host_keys": []}
     assert "registration" not in play_on_host(ssh_trust, {"record": RECORD}, unknown).result

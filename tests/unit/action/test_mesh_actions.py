@@ -136,7 +136,10 @@ def test_preshared_keys_come_from_the_results_and_are_removed_only_among_present
 def test_preshared_keys_are_offered_to_the_peers_of_the_host() -> None:
     name = "gpumesh.cluster.wireguard_preshared"
     played = play(
-        wireguard_preshared.ActionModule, {"record": RECORD, "renew": True}, {name: [{}]}, variables_of("head")
+        wireguard_preshared.ActionModule,
+        {"record": RECORD},
+        {name: [{}]},
+        {**variables_of("head"), "mesh_rotate_preshared_keys": True},
     )
     wanted = {"interface": "gpumesh0", "machine": "head", "peers": ["dialled"], "renew": True}
     assert played.ran == [(name, wanted)]
@@ -175,25 +178,30 @@ def test_a_rotation_without_a_member_is_refused_at_every_step() -> None:
 
 
 def test_settings_are_compared_on_the_controller() -> None:
-    given = {"record": record(NEW_MEMBER), "backend": "", "port": "51830", "mtu": 0}
-    assert play(mesh_settings.ActionModule, given, {}, variables_of("new")).result == {
+    given = {"record": record(NEW_MEMBER)}
+    own = {**variables_of("new"), "mesh_backend": "", "mesh_port": "51830", "mesh_mtu": 0}
+    assert play(mesh_settings.ActionModule, given, {}, own).result == {
         "changed": False,
         "wanted": {"port": 51830},
     }
-    wrong = play(mesh_settings.ActionModule, {**given, "port": "wide"}, {}, variables_of("new"))
-    assert "port" in wrong.result["msg"]
+    wrong = play(mesh_settings.ActionModule, given, {}, {**own, "mesh_port": "wide"})
+    assert "mesh_port" in wrong.result["msg"]
     listed = {"record": record(HEAD, HIDDEN_MEMBER, OTHER_HIDDEN_MEMBER), "list_relayed": True}
     pairs = play(mesh_settings.ActionModule, listed, {}, variables_of("head")).result["relayed"]
     assert pairs == [{"a": "hidden", "b": "also", "relay": "head"}]
     refused = play(
-        mesh_settings.ActionModule, {"record": RECORD, "rotate_keys": True}, {}, variables_of("head", ["head"])
+        mesh_settings.ActionModule,
+        {"record": RECORD},
+        {},
+        {**variables_of("head", ["head"]), "mesh_rotate_keys": True},
     )
     assert "Not in this play, or unreachable: dialled." in refused.result["msg"]
 
 
 def test_a_host_is_connected_by_the_module_of_its_backend() -> None:
     given = {"record": RECORD, "relays": ["head"], "preshared": False}
-    played = play(mesh_action.ActionModule, given, {MODULE: [TUNNEL_RESULT]}, variables_of("head"))
+    own = {**variables_of("head"), "mesh_relays": ["head"], "mesh_preshared_keys": False}
+    played = play(mesh_action.ActionModule, {"record": RECORD}, {MODULE: [TUNNEL_RESULT]}, own)
     alone = play(wireguard.ActionModule, given, {MODULE: [TUNNEL_RESULT]}, variables_of("head"))
     assert played.ran == alone.ran and played.ran[0][1]["preshared_without"] == ["dialled"]
     assert played.result == alone.result == {**TUNNEL_RESULT, "ready": True}

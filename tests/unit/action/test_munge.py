@@ -54,7 +54,11 @@ def module_arguments_of(played: Played) -> dict[str, Any]:
 def test_the_manager_has_a_key_and_signs() -> None:
     asked = {**OWNER, "sign": True, "start": True}
     assert module_arguments_of(run_munge({}, MANAGER)) == {**asked, "generate": True, "rotate": False}
-    assert module_arguments_of(run_munge({"rotate_key": True}, MANAGER)) == {**asked, "generate": False, "rotate": True}
+    assert module_arguments_of(run_munge({}, MANAGER, munge_rotate_key=True)) == {
+        **asked,
+        "generate": False,
+        "rotate": True,
+    }
 
 
 def test_a_manager_outside_the_play_is_only_queried() -> None:
@@ -97,8 +101,8 @@ def test_a_manager_without_a_credential_is_named_and_restarts_nothing() -> None:
 )
 @pytest.mark.parametrize("check_mode", [False, True])
 def test_without_the_key_of_the_manager_nothing_changes(manager: dict[str, Any], words: str, check_mode: bool) -> None:
-    for given in ({}, {"key_file": "/nonexistent"}):
-        played = run_munge({"manager": manager, **given}, check_mode=check_mode)
+    for given in ({}, {"munge_key_file": "/nonexistent"}):
+        played = run_munge({"manager": manager}, check_mode=check_mode, **given)
         assert played.result["failed"] and played.result["msg"] == words
         assert played.ran == []
 
@@ -108,16 +112,16 @@ def test_a_given_key_file_is_read_on_the_controller(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 32)
     content = base64.b64encode(b"x" * 32).decode()
     for given in ({}, {"manager": {**MANAGER, "content": "masked"}}):
-        assert module_arguments_of(run_munge({"key_file": str(path), **given}, MANAGER))["content"] == content
-    refused = run_munge({"key_file": str(tmp_path / "none")})
+        assert module_arguments_of(run_munge(given, MANAGER, munge_key_file=str(path)))["content"] == content
+    refused = run_munge({}, munge_key_file=str(tmp_path / "none"))
     assert "munge_key_file: " in refused.result["msg"] and refused.ran == []
 
 
 def test_a_key_rotation_requires_all_members_with_munge() -> None:
-    refused = run_munge({"rotate_key": True}, ansible_play_batch=["n1"])
+    refused = run_munge({}, munge_rotate_key=True, ansible_play_batch=["n1"])
     assert "Not in this play, or unreachable: n2." in refused.result["msg"] and refused.ran == []
     left_out = {"ansible_play_batch": ["n1"], "cluster_userspace_only": ["n2"]}
-    assert module_arguments_of(run_munge({"rotate_key": True}, MANAGER, **left_out))["rotate"]
+    assert module_arguments_of(run_munge({}, MANAGER, munge_rotate_key=True, **left_out))["rotate"]
 
 
 @pytest.mark.parametrize(("check_mode", "runs"), [(False, ["munge", "apt", "munge"]), (True, ["munge"])])

@@ -119,7 +119,9 @@ def test_the_options_of_the_role_are_the_host_s_variables() -> None:
 )
 def test_the_manager_receives_the_gres_of_all_members(hostvars: dict[str, Any], types: list[str], keep: bool) -> None:
     for state in ("present", "configured"):
-        given = module_arguments_of({"state": state}, inventory_hostname="n1", hostvars=hostvars)
+        given = module_arguments_of(
+            {"state": state}, **{"inventory_hostname": "n1", "hostvars": hostvars, **hostvars["n1"]}
+        )
         assert (given["gres_types"], given["keep_gres_types"]) == (types, keep)
     # Only the manager serves them.
     assert not {"gres_types", "keep_gres_types"} & module_arguments_of({}, hostvars=hostvars).keys()
@@ -213,7 +215,7 @@ def test_with_an_address_a_proxy_serves_it_with_tls() -> None:
 
 
 def test_the_requirements_of_the_proxy_are_checked_before_anything_changes() -> None:
-    wanted = required_programs({"accounting": False, "rest": True, "rest_address": "10.0.0.1"}, True)
+    wanted = required_programs({"slurm_accounting": False, "slurm_rest": True, "slurm_rest_address": "10.0.0.1"}, True)
     needed = {program_path(one): packages_for_programs([one], "apt") for one in wanted}
     assert needed["/usr/bin/stunnel"] == needed["/usr/bin/openssl"] == ["stunnel4", "openssl"]
     assert "/usr/sbin/slurmrestd" in needed

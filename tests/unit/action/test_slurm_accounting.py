@@ -142,6 +142,11 @@ def test_a_handover_to_the_manager_itself_is_ignored() -> None:
     here = {**HOST_VARIABLES, "inventory_hostname": "n2", "groups": {"all": ["n1", "n2"]}}
     found = {"changed": False, "used": False, "marker": None, "node": True}
     for handing, former in (("n2", "n1"), ("n1", "n1"), ("", "n1")):
-        arguments = {"record": HANDED_OVER, "state": "inspected", "handing": handing}
-        played = play(slurm_state.ActionModule, arguments, {"gpumesh.cluster.slurm_state": [found]}, here)
+        arguments = {"record": HANDED_OVER, "state": "inspected"}
+        played = play(
+            slurm_state.ActionModule,
+            arguments,
+            {"gpumesh.cluster.slurm_state": [found]},
+            {**here, "slurm_former_manager": handing},
+        )
         assert played.result["succession"]["former"] == former

@@ -52,21 +52,29 @@ def run_storage(
     host: str = "n2",
     hosts: Sequence[str] = ("n1", "n2"),
     skipped: Sequence[str] = (),
-    **arguments: Any,
+    volumes: Sequence[dict[str, Any]] | None = None,
+    force: bool = False,
+    **options: Any,
 ) -> Played:
-    """Run the action on a member. ``hosts``: those of the play. ``skipped``: the userspace-only members."""
+    """Run the action on a member. ``hosts``: those of the play. ``skipped``: the userspace-only members.
+
+    ``volumes``: those to preview. ``options``: others of the role.
+    """
     variables = {
         "inventory_hostname": host,
         "ansible_facts": {"pkg_mgr": manager},
         "ansible_play_batch": list(hosts),
         "cluster_userspace_only": list(skipped),
+        "cluster_force": force,
+        "storage_volumes": volumes,
+        **options,
     }
     modules = {NAME: results, f"ansible.builtin.{manager}": [{"changed": True}]}
-    return play(ActionModule, {"record": RECORD, **arguments}, modules, variables, check_mode)
+    return play(ActionModule, {"record": RECORD, "preview": volumes is not None}, modules, variables, check_mode)
 
 
 def test_the_host_receives_only_its_volumes() -> None:
-    played = run_storage(STORAGE_RESULT, force=True, server="ganesha")
+    played = run_storage(STORAGE_RESULT, force=True, storage_server="ganesha")
     assert played.result == STORAGE_RESULT
     ((name, given),) = played.ran
     assert name == NAME
@@ -111,7 +119,7 @@ def test_no_volume_is_withdrawn_from_members_outside_the_play(volumes: list[dict
 
 def test_backend_none_withdraws_no_export_from_members_outside_the_play() -> None:
     def check(result: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
-        return run_storage(result or STORAGE_RESULT, check_mode=True, backend="none", **given).result
+        return run_storage(result or STORAGE_RESULT, check_mode=True, storage_backend="none", **given).result
 
     refused = check(host="n1", hosts=["n1"])
     assert refused["msg"].startswith("Not in this play, or unreachable: n2. Volume data may be in use there")

@@ -58,7 +58,7 @@ def run_tailscale(*results: dict[str, Any], variables: dict[str, Any] | None = N
 def test_a_logged_in_host_does_not_receive_the_key() -> None:
     played = run_tailscale(LOGGED_IN, auth_key="secret")
     ((_name, given),) = played.ran
-    assert given == {"hostname": "t2", "peers": ["100.64.0.1"], "login": False}
+    assert given == {"hostname": "t2", "ephemeral": False, "peers": ["100.64.0.1"], "login": False}
     assert played.result["ready"] is True
     assert played.result["registration"] == {"machine": "t2", "mesh": {"address": "100.64.0.2"}}
 
@@ -70,9 +70,9 @@ def test_a_host_receives_the_key_only_if_it_needs_to_log_in() -> None:
 
 
 def test_a_missing_key_file_is_named_if_the_key_is_needed() -> None:
-    here = variables_of("t2", mesh_auth_key_file="~/no-such.key")
+    here = variables_of("t2", mesh_auth_key_file="/no-such.key")
     refused = run_tailscale(LOGGED_OUT, variables=here)
-    assert "mesh_auth_key_file: there is no file ~/no-such.key" in refused.result["msg"]
+    assert "mesh_auth_key_file: there is no file /no-such.key" in refused.result["msg"]
     assert run_tailscale(LOGGED_IN, variables=here).result["ready"] is True
 
 
@@ -105,7 +105,7 @@ def test_a_host_is_not_logged_in_with_its_settings() -> None:
         mesh.ActionModule, {"record": RECORD}, {MODULE: [LOGGED_OUT]}, variables_of("t2", mesh_auth_key="secret")
     )
     ((_name, given),) = played.ran
-    assert given == {"hostname": "t2", "peers": ["100.64.0.1"], "login": False}
+    assert given == {"hostname": "t2", "ephemeral": False, "peers": ["100.64.0.1"], "login": False}
     assert played.result["ready"] is False
     played = play(mesh.ActionModule, {"record": RECORD}, {MODULE: [LOGGED_IN]}, variables_of("t2"))
     assert played.result == run_tailscale(LOGGED_IN).result
@@ -114,7 +114,8 @@ def test_a_host_is_not_logged_in_with_its_settings() -> None:
 def test_the_options_of_the_role_are_passed_to_the_module() -> None:
     role = {"mesh_tags": [], "mesh_ssh": False, "mesh_login_server": "", "mesh_hostname": "other"}
     ((_name, given),) = run_tailscale(LOGGED_IN, variables=variables_of("t2", **role)).ran
-    assert given == {"hostname": "other", "tags": [], "ssh": False, "peers": ["100.64.0.1"], "login": False}
+    settings = {"hostname": "other", "ephemeral": False, "tags": [], "ssh": False}
+    assert given == {**settings, "peers": ["100.64.0.1"], "login": False}
 
 
 def test_a_host_without_tun_has_a_proxy() -> None:

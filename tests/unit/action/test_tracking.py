@@ -36,10 +36,12 @@ WITH_OPENSSL = pytest.mark.skipif(certificates.MISSING, reason="not checked: the
 UNCHANGED = {"changed": False, "missing": [], "leftover": False}
 
 
-def run_tracking(machine: str = "n2", record: Any = TRACKING_ON, **options: Any) -> Played:
-    return play(
-        tracking.ActionModule, {"record": record, **options}, {MODULE: [UNCHANGED]}, {"inventory_hostname": machine}
-    )
+def run_tracking(
+    machine: str = "n2", record: Any = TRACKING_ON, arguments: dict[str, Any] | None = None, **options: Any
+) -> Played:
+    """Run the action on a host. ``options``: those of the role, without its name."""
+    variables = {"inventory_hostname": machine, **{f"tracking_{name}": value for name, value in options.items()}}
+    return play(tracking.ActionModule, {"record": record, **(arguments or {})}, {MODULE: [UNCHANGED]}, variables)
 
 
 def module_arguments_of(run: Played) -> dict[str, Any]:
@@ -47,8 +49,8 @@ def module_arguments_of(run: Played) -> dict[str, Any]:
     return parameters
 
 
-def derive_settings(record: Any, **options: Any) -> Any:
-    return run_tracking(record=record, state="asked", **options).result
+def derive_settings(record: Any, start: bool = False, **options: Any) -> Any:
+    return run_tracking(record=record, arguments={"state": "asked", "start": start}, **options).result
 
 
 def test_only_the_member_named_in_the_record_serves() -> None:
@@ -72,7 +74,7 @@ def test_tracking_is_off_by_default() -> None:
     assert derive_settings(TRACKING_OFF)["settings"] is None
     assert derive_settings(TRACKING_OFF, start=True)["settings"] == {"tls": True}
     assert derive_settings(TRACKING_OFF, server="n1")["settings"] == {"server": "n1", "tls": True}
-    assert derive_settings(TRACKING_OFF, tracked="absent")["settings"] is None
+    assert derive_settings(TRACKING_OFF, state="absent")["settings"] is None
 
 
 def test_only_changed_settings_are_written_to_the_record() -> None:
@@ -81,7 +83,7 @@ def test_only_changed_settings_are_written_to_the_record() -> None:
     assert found == {"changed": False, "settings": {"server": "n1"}, "own": False, "former": "n2", "was_on": False}
     assert derive_settings(TRACKING_ON, certificate_file="/x")["settings"] == {"tls": True, "certificates": []}
     assert derive_settings(TRACKING_WITH_TLS, certificate_file="/x")["settings"] is None
-    assert derive_settings(TRACKING_ON, tracked="absent")["settings"] == {"enabled": False}
+    assert derive_settings(TRACKING_ON, state="absent")["settings"] == {"enabled": False}
 
 
 PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -106,7 +108,7 @@ OWN_CERTIFICATE = plan.set_tracking(TRACKING_ON, {"tls": True, "certificates": [
         (OWN_CERTIFICATE, {"tls": True, "server": "n1"}, {"tls": True, "server": "n1"}, True),
         (OWN_CERTIFICATE, {"tls": False}, {"tls": False}, False),
         (OWN_CERTIFICATE, {"certificate_file": "/x"}, {"tls": True, "certificates": []}, False),
-        (OWN_CERTIFICATE, {"tracked": "absent"}, {"enabled": False}, False),
+        (OWN_CERTIFICATE, {"state": "absent"}, {"enabled": False}, False),
     ],
 )
 def test_a_server_has_tls_unless_that_is_switched_off(record: Any, options: Any, settings: Any, own: bool) -> None:
@@ -151,7 +153,7 @@ def test_members_trust_the_certificates_in_the_record(tmp_path: Path) -> None:
         derived.job_variables(OWN_CERTIFICATE)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
     )
     # Before the record has it, nothing is missing yet.
-    assert module_arguments_of(run_tracking("n2", TRACKING_WITH_TLS, own=True))["own_certificate"]
+    assert module_arguments_of(run_tracking("n2", TRACKING_WITH_TLS, {"own": True}))["own_certificate"]
     (tmp_path / "ca").write_text(PEM, encoding="ascii")
     refused = run_tracking("n1", OWN_CERTIFICATE, ca_file=str(tmp_path / "ca")).result
     assert refused["failed"] and "the server makes its own certificate" in refused["msg"]

@@ -46,9 +46,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_program_receives_the_writable_volumes() -> None:
     played = play(
         train.ActionModule,
-        {"record": RECORD, "stage_dir": "/scratch"},
+        {"record": RECORD},
         {MODULE: [UNCHANGED]},
-        HOST_VARIABLES,
+        {**HOST_VARIABLES, "train_stage_dir": "/scratch"},
     )
     ((module, given),) = played.ran
     assert given.pop("digests") == source_digests(program_sources())

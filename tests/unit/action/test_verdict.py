@@ -43,9 +43,11 @@ def run_verdict(
         "ansible_play_hosts": list(present),
         "hostvars": {machine: registered_results.get(machine, {}) for machine in present},
         **registered_results.get("n1", {}),
+        "inventory_hostname": "n1",
+        "check_report_dir": str(folder),
         **variables,
     }
-    arguments = {"record": RECORD, "registered": REGISTERED, "report_dir": str(folder)}
+    arguments = {"record": RECORD, "registered": REGISTERED}
     return play(ActionModule, arguments, {}, play_variables).result
 
 
@@ -128,7 +130,7 @@ def test_userspace_only_members_are_skipped(tmp_path: Path) -> None:
 
 
 def test_check_mode_judges_nothing_and_needs_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = {"record": "cluster_record", "registered": REGISTERED, "report_dir": str(tmp_path)}
+    arguments = {"record": "cluster_record", "registered": REGISTERED}
     result = play(ActionModule, arguments, {}, {}, check_mode=True).result
     text = "Check mode: nothing was changed, so the check was not performed."
     assert result == {"changed": False, "text": text}

@@ -678,8 +678,9 @@ def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
         with as_a_stranger(lab, "k2"):
             assert "note" not in listed(lab, "k2")
         refuse_programs_of_users(lab)
-        again = {"record": json.loads(lab.read("k1", RECORD)), "backend": "nfs", "server": "ganesha"}
-        assert "SUCCESS" in lab.module("k3", "gpumesh.cluster.storage", **again).output
+        again = {"record": json.loads(lab.read("k1", RECORD))}
+        ganesha: dict[str, object] = {"storage_server": "ganesha"}
+        assert "SUCCESS" in lab.module("k3", "gpumesh.cluster.storage", ganesha, **again).output
         since = serving_since(lab)
         serve(lab, volume, {**volume, "name": "more", "path": f"{VOLUME}/more", "mount_point": "/mnt/more"})
         # It is told to read its exports again, and does so a moment later.

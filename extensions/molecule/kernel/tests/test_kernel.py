@@ -92,7 +92,7 @@ def share(lab: KernelLab, *volumes: dict[str, str]) -> Run:
 def serve(lab: KernelLab, *volumes: dict[str, str], hosts: str = "v2") -> Run:
     """Set these volumes, and no others, on some hosts. The module says whether something has changed, and why not."""
     record = json.loads(lab.shell("v2", "cat /var/lib/gpumesh/clusters/kernel.json"))
-    return lab.module(hosts, "gpumesh.cluster.storage", record=record, volumes=volumes)
+    return lab.module(hosts, "gpumesh.cluster.storage", {"storage_volumes": volumes}, record=record, preview=True)
 
 
 def make_filesystem(lab: KernelLab, kind: str, option: str, point: str) -> None:

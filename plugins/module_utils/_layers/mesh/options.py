@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-#: Options of the actions. The record is not among them, since they do not copy it.
-RECORD_OPTIONS: Dict[str, Any] = {"relays": {"type": "list", "elements": "str", "default": []}}
-RECORD: Dict[str, Any] = {"record": {"type": "raw"}, **RECORD_OPTIONS}
+RECORD: Dict[str, Any] = {"record": {"type": "raw"}}
 
+#: Options of the actions. The record is not among them, since they do not copy it.
 TUNNEL_OPTIONS: Dict[str, Any] = {
+    "relays": {"type": "list", "elements": "str", "default": []},
     "preshared": {"type": "bool"},
     "preshared_results": {"type": "str"},
 }

@@ -44,12 +44,23 @@ SKIPPED: dict[str, Any] = {"skipped": True}
 
 
 def run_action(
-    record: Record, answer: dict[str, Any], machine: str = "n1", inventory: Sequence[str] = HOSTS, **options: Any
+    record: Record,
+    answer: dict[str, Any],
+    machine: str = "n1",
+    inventory: Sequence[str] = HOSTS,
+    handing: str = "",
+    lost: bool = False,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """The result of the task, where the queried host returns this answer."""
-    arguments = {"record": record, "state": "inspected", **options}
-    hosts_in_run = {"inventory_hostname": machine, "groups": {"all": list(inventory)}}
-    return play(ActionModule, arguments, {"gpumesh.cluster.slurm_state": [answer]}, hosts_in_run).result
+    hosts_in_run = {
+        "inventory_hostname": machine,
+        "groups": {"all": list(inventory)},
+        "slurm_former_manager": handing,
+        "cluster_manager_lost": lost,
+    }
+    given = {"record": record, "state": "inspected", **arguments}
+    return play(ActionModule, given, {"gpumesh.cluster.slurm_state": [answer]}, hosts_in_run).result
 
 
 def run_decision(

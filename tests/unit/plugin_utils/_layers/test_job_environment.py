@@ -74,7 +74,13 @@ def test_rdma_peers_share_the_fabric(rdma: list[str | None], peers: list[str]) -
 
 @pytest.mark.parametrize("logins", [True, False])
 def test_programs_are_included(logins: bool) -> None:
-    options = {"port_range": RANGE, "dialects": ["torchrun"], "variables": {}, "rdma": False, "logins": logins}
+    options = {
+        "job_environment_port_range": RANGE,
+        "job_environment_dialects": ["torchrun"],
+        "job_environment_variables": {},
+        "job_environment_rdma": False,
+        "job_environment_logins": logins,
+    }
     sent = desired_parameters(build_record("a"), "n1", options)
     assert (sent["cluster"], sent["machine"], sent["rdma"]) == ("lab", "n1", False)
     assert sent["settings"] == environment_settings(build_record("a"), "n1", RANGE, ["torchrun"])

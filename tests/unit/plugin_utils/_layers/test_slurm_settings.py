@@ -25,7 +25,7 @@ def check_options(**options: Any) -> None:
         "rest": False,
         "rest_address": "",
     }
-    slurm_settings.check_settings({**none, **options})
+    slurm_settings.check_settings({f"slurm_{name}": value for name, value in {**none, **options}.items()})
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_machine_that_is_no_member_or_has_no_key_is_not_registered() -> None:
 
 
 def test_absent_state_needs_only_the_cluster_name() -> None:
-    assert ssh_trust.desired_parameters(build_record(), "n1", ["root"], state="absent") == {
+    assert ssh_trust.desired_parameters(build_record(), "n1", {}, state="absent") == {
         "cluster": "lab",
         "state": "absent",
     }
@@ -123,7 +123,7 @@ def test_absent_state_needs_only_the_cluster_name() -> None:
 
 def test_logins_are_tested_from_all_other_members() -> None:
     def logins(machine: str, cluster: Any) -> tuple[Any, ...]:
-        wanted = ssh_trust.desired_parameters(cluster, machine, ["root"], 2222)
+        wanted = ssh_trust.desired_parameters(cluster, machine, {"ssh_trust_users": ["root"], "ssh_trust_port": 2222})
         return tuple(wanted[key] for key in ("peers", "address", "port"))
 
     assert logins("n1", build_record()) == ({"10.99.0.2": "n2.example.net"}, "10.99.0.1", 2222)

@@ -18,6 +18,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import sto
 VOLUME = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
 
 
+def desired_parameters(record: Any, machine: str, **options: Any) -> dict[str, Any]:
+    defaults = {"storage_backend": "nfs", "storage_server": "kernel"}
+    return storage.desired_parameters(record, machine, {**defaults, **options})
+
+
 def build_record(*volumes: dict[str, Any], backend: str = "wireguard") -> model.Record:
     """Two members with a mesh, and the given volumes."""
     members = [
@@ -208,7 +213,7 @@ def test_ganesha_exports_only_to_members_with_root_squash() -> None:
 
 
 def test_server_has_a_directory_exports_and_a_quota() -> None:
-    desired = storage.desired_parameters(build_record({**VOLUME, "quota": "5G", "owner": "alice"}), "n1")
+    desired = desired_parameters(build_record({**VOLUME, "quota": "5G", "owner": "alice"}), "n1")
     assert desired["serves"]
     folder = {"path": "/srv/data", "owner": "alice", "group": None, "mode": None}
     assert desired["folders"] == [{**folder, "state": "directory", "new_mode": "1777"}]
@@ -222,7 +227,7 @@ def test_server_has_a_directory_exports_and_a_quota() -> None:
 
 
 def test_recorded_numeric_mode_is_used_unchanged() -> None:
-    (folder,) = storage.desired_parameters(build_record({**VOLUME, "mode": 1777}), "n1")["folders"]
+    (folder,) = desired_parameters(build_record({**VOLUME, "mode": 1777}), "n1")["folders"]
     assert folder["mode"] == "1777"
 
 
@@ -239,19 +244,19 @@ def test_recorded_numeric_mode_is_used_unchanged() -> None:
 )
 def test_expected_connections_of_a_server(volumes: list[dict[str, Any]], number: int) -> None:
     made = build_record(*({**VOLUME, **volume} for volume in volumes))
-    assert storage.desired_parameters(made, "n1")["connections"] == number
-    assert storage.desired_parameters(made, "n1", server="ganesha")["connections"] == 0
-    assert storage.desired_parameters(made, "n1", "none")["connections"] == 0
+    assert desired_parameters(made, "n1")["connections"] == number
+    assert desired_parameters(made, "n1", storage_server="ganesha")["connections"] == 0
+    assert desired_parameters(made, "n1", storage_backend="none")["connections"] == 0
 
 
 def test_server_of_pods_expects_at_least_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """With none, it would remove what another cluster of the host writes for it, in turns."""
     monkeypatch.setattr(storage.derive, "is_pod", lambda _record, machine: machine == "n2")
-    assert storage.desired_parameters(build_record(VOLUME), "n1")["connections"] == 1
+    assert desired_parameters(build_record(VOLUME), "n1")["connections"] == 1
 
 
 def test_ganesha_includes_our_exports_file() -> None:
-    desired = storage.desired_parameters(build_record(VOLUME), "n1", server="ganesha")
+    desired = desired_parameters(build_record(VOLUME), "n1", storage_server="ganesha")
     assert (desired["serves"], desired["server"]) == (True, "ganesha")
     files = {entry["path"]: entry for entry in desired["files"]}
     assert "EXPORT {" in files["/etc/ganesha/gpumesh-lab.conf"]["content"]
@@ -261,7 +266,7 @@ def test_ganesha_includes_our_exports_file() -> None:
 
 
 def test_member_without_volumes_only_mounts() -> None:
-    desired = storage.desired_parameters(build_record({**VOLUME, "quota": "5G"}), "n2")
+    desired = desired_parameters(build_record({**VOLUME, "quota": "5G"}), "n2")
     assert (desired["serves"], desired["folders"], desired["quotas"]) == (False, [], [])
     assert {entry["state"] for entry in desired["files"]} == {"absent"}
     assert [mount["volume"] for mount in desired["mounts"]] == ["data"]
@@ -269,7 +274,7 @@ def test_member_without_volumes_only_mounts() -> None:
 
 def test_backend_none_sets_up_nothing() -> None:
     external = {"name": "lustre", "mount_point": "/lustre"}
-    desired = storage.desired_parameters(build_record(VOLUME, external), "n1", "none")
+    desired = desired_parameters(build_record(VOLUME, external), "n1", storage_backend="none")
     assert (desired["serves"], desired["folders"], desired["quotas"]) == (False, [], [])
     assert (desired["mounts"], desired["external"]) == ([], [])
     assert {entry["state"] for entry in desired["files"]} == {"absent"}
@@ -277,8 +282,9 @@ def test_backend_none_sets_up_nothing() -> None:
 
 def test_external_backend_refuses_volumes_with_a_server() -> None:
     with pytest.raises(InputError, match=r"storage_backend is external, and volume data has a server\. Remove server"):
-        storage.desired_parameters(build_record(VOLUME), "n2", "external")
+        desired_parameters(build_record(VOLUME), "n2", storage_backend="external")
     external = {"name": "lustre", "mount_point": "/lustre"}
     assert [
-        one["volume"] for one in storage.desired_parameters(build_record(external), "n2", "external")["external"]
+        one["volume"]
+        for one in desired_parameters(build_record(external), "n2", storage_backend="external")["external"]
     ] == ["lustre"]
