@@ -32,7 +32,6 @@ class ActionModule(ControllerAction):
             "discover_prefer",
             "discover_exclude",
             "discover_include",
-            "discover_table_style",
             "discover_table_width",
         )
         if options["discover_subnet"]:
@@ -52,7 +51,6 @@ class ActionModule(ControllerAction):
             render_page(
                 discovery_report,
                 subnet_options,
-                style=options["discover_table_style"],
                 width=available_width(options["discover_table_width"]),
             )
             if options["discover_output"] == "table"

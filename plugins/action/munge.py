@@ -67,8 +67,7 @@ class ActionModule(HostAction):
                 f"{manager.get('reason') or 'it was not asked'}.",
                 "Check munged there.",
             )
-        options = self.options("munge_key_file", "munge_max_clock_skew")
-        key_path = options["munge_key_file"]
+        key_path = self.options("munge_key_file")["munge_key_file"]
         # Ansible masks a given secret wherever it is returned, so the manager does not return a given key.
         encoded_key = self._read_key_file(key_path) if key_path else manager["content"]
         module_args = {
@@ -77,7 +76,6 @@ class ActionModule(HostAction):
             "verify": manager.get("credential"),
             "manager_name": record["manager"],
             "manager_ahead": manager["ahead"],
-            "max_clock_skew": options["munge_max_clock_skew"],
         }
         return self._run_munge(module_args, True)
 

@@ -18,6 +18,8 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachabili
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import listener_lifetime
 
 _MODULE = "gpumesh.cluster.reachability_listener"
+#: Seconds, after which a listener that nobody stops ends by itself. It has more for many members.
+_MIN_LIFETIME = 300
 
 
 class ActionModule(ReachabilityAction):
@@ -33,13 +35,7 @@ class ActionModule(ReachabilityAction):
             )
         if "members" not in module_args:
             return self.run_module(_MODULE, module_args)
-        options = self.options(
-            "reachability_layer",
-            "reachability_ports",
-            "reachability_ephemeral_range",
-            "reachability_sample_count",
-            "reachability_lifetime",
-        )
+        options = self.options("reachability_layer", "reachability_ports")
         members = self.require_targets(module_args.pop("members"), options["reachability_layer"])
         own_target = self.own_target(members)
         if own_target is None:
@@ -49,9 +45,7 @@ class ActionModule(ReachabilityAction):
         listener_options = {
             **own_target.identity_options(),
             "ports": options["reachability_ports"],
-            "ephemeral_range": options["reachability_ephemeral_range"],
-            "sample_count": options["reachability_sample_count"],
-            "lifetime": listener_lifetime(options["reachability_lifetime"], len(members), throughput_seconds),
+            "lifetime": listener_lifetime(_MIN_LIFETIME, len(members), throughput_seconds),
             # A listener ends once it is no longer needed. The throughput measurement needs it after the probes, too.
             "visitors": [] if throughput_seconds else other_machines,
         }

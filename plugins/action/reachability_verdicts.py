@@ -30,7 +30,7 @@ class ActionModule(ReachabilityAction):
                 "options": {"listen": _NAME_OPTION, "probe": _NAME_OPTION, "throughput": {"type": "str"}},
             },
         )
-        options = self.options("reachability_layer", "reachability_max_clock_offset", "reachability_show")
+        options = self.options("reachability_layer", "reachability_show", "check_max_clock_offset")
         members = self.require_targets(task_args["members"], options["reachability_layer"])
         machines_in_run = self.participants(members)
         results_by_phase = {
@@ -39,7 +39,7 @@ class ActionModule(ReachabilityAction):
             if name
         }
         verdicts = {
-            **judge_reachability(results_by_phase, members, max_clock_offset=options["reachability_max_clock_offset"]),
+            **judge_reachability(results_by_phase, members, max_clock_offset=options["check_max_clock_offset"]),
             "layer": options["reachability_layer"],
             "run": task_args["run"],
         }

@@ -15,11 +15,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session
 
 _MODULE = "gpumesh.cluster.session"
-_RUNTIME_OPTION = "session_runtime"
-_RUNTIME_WARNING = (
-    f"{_RUNTIME_OPTION} has no effect: podman runs the containers of all sessions, since the other runtimes made root run texts "
-    f"of users. Remove {_RUNTIME_OPTION} from the inventory. The users of sessions need subordinate IDs (/etc/subuid)."
-)
 
 
 class ActionModule(HostAction):
@@ -30,14 +25,6 @@ class ActionModule(HostAction):
         task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
         if task_args["state"] == "absent":
             return self.run_module(_MODULE, {"state": "absent"})
-        result = self._install_sessions()
-        return (
-            {**result, "warnings": [*result.get("warnings", []), _RUNTIME_WARNING]}
-            if _RUNTIME_OPTION in self.variables
-            else result
-        )
-
-    def _install_sessions(self) -> dict[str, Any]:
         module_args = session.desired_parameters(self.record(), self.machine, self.options(*session.ROLE_OPTIONS))
         if module_args["state"] == "absent":
             # The module slurm, which runs anyway, reports whether anything is here, and its action removes it.

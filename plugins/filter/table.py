@@ -29,11 +29,6 @@ options:
       - Defaults to the keys of the rows in order of appearance.
     type: list
     elements: raw
-  style:
-    description: The characters for the frame.
-    type: str
-    choices: [unicode, ascii]
-    default: unicode
   width:
     description:
       - The maximum width in terminal columns. V(0) means the width of the terminal, or E(COLUMNS) if it is set; V(-1) means
@@ -77,12 +72,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal imp
 def table(
     rows: Sequence[Any],
     columns: Sequence[Any] | None = None,
-    style: str = "unicode",
     width: int = 0,
     group: str | None = None,
 ) -> str:
     """Draw rows; see DOCUMENTATION."""
-    return render_table(rows, columns, style=style, width=available_width(width), group=group)
+    return render_table(rows, columns, width=available_width(width), group=group)
 
 
 class FilterModule:

@@ -17,7 +17,7 @@ description:
   - Sets the artifacts C(discover_subnets) and C(discover_silent_hosts) for the next job of a workflow.
   - Runs only on the controller and makes no connection.
   - "Reads these options of roles: C(discover_exclude), C(discover_facts_file), C(discover_include),
-    C(discover_output), C(discover_prefer), C(discover_subnet), C(discover_table_style), C(discover_table_width)."
+    C(discover_output), C(discover_prefer), C(discover_subnet), C(discover_table_width)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

@@ -19,7 +19,7 @@ description:
   - Set O(record). The other options are derived from it and from the options of the role P(gpumesh.cluster.munge#role) on
     the controller, which installs munge if it is missing. First run it for the manager, without O(manager), then on each
     member with the result.
-  - "Reads these options of roles: C(munge_key_file), C(munge_max_clock_skew), C(munge_rotate_key)."
+  - "Reads these options of roles: C(munge_key_file), C(munge_rotate_key)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -44,10 +44,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-  max_clock_skew:
-    description: The maximum difference in seconds between the clock and that of the manager.
-    type: int
-    default: 60
   manager:
     description: The result of this module for the manager, whose failure is the failure of this task. If not set, this
       task is the one for the manager.
@@ -182,6 +178,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm impo
 
 _DEFAULT_PATHS = service.ServicePaths()
 _START_TIMEOUT = 120.0
+#: Seconds. munge rejects credentials that are more than 300 s old or come from the future.
+_MAX_CLOCK_SKEW = 60
 
 
 def work(module: AnsibleModule) -> ModuleResult:
@@ -196,7 +194,7 @@ def work(module: AnsibleModule) -> ModuleResult:
     if params["asked_at"] is not None:
         values["ahead"] = time.time() - params["asked_at"]
         if params["manager_ahead"] is not None:
-            refuse_clock(values["ahead"] - params["manager_ahead"], params["max_clock_skew"], params["manager_name"])
+            refuse_clock(values["ahead"] - params["manager_ahead"], params["manager_name"])
     service_manager = service.service_manager(Tree())
     missing_packages = [] if find_program("munged") else ["munge"]
     if params["start"] and service.supervisord_missing(service_manager):
@@ -247,12 +245,12 @@ def refuse_to_replace(params: Mapping[str, Any], is_owned: bool) -> None:
         )
 
 
-def refuse_clock(clock_skew: float, max_skew: int, manager_name: str) -> None:
+def refuse_clock(clock_skew: float, manager_name: str) -> None:
     """Refuse a clock skew above the limit. A slow connection counts as a few seconds ahead. Raises HostStateError."""
-    if abs(clock_skew) > max_skew:
+    if abs(clock_skew) > _MAX_CLOCK_SKEW:
         raise HostStateError(
             f"The clock is {abs(clock_skew):.0f} s {'ahead of' if clock_skew > 0 else 'behind'} that of the manager {manager_name}; at "
-            f"most {max_skew} s are allowed, and at 300 s Slurm stops working.",
+            f"most {_MAX_CLOCK_SKEW} s are allowed, and at 300 s Slurm stops working.",
             "Synchronize the clock, for example with chrony.",
         )
 
@@ -348,7 +346,6 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
-            "max_clock_skew": {"type": "int", "default": 60},
             "manager": {"type": "dict", "no_log": True},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "cluster": {"type": "str"},

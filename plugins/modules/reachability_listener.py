@@ -19,8 +19,7 @@ description:
     or immediately if the same controller starts another run or the module M(gpumesh.cluster.daemon) starts a service.
     Listeners of other connected controllers and of the runs in O(spared) are not affected.
   - Requires Python and iproute2 on the host, and root for ports below 1024.
-  - "Reads these options of roles: C(reachability_ephemeral_range), C(reachability_layer), C(reachability_lifetime),
-    C(reachability_ports), C(reachability_sample_count)."
+  - "Reads these options of roles: C(reachability_layer), C(reachability_ports)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

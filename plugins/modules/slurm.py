@@ -20,11 +20,10 @@ description:
   - Set O(record). The other options are derived from it and from the options of the role P(gpumesh.cluster.slurm#role) in
     the variables of the host. This happens on the controller, which also installs missing packages.
   - "Reads these options of roles: C(session_enabled), C(slurm_accounting), C(slurm_accounts), C(slurm_cgroup),
-    C(slurm_conf), C(slurm_dbd_conf), C(slurm_epilog), C(slurm_gres), C(slurm_health_check),
-    C(slurm_health_check_interval), C(slurm_health_max_drained_percent), C(slurm_health_mount_timeout),
-    C(slurm_health_prolog), C(slurm_health_rdma_rate_gbps), C(slurm_max_nodes), C(slurm_node_conf), C(slurm_nodesets),
-    C(slurm_partitions), C(slurm_qos), C(slurm_rest), C(slurm_rest_address), C(slurm_rest_port),
-    C(slurm_task_prolog)."
+    C(slurm_conf), C(slurm_dbd_conf), C(slurm_gres), C(slurm_health_check), C(slurm_health_check_interval),
+    C(slurm_health_max_drained_percent), C(slurm_health_mount_timeout), C(slurm_health_prolog),
+    C(slurm_health_rdma_rate_gbps), C(slurm_max_nodes), C(slurm_node_conf), C(slurm_nodesets), C(slurm_partitions),
+    C(slurm_qos), C(slurm_rest), C(slurm_rest_address), C(slurm_rest_port)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

@@ -40,6 +40,8 @@ NO_LAYER = {
     "play_members": "compares a record with the name and the manager that it must have at this step",
     "print_text": "prints any text",
 }
+#: Options that roles set for the entry points of other roles.
+PASSED_BY_ROLES = {"cluster_adopted_record", "reachability_layer"}
 #: Only the option, perhaps with a default: not a decision between steps that depends on one.
 ONLY_AN_OPTION = re.compile(r"\{\{ (\w+)( \| (default\([^)]*\)|bool|int|float))*( or omit)? \}\}")
 #: The readers of the base class itself.
@@ -179,3 +181,17 @@ def test_tasks_pass_options_only_to_public_modules(path: Path) -> None:
             }
             passed -= {"cluster_record", "reachability_members"}
             assert not passed, f"{task.get('name')}: the action of {module} reads {sorted(passed)} itself"
+
+
+def test_each_option_is_shown_where_people_look_or_used_in_a_test() -> None:
+    """An option that no guide explains, and that nobody sets, can go, together with the code that only it reaches."""
+    texts = "\n".join(
+        path.read_text(encoding="utf-8", errors="replace")
+        for folder in ("docs/guides", "inventories", "examples", "playbooks", "extensions", "tests")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".md", ".yml", ".py")
+        and path.is_file()
+        and path.name not in ("test_options.py", "test_surveys.py")
+    )
+    mentioned = set(re.findall(r"\w+", texts))
+    assert sorted(role_options() - mentioned - PASSED_BY_ROLES) == []

@@ -61,13 +61,11 @@ def _single_line(message: Any) -> str:
     return " ".join(str(message or "no answer").removeprefix("Task failed: ").split())
 
 
-def render_page(
-    report_document: Mapping[str, Any], options: SubnetOptions, style: str = "unicode", width: int = 0
-) -> str:
+def render_page(report_document: Mapping[str, Any], options: SubnetOptions, width: int = 0) -> str:
     """Render the document as tables for a terminal of ``width`` columns, 0 for no limit."""
 
     def table(rows: Sequence[Mapping[str, Any]], group_column: str | None = None) -> str:
-        return render_table(rows, _filled_columns(rows), style=style, width=width, group=group_column)
+        return render_table(rows, _filled_columns(rows), width=width, group=group_column)
 
     facts_by_host: Mapping[str, Any] = report_document["hosts"]
     sections: list[str] = []

@@ -47,23 +47,10 @@ class _FrameRule(NamedTuple):
         )
 
 
-class _FrameStyle(NamedTuple):
-    """The characters of a frame."""
-
-    top: _FrameRule
-    middle: _FrameRule
-    bottom: _FrameRule
-    vertical: str
-
-
-_ASCII_RULE = _FrameRule("+", "-", "+", "+")
-_FRAME_STYLES = {
-    "unicode": _FrameStyle(
-        _FrameRule("┌", "─", "┬", "┐"), _FrameRule("├", "─", "┼", "┤"), _FrameRule("└", "─", "┴", "┘"), "│"
-    ),
-    "ascii": _FrameStyle(_ASCII_RULE, _ASCII_RULE, _ASCII_RULE, "|"),
-}
-STYLES = tuple(_FRAME_STYLES)
+_TOP_RULE = _FrameRule("┌", "─", "┬", "┐")
+_MIDDLE_RULE = _FrameRule("├", "─", "┼", "┤")
+_BOTTOM_RULE = _FrameRule("└", "─", "┴", "┘")
+_VERTICAL_LINE = "│"
 
 
 def display_width(text: str) -> int:
@@ -130,7 +117,6 @@ def _parse_column(column: Any) -> TableColumn:
 def render_table(
     rows: Sequence[Any],
     columns: Sequence[Any] | None = None,
-    style: str = "unicode",
     width: int = 0,
     group: str | None = None,
 ) -> str:
@@ -140,9 +126,6 @@ def render_table(
     no limit; wide columns wrap first. ``group`` is the key of a column whose repeated values are shown once, with a
     rule between the groups. A cell may contain newlines. Raises InputError.
     """
-    frame_style = _FRAME_STYLES.get(style)
-    if frame_style is None:
-        raise InputError(f"{style!r} is not a table style.", f"Choose one of {', '.join(STYLES)}.")
     layout = parse_columns(columns, rows)
     cells_by_row = [_row_values(row, layout) for row in rows]
     cell_texts = [[cell_text(value) for value in row] for row in cells_by_row]
@@ -160,10 +143,10 @@ def render_table(
     )
 
     lines = [
-        frame_style.top.draw(column_widths),
-        *_format_row(column_titles, column_widths, alignments, frame_style.vertical),
+        _TOP_RULE.draw(column_widths),
+        *_format_row(column_titles, column_widths, alignments),
     ]
-    separator = frame_style.middle.draw(column_widths)
+    separator = _MIDDLE_RULE.draw(column_widths)
     lines.append(separator)
     previous_group: str | None = None
     for row_index, row in enumerate(cell_texts):
@@ -174,8 +157,8 @@ def render_table(
             elif row_index:
                 lines.append(separator)
             previous_group = row[group_index]
-        lines.extend(_format_row(visible_cells, column_widths, alignments, frame_style.vertical))
-    lines.append(frame_style.bottom.draw(column_widths))
+        lines.extend(_format_row(visible_cells, column_widths, alignments))
+    lines.append(_BOTTOM_RULE.draw(column_widths))
     return "\n".join(lines)
 
 
@@ -269,16 +252,14 @@ def _split_word(long_word: str, width: int) -> list[str]:
     return pieces
 
 
-def _format_row(
-    cell_texts: Sequence[str], column_widths: Sequence[int], alignments: Sequence[str], vertical: str
-) -> list[str]:
+def _format_row(cell_texts: Sequence[str], column_widths: Sequence[int], alignments: Sequence[str]) -> list[str]:
     wrapped_cells = [wrap_text(text, width) for text, width in zip(cell_texts, column_widths)]
     return [
-        vertical
-        + vertical.join(
+        _VERTICAL_LINE
+        + _VERTICAL_LINE.join(
             f" {_pad_cell(text, width, align)} " for text, width, align in zip(line, column_widths, alignments)
         )
-        + vertical
+        + _VERTICAL_LINE
         for line in zip_longest(*wrapped_cells, fillvalue="")
     ]
 

@@ -30,8 +30,6 @@ HOST_OPTIONS = (
     "slurm_node_conf",
     "slurm_partitions",
     "slurm_nodesets",
-    "slurm_task_prolog",
-    "slurm_epilog",
     "slurm_health_check",
     "slurm_health_check_interval",
     "slurm_health_mount_timeout",
@@ -63,6 +61,8 @@ _RPM_PACKAGES = {
     "rest": ["slurm-slurmrestd"],
     "rest_proxy": ["stunnel", "openssl"],
 }
+#: Programs of the layer job_environment. Settings in slurm_conf take precedence.
+_TASK_PROLOG, _EPILOG = "/etc/gpumesh/task_prolog", "/etc/gpumesh/job_epilog"
 DATABASE_NAME = "slurm_acct_db"
 DATABASE_DIRECTORY = f"/var/lib/mysql/{DATABASE_NAME}"
 STATE_DIRECTORY = "/var/lib/slurm/slurmctld"
@@ -124,14 +124,14 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
         "programs": required_programs(options, is_controller),
         "accounting": options["slurm_accounting"],
         "max_nodes": options["slurm_max_nodes"],
-        "task_prolog": options["slurm_task_prolog"],
+        "task_prolog": _TASK_PROLOG,
         "health_check": health_check,
         "health_check_interval": options["slurm_health_check_interval"],
         "health_mount_timeout": options["slurm_health_mount_timeout"],
         "health_rdma_rate_gbps": options["slurm_health_rdma_rate_gbps"],
         "health_max_drained_percent": options["slurm_health_max_drained_percent"],
         "prolog": health_check if options["slurm_health_prolog"] else "",
-        "epilog": options["slurm_epilog"],
+        "epilog": _EPILOG,
         "settings": {**_token_settings(options), **options["slurm_conf"]},
         "partitions": options["slurm_partitions"],
         "nodesets": options["slurm_nodesets"],

@@ -25,8 +25,8 @@ def run_discover(check_mode: bool = False, **options: Any) -> dict[str, Any]:
 
 
 def test_the_tables_keep_to_their_width() -> None:
-    result = run_discover(table_style="ascii", table_width=70)
-    assert max(len(line) for line in result["text"].split("\n") if line[:1] in "+|") <= 70
+    result = run_discover(table_width=70)
+    assert max(len(line) for line in result["text"].split("\n") if line[:1] in "┌├└│") <= 70
     assert result["changed"] is False
 
 

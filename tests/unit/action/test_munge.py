@@ -77,7 +77,6 @@ def test_a_member_receives_the_key_and_verifies_the_credential() -> None:
         "verify": "MUNGE:signed:",
         "manager_name": "n1",
         "manager_ahead": 0.5,
-        "max_clock_skew": 60,
     }
 
 

@@ -78,15 +78,9 @@ def test_nothing_is_sent_in_check_mode() -> None:
     assert (len(played.ran), played.result) == (1, found)
 
 
-@pytest.mark.parametrize("variables", [{"session_runtime": "slurm"}, {"session_runtime": "podman"}, {}])
-def test_an_obsolete_choice_of_a_runtime_causes_a_warning(
-    variables: dict[str, str],
-) -> None:
-    for more, result in (({}, UNCHANGED), ({"session_enabled": False}, {"changed": False, "missing": []})):
-        played = run_session(UNCHANGED, **variables, **more)
-        (told,) = played.result.pop("warnings", []) or [""]
-        assert played.result == result
-        assert ("session_runtime has no effect" in told and "Remove session_runtime" in told) == bool(variables)
+def test_without_sessions_nothing_is_installed() -> None:
+    played = run_session(session_enabled=False)
+    assert (played.result, played.ran) == ({"changed": False, "missing": []}, [])
 
 
 def test_a_pool_that_the_cluster_uses_is_refused() -> None:

@@ -189,6 +189,12 @@ def test_a_reported_address_is_used_only_if_the_record_has_none() -> None:
     assert run_device("t2", state="absent").result["skipped"] is True
 
 
+def test_the_tags_of_a_device_are_those_of_the_role() -> None:
+    variables = variables_of("t1", mesh_api_key="secret", mesh_tags=["tag:gpu"])
+    played = play(tailscale_device.ActionModule, {"record": RECORD}, {DEVICE: [{"changed": True}]}, variables)
+    assert played.ran[0][1]["tags"] == ["tag:gpu"]
+
+
 def test_the_paths_of_all_hosts_are_combined() -> None:
     way = {"path": "direct", "endpoint": "192.0.2.1:41641", "relay": ""}
     variables = variables_of("t1")

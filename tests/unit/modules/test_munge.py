@@ -112,7 +112,9 @@ def test_a_clock_skew_is_refused_before_anything_changes(given: dict[str, Any], 
     told = run_module("munge", programs, **given, content=KEY, **asked)
     assert "The clock is 9" in told["msg"] and "ahead of that of the manager n1" in told["msg"]
     assert not Path(given["path"]).exists()
-    assert "msg" not in run_module("munge", programs, **given, content=KEY, **asked, max_clock_skew=200, start=False)
+    assert "msg" not in run_module(
+        "munge", programs, **given, content=KEY, **{**asked, "manager_ahead": -30.0}, start=False
+    )
 
 
 def test_a_missing_account_is_named(given: dict[str, Any], programs: Path) -> None:

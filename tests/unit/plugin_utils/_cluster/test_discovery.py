@@ -72,16 +72,14 @@ def test_page_lists_problems_with_remedies() -> None:
 
 
 def test_page_of_a_bond() -> None:
-    text = render_page(
-        build_report({"n1": recorded_facts("bond_mellanox")}, DEFAULT_OPTIONS), DEFAULT_OPTIONS, style="ascii"
-    )
+    text = render_page(build_report({"n1": recorded_facts("bond_mellanox")}, DEFAULT_OPTIONS), DEFAULT_OPTIONS)
     assert (
-        "| host | interface    | kind     | speed      |  MTU | address       "
-        "| RDMA                          | note          |\n"
+        "│ host │ interface    │ kind     │ speed      │  MTU │ address       "
+        "│ RDMA                          │ note          │\n"
     ) in text
     assert (
-        "|      | bond0        | bond     | 200 Gbit/s | 9000 | 10.20.0.11/24 "
-        "| mlx5_bond_0 100 Gbit/s active | shared        |\n"
+        "│      │ bond0        │ bond     │ 200 Gbit/s │ 9000 │ 10.20.0.11/24 "
+        "│ mlx5_bond_0 100 Gbit/s active │ shared        │\n"
     ) in text
     assert "port of bond0" in text and "\n- " not in text
     assert "physical everywhere; RDMA everywhere (Ethernet, mlx5_bond_0); 200 Gbit/s; MTU 9000" in text

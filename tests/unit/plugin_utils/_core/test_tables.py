@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import (
-    STYLES,
     display_width,
     render_table,
     wrap_text,
@@ -37,10 +36,10 @@ def test_small_table() -> None:
     )
 
 
-def test_ascii_titles_alignment_and_positions() -> None:
+def test_titles_alignment_and_positions() -> None:
     columns = [{"key": "a", "title": "Name", "align": "center"}, {"key": "b", "align": "right"}]
-    assert render_table([["n", True], ["long", [1, 2]]], columns, style="ascii") == (
-        "+------+------+\n| Name |    b |\n+------+------+\n|  n   |  yes |\n| long | 1, 2 |\n+------+------+"
+    assert render_table([["n", True], ["long", [1, 2]]], columns) == (
+        "┌──────┬──────┐\n│ Name │    b │\n├──────┼──────┤\n│  n   │  yes │\n│ long │ 1, 2 │\n└──────┴──────┘"
     )
 
 
@@ -63,7 +62,6 @@ def test_titles_are_shown_without_rows() -> None:
     ("arguments", "words"),
     [
         ({"rows": [], "columns": None}, "at least one column"),
-        ({"rows": ROWS, "style": "fancy"}, "'fancy' is not a table style"),
         ({"rows": ROWS, "group": "site"}, "no column 'site'"),
         ({"rows": [["a"]], "columns": ["x", "y"]}, "not a row of a table with 2 columns"),
         ({"rows": ROWS, "columns": [{"key": "x", "align": "up"}]}, "align='up'"),
@@ -86,10 +84,9 @@ def test_control_characters_are_removed() -> None:
         st.lists(st.one_of(st.text(), st.integers(), st.none(), st.booleans()), min_size=3, max_size=3), max_size=6
     ),
     width=st.integers(min_value=22, max_value=120),
-    style=st.sampled_from(STYLES),
 )
-def test_lines_have_equal_width_and_fit(rows: list[list[object]], width: int, style: str) -> None:
-    widths = {display_width(line) for line in render_table(rows, ["a", "b", "c"], style=style, width=width).split("\n")}
+def test_lines_have_equal_width_and_fit(rows: list[list[object]], width: int) -> None:
+    widths = {display_width(line) for line in render_table(rows, ["a", "b", "c"], width=width).split("\n")}
     assert len(widths) == 1
     assert widths.pop() <= width
 

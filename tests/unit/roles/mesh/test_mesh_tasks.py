@@ -241,7 +241,6 @@ class TestTailscale:
         assert "n2 is not in the tailnet: tailscaled reports NeedsLogin" in went.run.words
         assert went.steps("n3") == ["mesh", "tailscale", "tailscale", "tailscale_device"]
         assert [call.arguments.get("login") for call in went.of("tailscale") if call.host == "n3"] == [None, False]
-        assert went.of("tailscale_device")[0].arguments["tags"] == ["tag:gpu"]
 
     def test_paths_are_reported_on_request(self, mesh: Mesh) -> None:
         went = mesh("tailscale", {"n1": {}, "n2": {}}, mesh_report_paths=True)
