@@ -17,10 +17,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.ge
     HEAD_LENGTH,
     parse_generation,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_preload import load_filters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.plugin_preload import load_plugins
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.examined import ExaminedModule
 
-load_filters()
+load_plugins()
 
 
 class ActionModule(ExaminedModule):

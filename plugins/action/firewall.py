@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import desired_parameters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import Ports
 
 
 class ActionModule(HostAction):
@@ -26,6 +29,12 @@ class ActionModule(HostAction):
             return {"changed": False}
         return self.ensure_packages(
             "gpumesh.cluster.firewall",
-            desired_parameters(record, module_args),
+            desired_parameters(record, module_args, self._layer_ports(record) if is_wanted else []),
             lambda result: ["nftables"] if is_wanted and not result["tools"] else [],
         )
+
+    def _layer_ports(self, record: model.Record) -> list[Ports]:
+        """Return the ports of each layer, which may follow from options of its role."""
+        return [
+            layer.ports(record, self.options(*layer.options)) for layer in registry.LAYERS if layer.ports is not None
+        ]

@@ -9,10 +9,10 @@ there.
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_preload import load_filters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.plugin_preload import load_plugins
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.examined import ExaminedModule
 
-load_filters()
+load_plugins()
 
 
 class ActionModule(ExaminedModule):

@@ -68,6 +68,11 @@ drift:
   type: dict
   returned: always
   sample: {slurm: slurmd.service does not run}
+layers:
+  description: The layers that the host should have, according to the record and the options of their roles.
+  type: list
+  elements: str
+  returned: with O(record)
 userspace_only:
   description: Whether the host can connect to the other members only through a proxy, and so has no layer of nodes.
   type: bool

@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ansible_collections.gpumesh.cluster.plugins.lookup.layers import LookupModule
+
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml"), *ROOT.glob("playbooks/layers/*.yml")]
+_PREFIX = "gpumesh.cluster."
+_LAYER_QUERY = re.compile(r"query\('gpumesh\.cluster\.layers', ([^)]*)\)")
 _INNER = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
 
 
@@ -22,3 +27,21 @@ def tasks_of(path: Path) -> list[dict[str, Any]]:
 
 def _flat(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [task for entry in entries for task in [entry, *_flat([t for name in _INNER for t in entry.get(name, [])])]]
+
+
+def layers_in(template: str) -> list[str]:
+    """Return the names of the layers for which a template queries."""
+    return [
+        layer["name"]
+        for selections in _LAYER_QUERY.findall(template)
+        for layer in LookupModule().run([selection.strip().strip("'") for selection in selections.split(",")])
+    ]
+
+
+def roles_of(task: dict[str, Any]) -> list[str]:
+    """Return the roles that a task brings in: one, or those of the layers in its loop."""
+    for action in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
+        if action in task:
+            name: str = task[action]["name"].removeprefix(_PREFIX)
+            return layers_in(task["loop"]) if "{{" in name else [name]
+    return []

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run, ansible
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
-from ansible_collections.gpumesh.cluster.tests.support.task_files import tasks_of
+from ansible_collections.gpumesh.cluster.tests.support.task_files import roles_of, tasks_of
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
@@ -51,26 +52,36 @@ CONNECTED_ONLY = {"storage", "munge", "slurm", "job_environment", "session", "tr
 USERSPACE_ONLY = "in cluster_userspace_only | default([])"
 
 
+def flat_tasks(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [inner for task in tasks for inner in (flat_tasks(task["block"]) if "block" in task else [task])]
+
+
+def test_the_layers_that_connect_are_those_of_the_list() -> None:
+    assert {layer.name for layer in registry.LAYERS if layer.connects} == CONNECTED_ONLY
+
+
 @pytest.mark.parametrize("path", sorted(PLAYBOOKS.glob("*.yml")), ids=lambda path: path.stem)
 def test_members_that_cannot_connect_get_no_layer_that_connects(path: Path) -> None:
     for play in plays_of(path):
         skipped = play["hosts"] in {HANDED_ON % who for who in ("former_manager", "nodes", "scheduling")}
-        for step in [*play.get("pre_tasks", []), *play.get("roles", []), *play.get("tasks", [])]:
+        for step in [*play.get("pre_tasks", []), *play.get("roles", []), *flat_tasks(play.get("tasks", []))]:
             ends = "ansible.builtin.meta" in step and USERSPACE_ONLY in step.get("when", "")
             skipped = skipped or ends
             call = step.get("ansible.builtin.import_role") or step.get("ansible.builtin.include_role") or {}
-            role = (step.get("role") or call.get("name", "")).rpartition(".")[2]
-            if role in CONNECTED_ONLY and call.get("tasks_from") != "run":
-                assert skipped or USERSPACE_ONLY in step.get("when", ""), f"{play['name']}: {role}"
+            roles = [step["role"].rpartition(".")[2]] if "role" in step else roles_of(step)
+            if CONNECTED_ONLY & set(roles) and call.get("tasks_from") not in ("run", "leave", "hand_over"):
+                # With the condition at the loop itself, Ansible would lose the order of the layers.
+                condition = call.get("apply", {}).get("when", "") if "loop" in step else step.get("when", "")
+                assert skipped or USERSPACE_ONLY in condition, f"{play['name']}: {roles}"
 
 
 def steps_of(play: dict[str, Any]) -> list[str]:
     """The roles of a play in their order, and `end_host` where hosts are skipped."""
     found = []
-    for step in [*play.get("pre_tasks", []), *play.get("roles", []), *play.get("tasks", [])]:
-        call = step.get("ansible.builtin.import_role") or step.get("ansible.builtin.include_role") or {}
-        name = step.get("ansible.builtin.meta") or (step.get("role") or call.get("name", "")).rpartition(".")[2]
-        found += [name] if name else []
+    for step in [*play.get("pre_tasks", []), *play.get("roles", []), *flat_tasks(play.get("tasks", []))]:
+        if "ansible.builtin.meta" in step:
+            found.append(step["ansible.builtin.meta"])
+        found += [step["role"].rpartition(".")[2]] if "role" in step else roles_of(step)
     return found
 
 

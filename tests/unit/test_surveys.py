@@ -14,28 +14,15 @@ import pytest
 import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.values import cluster_name
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
+from ansible_collections.gpumesh.cluster.tests.support.task_files import roles_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "gpumesh.cluster."
 PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
 
 #: Roles whose options describe a cluster. Answers would override the inventory, where they belong.
-LAYERS = {
-    "check",
-    "daemon",
-    "firewall",
-    "job_environment",
-    "mesh",
-    "munge",
-    "names",
-    "reachability",
-    "session",
-    "slurm",
-    "ssh_trust",
-    "storage",
-    "tracking",
-    "train",
-}
+LAYERS = {"check", "daemon", "reachability", *(layer.name for layer in registry.LAYERS)}
 #: Options of the other roles that no survey has, and why.
 NOT_ASKED = {
     "a variable of each host": {"cluster_site", "cluster_endpoint"},
@@ -134,7 +121,8 @@ def calls(tasks: list[dict[str, Any]], folder: Path | None = None) -> Iterator[t
     for task in tasks:
         for action in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
             if action in task:
-                yield task[action]["name"].removeprefix(PREFIX), task[action].get("tasks_from", "main")
+                for role in roles_of(task):
+                    yield role, task[action].get("tasks_from", "main")
         for action in ("ansible.builtin.include_tasks", "ansible.builtin.import_tasks"):
             if action in task and folder is not None and (folder / str(task[action])).exists():
                 yield from calls(load(folder / task[action]), folder)

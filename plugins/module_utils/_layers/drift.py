@@ -29,11 +29,11 @@ NOT_SET_UP = "not set up"
 _RUNNING_STATES = ("active", "activating", "reloading")
 _BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
 
-#: These layers compare the host with the parameters of their modules themselves.
-LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], managed_files.LayerDifferences]] = {
+#: What compares the host with the parameters of a layer's module, by layer.
+READERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], managed_files.LayerDifferences]] = {
     "names": names.differences,
-    "ssh": ssh_files.find_differences,
-    "job environment": job_files.find_differences,
+    "ssh_trust": ssh_files.find_differences,
+    "job_environment": job_files.find_differences,
     "storage": mounts.find_differences,
     "train": install.find_differences,
     "session": session.differences,
@@ -121,11 +121,11 @@ def compare_layers(
 
 
 def compare_modules(run: Runner, params_by_layer: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-    """Return a message for each layer in LAYERS that differs. ``params_by_layer``: the parameters of their modules."""
+    """Return a message for each layer in READERS that differs. ``params_by_layer``: the parameters of their modules."""
     differences_by_layer = {}
     for layer, params in params_by_layer.items():
         try:
-            messages, nothing_exists = LAYERS[layer](run, params)
+            messages, nothing_exists = READERS[layer](run, params)
         except GpumeshError as failure:
             messages, nothing_exists = [failure.message.rstrip(".")], False
         if messages:

@@ -26,6 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies im
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import HostResponse, read_responses
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 
 
 def build_overview(
@@ -137,6 +138,8 @@ def _describe_member(
     machine = member_view["machine"]
     response = responses.get(machine)
     recorded_member = derive.find_member(selected.record, machine)
+    layer_states = states_by_machine.get(machine, {})
+    drift_by_layer = drift.compare_member(selected.record, machine, states_by_machine)
     return {
         "machine": machine,
         "rank": member_view["rank"],
@@ -146,11 +149,11 @@ def _describe_member(
         "interface": member_view["interface"],
         "site": member_view["site"],
         "gpus": member_view["gpus"],
-        "layers": _list_layers(selected.record, machine, states_by_machine.get(machine, {}).get("host") or {}),
+        "layers": _list_layers(layer_states.get("host") or {}, drift_by_layer),
         "copy": _describe_copy(machine, response, selected),
         "last_seen": queried_at if response is not None and response.unreachable_reason is None else None,
-        "key_expiry": _format_key_expiry(states_by_machine.get(machine, {}).get("mesh") or {}),
-        "drift": drift.compare_member(selected.record, machine, states_by_machine),
+        "key_expiry": _format_key_expiry(layer_states.get("mesh") or {}),
+        "drift": drift_by_layer,
     }
 
 
@@ -196,24 +199,14 @@ def _expiry_warnings(record: Record, members: Sequence[Mapping[str, Any]], queri
     return warnings
 
 
-def _list_layers(record: Record, machine: str, host_state: Mapping[str, Any]) -> list[str]:
-    """The layers of a member: those in the record, and those found on the member."""
-    recorded_member = derive.find_member(record, machine)
-    layer_names = []
-    if recorded_member["mesh"] is not None and recorded_member["mesh"]["public_key"] is not None:
-        layer_names.append(record["mesh"]["backend"])
-    if recorded_member["ssh_host_keys"]:
-        layer_names.append("ssh")
-    if record["storage"]["volumes"]:
-        layer_names.append("storage")
-    tracking = record.get("tracking")
-    if tracking and tracking["server"] == machine:
-        layer_names.append("tracking")
-    if host_state.get("munge_key"):
-        layer_names.append("munge")
-    if "drift" in host_state and host_state["drift"].get("slurm") != NOT_SET_UP:
-        layer_names.append("slurm")
-    return layer_names
+def _list_layers(host_state: Mapping[str, Any], drift_by_layer: Mapping[str, str]) -> list[str]:
+    """Return the layers of a member that was compared: those that it should have, without those that are not set up."""
+    layers = [layer for layer in registry.LAYERS if layer.name in host_state.get("layers", [])]
+    return [
+        layer.name
+        for layer in layers
+        if drift_by_layer.get(layer.name) != NOT_SET_UP and not (layer.connects and host_state.get("userspace_only"))
+    ]
 
 
 def _describe_copy(machine: str, response: HostResponse | None, selected: SelectedRecord) -> str:

@@ -5,31 +5,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Ports
 
 
-def desired_parameters(record: model.Record, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the module firewall. ``options`` are those that the record does not contain."""
+def desired_parameters(
+    record: model.Record, options: Mapping[str, Any], layer_ports: Sequence[Ports]
+) -> dict[str, Any]:
+    """Return the parameters of the module firewall.
+
+    ``options``: those that the record does not contain. ``layer_ports``: the ports of each layer.
+    """
     if options.get("state") == "absent":
         return {"cluster": record["name"], "state": "absent"}
-    mesh = record["mesh"]
-    has_mesh = mesh["backend"] != "none"
+    has_mesh = record["mesh"]["backend"] != "none"
     mesh_addresses = [member["mesh"]["address"] for member in record["members"] if has_mesh and member["mesh"]]
     # Machines that share only the mesh have no other address.
     member_addresses = [member["address"] for member in record["members"] if member["address"] not in mesh_addresses]
-    # Either side of a tunnel may send the first packet.
-    tunnel_ports = [str(mesh["port"])] if has_mesh else []
-    tracking = record.get("tracking")
-    tracking_ports = [str(tracking["port"])] if tracking else []
     return {
         **options,
-        "tcp_ports": [*(options.get("tcp_ports") or []), *tracking_ports],
         "cluster": record["name"],
         "members": member_addresses,
         "mesh_members": mesh_addresses,
-        "mesh_interface": mesh["interface"],
-        "open_udp_ports": [*(options.get("open_udp_ports") or []), *tunnel_ports],
+        "mesh_interface": record["mesh"]["interface"],
+        "tcp_ports": [*(options.get("tcp_ports") or []), *(port for ports in layer_ports for port in ports.tcp)],
+        "udp_ports": [*(options.get("udp_ports") or []), *(port for ports in layer_ports for port in ports.udp)],
+        "open_udp_ports": [
+            *(options.get("open_udp_ports") or []),
+            *(port for ports in layer_ports for port in ports.open_udp),
+        ],
     }
+
+
+LAYER = Layer("firewall", BASE, options=("firewall_enabled",), lists_members=True)

@@ -13,6 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer, Options, Ports
 
 ROLE_OPTIONS = (
     "job_environment_port_range",
@@ -113,3 +114,20 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, str]:
             )
         checked_variables[name] = variable_text
     return checked_variables
+
+
+def _job_ports(_record: model.Record, options: Options) -> Ports:
+    first_port, last_port = _check_port_range(options["job_environment_port_range"])
+    return Ports(tcp=[f"{first_port}-{last_port}"])
+
+
+LAYER = Layer(
+    "job_environment",
+    SCHEDULER,
+    options=ROLE_OPTIONS,
+    desired_parameters=desired_parameters,
+    connects=True,
+    claim="job_environment",
+    lists_members=True,
+    ports=_job_ports,
+)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options
 
 
 class NamedMember(NamedTuple):
@@ -66,3 +67,10 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _names_parameters(record: model.Record, machine: str, _options: Options) -> dict[str, Any]:
+    return desired_parameters(record, machine)
+
+
+LAYER = Layer("names", BASE, desired_parameters=_names_parameters, lists_members=True)

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models, network, plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import writable_volumes
 
@@ -131,3 +132,15 @@ def parse_roles(value: Any) -> Any:
         return yaml.safe_load(value)
     except yaml.YAMLError as failure:
         raise InputError(f"session_roles cannot be read: {failure}.", "Give a list of roles in YAML.") from failure
+
+
+LAYER = Layer(
+    "session",
+    SCHEDULER,
+    options=ROLE_OPTIONS,
+    desired_parameters=desired_parameters,
+    connects=True,
+    # It goes with the cluster that has Slurm on the host, and before Slurm, which loads its plugin.
+    claim="slurm",
+    leaves_before="slurm",
+)

@@ -18,6 +18,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.host import trust_directory_path
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import named_members
 
 DEFAULT_SSH_PORT = 22
@@ -140,3 +141,13 @@ def key_registration(record: model.Record, machine: str, module_result: Mapping[
 
 def _format_host(host: str, port: int) -> str:
     return host if port == DEFAULT_SSH_PORT else f"[{host}]:{port}"
+
+
+LAYER = Layer(
+    "ssh_trust",
+    BASE,
+    options=ROLE_OPTIONS,
+    desired_parameters=desired_parameters,
+    lists_members=True,
+    title="SSH",
+)

@@ -25,10 +25,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.vo
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import block_marker
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options, Ports
 
-#: Characters that systemd keeps in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
 #: The options of the role that all members need.
 ROLE_OPTIONS = ("storage_backend", "storage_server")
+#: Characters that systemd keeps in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
 
 _NFS_SERVERS = ("kernel", "ganesha")
@@ -398,3 +399,42 @@ def _escape_character(character: str) -> str:
     if character in _UNIT_CHARACTERS:
         return character
     return "".join(f"\\x{byte:02x}" for byte in character.encode())
+
+
+def _volume_parameters(record: model.Record, machine: str, options: Options) -> dict[str, Any]:
+    mounted_record: model.Record = {**record, "storage": {"volumes": derive.mounted_volumes(record, machine)}}
+    return desired_parameters(mounted_record, machine, options)
+
+
+def _nfs_ports(_record: model.Record, _options: Options) -> Ports:
+    return Ports(tcp=["111", "2049"], udp=["111"])
+
+
+def _describe_volumes(record: Mapping[str, Any]) -> str:
+    volumes = (record.get("storage") or {}).get("volumes") or []
+    return (
+        ", ".join(
+            f"{volume['name']} on {volume['server']}" if "server" in volume else volume["name"] for volume in volumes
+        )
+        or "no volume"
+    )
+
+
+def _has_volumes(record: model.Record, machine: str) -> bool:
+    return bool(derive.mounted_volumes(record, machine))
+
+
+LAYER = Layer(
+    "storage",
+    BASE,
+    options=ROLE_OPTIONS,
+    desired_parameters=_volume_parameters,
+    is_used=_has_volumes,
+    connects=True,
+    # The authorized_keys of home directories on a volume are those of all members.
+    leaves_before="ssh_trust",
+    lists_members=True,
+    ports=_nfs_ports,
+    title="Storage",
+    describe=_describe_volumes,
+)

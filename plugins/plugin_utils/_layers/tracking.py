@@ -16,6 +16,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import OPTIONAL, Layer, Options, Ports
 
 _REQUIREMENTS_PATH = Path(__file__).resolve().parents[3] / "roles" / "tracking" / "files" / "requirements.txt"
 #: The options of the role that change the record.
@@ -261,3 +262,38 @@ def _major_version(version: str) -> int:
     """Return the major version, such as of 15 or 9.6; 0 for something else that a host has returned."""
     major_text = version.partition(".")[0]
     return int(major_text) if major_text.isdecimal() else 0
+
+
+def _is_server(record: model.Record, machine: str) -> bool:
+    tracking = record.get("tracking")
+    return tracking is not None and tracking["server"] == machine
+
+
+def _server_parameters(record: model.Record, machine: str, options: Options) -> dict[str, Any] | None:
+    if record.get("tracking") is None:
+        return None
+    return desired_parameters(record, machine, options["tracking_uid"], options["tracking_unconfined"])
+
+
+def _server_ports(record: model.Record, _options: Options) -> Ports:
+    tracking = record.get("tracking")
+    return Ports(tcp=[str(tracking["port"])] if tracking else [])
+
+
+def _describe_server(record: Mapping[str, Any]) -> str:
+    tracking = record.get("tracking")
+    return f"MLflow on {tracking['server']}" if tracking else ""
+
+
+#: Training does not need it: a server that cannot be started is reported at the end.
+LAYER = Layer(
+    "tracking",
+    OPTIONAL,
+    options=("tracking_uid", "tracking_unconfined"),
+    desired_parameters=_server_parameters,
+    is_used=_is_server,
+    connects=True,
+    ports=_server_ports,
+    title="Experiments",
+    describe=_describe_server,
+)

@@ -12,6 +12,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer, Options, Ports
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
 
 ROLE_OPTIONS = ("train_run_dir", "train_stage_dir")
@@ -60,3 +61,18 @@ def run_artifacts(run_name: str, module_result: Mapping[str, Any]) -> dict[str, 
         "gpumesh_train_attempts": len(run_status.get("attempts") or []),
         "gpumesh_train_folder": module_result.get("folder"),
     }
+
+
+def _run_ports(_record: model.Record, _options: Options) -> Ports:
+    return Ports(tcp=[f"{paths.MASTER_PORTS[0]}-{paths.MASTER_PORTS[-1]}"])
+
+
+LAYER = Layer(
+    "train",
+    SCHEDULER,
+    options=ROLE_OPTIONS,
+    desired_parameters=desired_parameters,
+    connects=True,
+    claim="slurm",
+    ports=_run_ports,
+)

@@ -20,14 +20,17 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from namespaces import call, joined
 
+from ansible_collections.gpumesh.cluster.plugins.action import firewall
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import TABLE_NAME
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
 
 ROOT = Path(__file__).resolve().parents[3]
+STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
+MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 MEMBER, STRANGER, OTHER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.1"
 #: Runs the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
 PROGRAM = """
@@ -197,9 +200,14 @@ def test_members_get_through_and_strangers_do_not(pair: Pair) -> None:
 
 def role_ports(**inventory: Any) -> list[str]:
     """The TCP ports that the role closes by default, with these variables in the inventory."""
-    defaults = yaml.safe_load((ROOT / "roles" / "firewall" / "defaults" / "main.yml").read_text())
-    ports = [trust_as_template(port) for port in defaults["firewall_tcp_ports"]]
-    return [str(port) for port in Templar(DataLoader(), variables=inventory).template(ports)]
+    played = play(
+        firewall.ActionModule,
+        {"record": RECORD, "tcp_ports": []},
+        {"gpumesh.cluster.firewall": [{"changed": False, "tools": True}]},
+        {"inventory_hostname": "n1", **inventory},
+    )
+    ((_module, parameters),) = played.ran
+    return list(parameters["tcp_ports"])
 
 
 def test_the_ports_of_jobs_and_of_the_rest_interface_are_closed_by_default(pair: Pair) -> None:

@@ -44,7 +44,7 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
 def health(host: Host, members: list[Host]) -> dict[str, Any]:
     """The one check, as the module makes it."""
     peers = {peer.machine: peer.address for peer in members if peer is not host}
-    options = {"machine": host.machine, "only": ["ssh.login"], "ssh_peers": peers}
+    options = {"machine": host.machine, "only": ["ssh_trust.login"], "ssh_peers": peers}
     argv = host.command(sys.executable, str(MODULES / "node_health.py"))
     arguments = json.dumps({"ANSIBLE_MODULE_ARGS": options})
     done = subprocess.run(argv, input=arguments, capture_output=True, text=True, check=False)

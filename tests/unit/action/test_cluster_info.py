@@ -16,7 +16,7 @@ from ansible.playbook.task import Task
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import format_record
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import filter_preload
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import plugin_preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.examined import ExaminedModule
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
@@ -29,7 +29,7 @@ MODULE = {"changed": False, "by": "the module"}
 def _ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the action on a host with this file as the record of lab; whether it ran the module."""
     # Only Ansible's own loader can load them.
-    monkeypatch.setattr(filter_preload, "load_filters", lambda: None)
+    monkeypatch.setattr(plugin_preload, "load_plugins", lambda: None)
     action = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.action.cluster_info").ActionModule
     monkeypatch.setattr(ExaminedModule, "run_module", lambda *_: MODULE)
 

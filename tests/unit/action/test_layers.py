@@ -78,8 +78,8 @@ def test_the_host_is_compared_with_the_options_of_the_roles() -> None:
     variables = {"ssh_trust_users": ["root", "alice"], "job_environment_dialects": ["torchrun"]}
     modules = compare_host(**variables, job_environment_rdma="false")["modules"]
     assert modules["names"] == {"state": "present", **module_arguments_of(names, {"record": RECORD})}
-    assert modules["ssh"] == module_arguments_of(ssh_trust, {"record": RECORD}, **variables)
-    assert modules["job environment"] == module_arguments_of(
+    assert modules["ssh_trust"] == module_arguments_of(ssh_trust, {"record": RECORD}, **variables)
+    assert modules["job_environment"] == module_arguments_of(
         job_environment, {"record": RECORD}, **variables, job_environment_rdma="false"
     )
     sharing = compare_host(storage_server="ganesha")["modules"]["storage"]
@@ -94,8 +94,8 @@ def test_options_that_a_layer_refuses_are_reported_as_drift() -> None:
     found = {"changed": False, "drift": {"munge": "x"}}
     wrong = {"ssh_trust_users": ["a b"], "job_environment_port_range": [9, 1]}
     played = play_on_host(layer_info, {"record": RECORD}, found, **wrong)
-    assert set(played.result["drift"]) == {"munge", "ssh", "job environment"}
-    assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh"]
+    assert set(played.result["drift"]) == {"munge", "ssh_trust", "job_environment"}
+    assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh_trust"]
     assert set(played.ran[0][1]["modules"]) == {"names", "storage", "train", "session"}
 
 

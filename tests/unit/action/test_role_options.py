@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import yaml
 from action_runs import play
 
 from ansible_collections.gpumesh.cluster.plugins.action.role_options import ActionModule
+from ansible_collections.gpumesh.cluster.tests.support import task_files
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
+
+
+def flat_tasks(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [inner for task in tasks for inner in (flat_tasks(task["block"]) if "block" in task else [task])]
 
 
 def roles_of(path: Path) -> list[str]:
@@ -24,10 +30,9 @@ def roles_of(path: Path) -> list[str]:
     for each in yaml.safe_load(path.read_text(encoding="utf-8")):
         if "ansible.builtin.import_playbook" in each:
             found += roles_of(path.parent / each["ansible.builtin.import_playbook"])
-        for task in each.get("tasks", []):
-            role = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role") or {}
-            if role and "tasks_from" not in role:
-                found.append(role["name"].rpartition(".")[2])
+        for task in flat_tasks(each.get("tasks", [])):
+            call = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role") or {}
+            found += [] if "tasks_from" in call else task_files.roles_of(task)
     return found
 
 
@@ -99,7 +104,9 @@ def test_a_playbook_checks_the_options_of_each_layer_that_it_runs(name: str) -> 
     first = yaml.safe_load(path.read_text(encoding="utf-8"))[0]["tasks"][0]
     layers = set(roles_of(path))
     assert len(layers) > 5
-    assert layers - {"check"} <= set(first["gpumesh.cluster.role_options"]["roles"])
+    template = first["gpumesh.cluster.role_options"]["roles"]
+    validated = {*re.findall(r"'([a-z_]+)'", re.sub(r"query\([^)]*\)", "", template)), *task_files.layers_in(template)}
+    assert layers - {"check"} <= validated
 
 
 def test_a_change_of_the_manager_begins_by_validating_the_options_of_slurm() -> None:

@@ -152,7 +152,7 @@ def test_logins_are_tested_as_a_user_who_has_them(lab: Lab, tmp_path: Path) -> N
         assert (run.code, bad(verdict)) == (0, {}), run.output
         with full_memory(lab, "k2"):
             _run, verdict = check(lab, tmp_path, "--tags", "health", check_ssh_user="root")
-            assert set(bad(verdict)) == {*(f"ssh.login@{machine}" for machine in MACHINES), "health.disk@k2"}
+            assert set(bad(verdict)) == {*(f"ssh_trust.login@{machine}" for machine in MACHINES), "health.disk@k2"}
             assert "k2: none: fit" in lab.run("k2", PROGRAM)
         assert all_idle(lab)
     finally:
@@ -190,7 +190,7 @@ def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(lab: Lab, reports: Path
     whole = path.read_bytes()
     run, verdict = check(lab, reports, "--tags", "health", "--limit=k1,k2")
     assert run.code == 0, run.output
-    assert {"health"} <= passed_layers(verdict) <= {"members", "health", "storage", "clock", "ssh", "mesh"}
+    assert {"health"} <= passed_layers(verdict) <= {"members", "health", "storage", "clock", "ssh_trust", "mesh"}
     assert verdict["history"] == []
     assert path.read_bytes() == whole
 

@@ -478,8 +478,8 @@ def test_an_upgrade_brings_back_what_differs_and_keeps_jobs_off_a_machine(desk: 
             "mesh": "would update gpu3",
             "names": "/etc/hosts differs",
             "munge": "munge.service does not start at boot",
-            "ssh": "/etc/gpumesh/ssh/lan/known_hosts is missing",
-            "job environment": "/etc/gpumesh/task_prolog is missing",
+            "ssh_trust": "/etc/gpumesh/ssh/lan/known_hosts is missing",
+            "job_environment": "/etc/gpumesh/task_prolog is missing",
         },
         "gpu2": {},
         "gpu3": {"slurm": "slurmd.service does not start at boot"},
@@ -506,7 +506,8 @@ def test_see_what_is_there(desk: Desk) -> None:
     assert sorted(cluster["machines"]) == list(MACHINES)
     assert cluster["problems"] == []
     assert [member["copy"] for member in cluster["members"]] == ["current"] * 3
-    assert [member["layers"] for member in cluster["members"]] == [["wireguard", "ssh", "munge", "slurm"]] * 3
+    layers = ["mesh", "names", "ssh_trust", "munge", "job_environment", "slurm", "train"]
+    assert [member["layers"] for member in cluster["members"]] == [layers] * 3
     assert drift(cluster) == {machine: {} for machine in MACHINES}
 
 

@@ -327,7 +327,7 @@ ALL_CHECKS = (
         "slurm.rest_certificate", "The certificate of Slurm's REST API is valid for a month", _check_rest_certificate
     ),
     HealthCheck("mesh.preload", "The programs of a pod see the mesh", _check_preload),
-    HealthCheck("ssh.login", "SSH login to every other member without a prompt", _check_ssh, _limit_ssh_seconds),
+    HealthCheck("ssh_trust.login", "SSH login to every other member without a prompt", _check_ssh, _limit_ssh_seconds),
 )
 
 

@@ -16,5 +16,8 @@ LIBRARY_DIR = "/usr/local/lib/gpumesh/python"
 IMPORTABLE_MODULES = {
     name: f"{_PACKAGE}.{name}" for name in ("gpumesh_run", "gpumesh_profile", "gpumesh_track", "gpumesh_frameworks")
 }
+#: The range of MASTER_PORT: a different port for each attempt, since the previous one may still be in use. Below the
+#: ephemeral ports.
+MASTER_PORTS = range(25000, 29000)
 #: The default directory for copies of data on the nodes; {user} is the user of the run.
 STAGE_DIR = "/var/tmp/gpumesh-{user}"

@@ -53,6 +53,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     Submission,
     TrainingRun,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import MASTER_PORTS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.step import AgentStep, Prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
     RunDirectory,
@@ -94,9 +95,6 @@ _LIMIT_QUERY_INTERVAL = 60.0
 _EARLY_WARNING = 60.0
 #: A volume that takes more than this many seconds to write run.json has not answered.
 _BLOCKED_AFTER = 2.0
-#: The range of MASTER_PORT: a different port for each attempt, since the previous one may still be in use. Below the
-#: ephemeral ports.
-_MASTER_PORTS = range(25000, 29000)
 #: Seconds between two checks of a waiting supervisor, and for a full volume to accept the last state of a run.
 _STANDBY_INTERVAL = 5.0
 _VOLUME_TIMEOUT = 900.0
@@ -712,7 +710,7 @@ class Supervisor:
             request.ranks_per_node,
             list(request.command),
             request.directory,
-            _MASTER_PORTS[(supervisor_id.job_id * 31 + attempt_number * 7) % len(_MASTER_PORTS)],
+            MASTER_PORTS[(supervisor_id.job_id * 31 + attempt_number * 7) % len(MASTER_PORTS)],
             request.stage_dir,
             self._next_profile(),
             self.request.commit,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import LAYERS, count_statuses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import SECTIONS, count_statuses
 
 #: Characters that XML 1.0 cannot represent, not even as a reference.
 _FORBIDDEN_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -31,22 +31,22 @@ def render(verdict: Mapping[str, Any]) -> str:
         errors=str(total_counts["error"]),
         skipped=str(total_counts["skipped"]),
     )
-    for layer in LAYERS:
-        layer_checks = [check for check in verdict["checks"] if check["id"].split(".")[0] == layer.id]
-        if not layer_checks:
+    for section in SECTIONS:
+        section_checks = [check for check in verdict["checks"] if check["id"].split(".")[0] == section.id]
+        if not section_checks:
             continue
-        layer_counts = count_statuses(layer_checks)
+        section_counts = count_statuses(section_checks)
         test_suite = ElementTree.SubElement(
             root,
             "testsuite",
-            name=layer.title,
-            tests=str(len(layer_checks)),
-            failures=str(layer_counts["fail"]),
-            errors=str(layer_counts["error"]),
-            skipped=str(layer_counts["skipped"]),
+            name=section.title,
+            tests=str(len(section_checks)),
+            failures=str(section_counts["fail"]),
+            errors=str(section_counts["error"]),
+            skipped=str(section_counts["skipped"]),
             timestamp=verdict["generated_at"].rstrip("Z"),
         )
-        for check in layer_checks:
+        for check in section_checks:
             test_case = ElementTree.SubElement(
                 test_suite,
                 "testcase",

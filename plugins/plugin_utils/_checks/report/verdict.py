@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import crowd
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.statuses import STATUSES
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import OPTIONAL
 
 SCHEMA_VERSION = 1
 
@@ -25,25 +27,21 @@ Pair = dict[str, Any]
 Verdict = dict[str, Any]
 
 
-class Layer(NamedTuple):
-    """A part of the cluster, covered by the checks whose ID starts with ``id``."""
+class Section(NamedTuple):
+    """The checks whose ID starts with ``id``: those of a layer, or of what all layers need or prove together."""
 
     id: str
     title: str
 
 
-#: The layers are in the order in which they build on each other: the first failing one should be examined first.
-LAYERS = (
-    Layer("members", "Members"),
-    Layer("reachability", "Network"),
-    Layer("mesh", "Mesh"),
-    Layer("clock", "Clocks"),
-    Layer("ssh", "SSH"),
-    Layer("storage", "Storage"),
-    Layer("tracking", "Experiments"),
-    Layer("slurm", "Slurm"),
-    Layer("health", "Node health"),
-    Layer("collective", "Collectives"),
+#: In the order in which they build on each other: the first failing one should be examined first.
+SECTIONS = (
+    Section("members", "Members"),
+    Section("reachability", "Network"),
+    Section("clock", "Clocks"),
+    *(Section(layer.name, layer.title) for layer in registry.LAYERS if layer.title),
+    Section("health", "Node health"),
+    Section("collective", "Collectives"),
 )
 
 
@@ -112,37 +110,25 @@ def _extend_history(previous_verdict: Mapping[str, Any] | None, cluster_id: str)
     return [*previous_verdict.get("history", []), summarise_run(dict(previous_verdict))][-HISTORY_LENGTH:]
 
 
-def _summarise_layers(record: Mapping[str, Any], checks: Sequence[Check]) -> list[dict[str, Any]]:
-    mesh = record.get("mesh") or {}
-    mesh_backend = mesh.get("backend", "none")
-    volumes = (record.get("storage") or {}).get("volumes") or []
-    layer_details = {
-        "reachability": f"{record.get('subnet')}",
-        "mesh": "none: the members communicate over their subnet"
-        if mesh_backend == "none"
-        else f"{mesh_backend}, {mesh.get('subnet')}, MTU {mesh.get('mtu')}",
-        "storage": ", ".join(
-            f"{volume['name']} on {volume['server']}" if "server" in volume else volume["name"] for volume in volumes
-        )
-        or "no volume",
-        "tracking": f"MLflow on {(record.get('tracking') or {}).get('server')}",
-        "slurm": f"controller on {record.get('manager')}",
-    }
-    layer_summaries = []
-    for layer in LAYERS:
-        if layer.id == "tracking" and not record.get("tracking"):
+def _summarise_sections(record: Mapping[str, Any], checks: Sequence[Check]) -> list[dict[str, Any]]:
+    layers = {layer.name: layer for layer in registry.LAYERS}
+    section_summaries = []
+    for section in SECTIONS:
+        layer = layers.get(section.id)
+        if layer is not None and layer.stage == OPTIONAL and not layer.describe(record):
             continue
-        statuses = [check["status"] for check in checks if check["id"].split(".")[0] == layer.id]
-        layer_summaries.append(
+        statuses = [check["status"] for check in checks if check["id"].split(".")[0] == section.id]
+        subnet = str(record.get("subnet")) if section.id == "reachability" else ""
+        section_summaries.append(
             {
-                "id": layer.id,
-                "title": layer.title,
-                "detail": layer_details.get(layer.id, ""),
+                "id": section.id,
+                "title": section.title,
+                "detail": layer.describe(record) if layer is not None else subnet,
                 "status": worst_status(statuses),
                 "checks": len(statuses),
             }
         )
-    return layer_summaries
+    return section_summaries
 
 
 def _summarise_cluster(record: Mapping[str, Any], answering_machines: Sequence[str]) -> dict[str, Any]:
@@ -207,7 +193,7 @@ def assemble_verdict(
         "status": overall_status(checks),
         "counts": count_statuses(checks),
         "cluster": _summarise_cluster(record, answering_machines),
-        "layers": _summarise_layers(record, checks),
+        "layers": _summarise_sections(record, checks),
         "checks": checks,
         "reachability": reachability,
         "collectives": collectives,

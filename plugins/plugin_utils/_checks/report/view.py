@@ -11,7 +11,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import crowd, figures
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import (
-    LAYERS,
+    SECTIONS,
     count_statuses,
     find_changes,
     format_headline,
@@ -102,10 +102,10 @@ def collect_findings(
     may all differ.
     """
     checks_by_key: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    layer_order = [layer.id for layer in LAYERS]
+    section_order = [section.id for section in SECTIONS]
     for status in statuses:
         matching_checks = [check for check in checks if check["status"] == status]
-        for check in sorted(matching_checks, key=lambda candidate: layer_order.index(candidate["id"].split(".")[0])):
+        for check in sorted(matching_checks, key=lambda candidate: section_order.index(candidate["id"].split(".")[0])):
             actual, required = (
                 format_quantity(check["actual"], check["unit"]),
                 format_quantity(check["required"], check["unit"]),

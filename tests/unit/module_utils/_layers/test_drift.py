@@ -84,7 +84,7 @@ def test_layers_with_a_comparison_of_their_own(monkeypatch: pytest.MonkeyPatch) 
         "bare": lambda _run, _params: managed_files.LayerDifferences(["/a is missing"], True),
         "refused": refused,
     }
-    monkeypatch.setattr(drift, "LAYERS", answers)
+    monkeypatch.setattr(drift, "READERS", answers)
     assert drift.compare_modules(run, dict.fromkeys(answers, "/a")) == {
         "wrong": "/a differs, /b is missing",
         "bare": "not set up",

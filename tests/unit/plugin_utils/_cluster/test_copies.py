@@ -460,15 +460,17 @@ class TestOverview:
         assert "since cluster_name is 'lap'. Set cluster_name=lab" in text
 
     def test_common_layers_are_listed_once(self) -> None:
-        record = plan.commit(
-            plan.set_storage(NEW, [{"name": "lustre", "mount_point": "/lustre"}]), plan.ChangeStamp(AT, "alice")
-        )
-        states: dict[str, Any] = {name: {"host": {"munge_key": "ab"}} for name in ("n1", "n2", "n3")}
-        text = render_overview(build_overview({"n1": respond_with(record)}, AT, states), {}, width=80)
-        assert "Layers of every member: storage, munge\n" in text
+        host_state = {"munge_key": "ab", "layers": ["storage", "names", "munge", "slurm"], "drift": {}}
+        states: dict[str, Any] = {name: {"host": host_state} for name in ("n1", "n2", "n3")}
+        text = render_overview(build_overview({"n1": respond_with(NEW)}, AT, states), {}, width=80)
+        assert "Layers of every member: names, storage, munge, slurm\n" in text
         assert "│ layers" not in text
-        del states["n3"]
-        text = render_overview(build_overview({"n1": respond_with(record)}, AT, states), {}, width=80)
+        states["n3"] = {"host": {**host_state, "drift": {"slurm": "not set up", "names": "/etc/hosts differs"}}}
+        states["n2"] = {"host": {**host_state, "userspace_only": True}}
+        (cluster,) = build_overview({"n1": respond_with(NEW)}, AT, states)
+        layers = ["names", "storage", "munge", "slurm"]
+        assert [member["layers"] for member in cluster["members"]] == [layers, layers[:1], layers[:3]]
+        text = render_overview([cluster], {}, width=80)
         assert "Layers of" not in text
         assert "│ layers" in text
 

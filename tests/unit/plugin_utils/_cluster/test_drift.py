@@ -11,6 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import drift
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import option_spec
 
 AT = "2026-11-20T20:31:00Z"
 
@@ -29,16 +30,24 @@ def queries_by_layer(questions: dict[str, Any]) -> dict[str, set[str]]:
     return layers
 
 
+def queries_of(machine: str, **changed_options: Any) -> dict[str, Any]:
+    """What a machine is asked if the options of all roles have their defaults, but for these."""
+
+    def read_options(*names: str) -> dict[str, Any]:
+        defaults = {name: option_spec(name).get("default") for name in names}
+        return {**defaults, **{name: value for name, value in changed_options.items() if name in defaults}}
+
+    return drift.layer_queries(build_record(), machine, read_options).options
+
+
 def test_manager_also_runs_the_controller() -> None:
-    manager, member = (queries_by_layer(drift.layer_queries(build_record(), machine)) for machine in ("n1", "n2"))
+    manager, member = (queries_by_layer(queries_of(machine)) for machine in ("n1", "n2"))
     assert manager["slurm"] - member["slurm"] == {"/etc/slurm/slurm.conf", "slurmctld.service", "slurmdbd.service"}
     assert {layer: paths for layer, paths in manager.items() if layer != "slurm"} == {
         layer: paths for layer, paths in member.items() if layer != "slurm"
     }
     assert set(member) == {"munge", "slurm"}
-    assert (
-        "slurmdbd.service" not in queries_by_layer(drift.layer_queries(build_record(), "n1", accounting=False))["slurm"]
-    )
+    assert "slurmdbd.service" not in queries_by_layer(queries_of("n1", slurm_accounting=False))["slurm"]
 
 
 def test_different_munge_key_is_drift() -> None:
@@ -58,11 +67,11 @@ def test_different_munge_key_is_drift() -> None:
 
 
 def test_userspace_only_member_has_no_drift_of_node_layers() -> None:
-    differs = {"names": "would change", "slurm": "not set up", "train": "not set up", "ssh": "not set up"}
+    differs = {"names": "would change", "slurm": "not set up", "train": "not set up", "ssh_trust": "not set up"}
     host = {"drift": differs, "munge_key": "", "userspace_only": True}
     assert drift.compare_member(build_record(), "n2", {"n2": {"host": host}}) == {
         "names": "would change",
-        "ssh": "not set up",
+        "ssh_trust": "not set up",
     }
 
 
@@ -101,6 +110,6 @@ def test_tailnet_drift_is_described(state: dict[str, Any], words: str) -> None:
 
 
 def test_equal_drift_of_layers_is_combined() -> None:
-    differences = {"ssh": "not set up", "mesh": "gpumesh0 is down", "slurm": "not set up"}
-    assert drift.format_drift(differences) == "ssh, slurm: not set up; mesh: gpumesh0 is down"
+    differences = {"ssh_trust": "not set up", "mesh": "gpumesh0 is down", "slurm": "not set up"}
+    assert drift.format_drift(differences) == "ssh_trust, slurm: not set up; mesh: gpumesh0 is down"
     assert drift.format_drift({}) == ""

@@ -299,23 +299,25 @@ def test_every_check_gives_one_result_in_order_on_a_bare_host(tmp_path: Path) ->
 def test_only_selects_by_id_or_part(tmp_path: Path) -> None:
     check_context = context(ExpectedState(), tmp_path)
     assert [result["id"] for result in run.run_selected_checks(check_context, "n1", ["disk"])] == ["health.disk"]
-    assert [result["id"] for result in run.run_selected_checks(check_context, "n1", ["mesh", "ssh.login"])] == [
+    assert [result["id"] for result in run.run_selected_checks(check_context, "n1", ["mesh", "ssh_trust.login"])] == [
         "mesh.handshake",
         "mesh.key_expiry",
-        "ssh.login",
+        "ssh_trust.login",
     ]
 
 
 def test_ssh_names_the_peer_and_the_reason(tmp_path: Path) -> None:
     expected = ExpectedState(ssh_peers={"n2": "n2", "n3": "n3"})
     refused = {"ssh": CommandResult(255, "", "Host key verification failed.\n")}
-    (result,) = run.run_selected_checks(context(expected, tmp_path, refused), "n1", ["ssh"])
+    (result,) = run.run_selected_checks(context(expected, tmp_path, refused), "n1", ["ssh_trust"])
     assert result["status"] == "fail"
     assert "n2: Host key verification failed; n3: Host key verification failed." in result["reason"]
-    (result,) = run.run_selected_checks(context(expected, tmp_path, {"ssh": CommandResult(0, "", "")}), "n1", ["ssh"])
+    (result,) = run.run_selected_checks(
+        context(expected, tmp_path, {"ssh": CommandResult(0, "", "")}), "n1", ["ssh_trust"]
+    )
     assert (result["status"], result["actual"], result["required"]) == ("pass", 2, 2)
     # Nobody has logins where ssh_trust_users is empty.
-    (result,) = run.run_selected_checks(context(ExpectedState(), tmp_path), "n1", ["ssh"])
+    (result,) = run.run_selected_checks(context(ExpectedState(), tmp_path), "n1", ["ssh_trust"])
     assert result["status"] == "skipped"
 
 

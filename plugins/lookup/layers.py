@@ -1,0 +1,86 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: layers
+short_description: The layers of a cluster, in the order in which they are set up or leave
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Returns the layers, for a loop over their roles. Internal, and may change in any release.
+  - The list is the same for all hosts. Ansible includes roles in the order in which the first host reports them, so a
+    layer that a host does not get is skipped by a condition of its tasks, not by a shorter list.
+options:
+  _terms:
+    description:
+      - Which layers. V(base), V(optional) and V(scheduler) are the stages of C(site), in the order of their setup.
+      - V(remaining) are those that name the members, and have to be updated when one has left.
+      - V(leaving) are all, in the order in which they leave a machine.
+    type: list
+    elements: str
+    choices: [base, optional, scheduler, remaining, leaving]
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Set up the layers of the scheduler
+  ansible.builtin.include_role:
+    name: "gpumesh.cluster.{{ cluster_layer.name }}"
+    apply:
+      when: not cluster_layer.connects or inventory_hostname not in cluster_userspace_only
+  loop: "{{ query('gpumesh.cluster.layers', 'scheduler') }}"
+  loop_control:
+    loop_var: cluster_layer
+"""
+
+RETURN = r"""
+_raw:
+  description: The layers.
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The name of the layer and of its role.
+      type: str
+    claim:
+      description: What the cluster must have claimed on a host for the layer to be its own. Empty if nothing.
+      type: str
+    connects:
+      description: Whether its programs connect to other members, so that userspace-only members do not get it.
+      type: bool
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleLookupError
+from ansible.plugins.lookup import LookupBase
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import STAGES, Layer
+
+
+class LookupModule(LookupBase):
+    """Reads the list of layers."""
+
+    def run(
+        self, terms: Sequence[Any], variables: Mapping[str, Any] | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Return the layers; see DOCUMENTATION."""
+        self.set_options(var_options=variables, direct=options)
+        layers = [layer for term in terms for layer in _select(str(term))]
+        return [{"name": layer.name, "claim": layer.claim, "connects": layer.connects} for layer in layers]
+
+
+def _select(selection: str) -> Sequence[Layer]:
+    if selection in STAGES:
+        return registry.setup_order([selection])
+    if selection == "leaving":
+        return registry.leave_order()
+    if selection == "remaining":
+        return [layer for layer in registry.leave_order() if layer.lists_members]
+    raise AnsibleLookupError(f"There are no layers '{selection}'. Use {', '.join(STAGES)}, remaining or leaving.")

@@ -1,0 +1,47 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""munge as a layer of the cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
+    SCHEDULER,
+    ExpectedState,
+    Layer,
+    Options,
+)
+
+
+def expected_state(_record: model.Record, _machine: str, _options: Options) -> ExpectedState:
+    """Return the unit that must run, and the key that it must have read."""
+    return ExpectedState(services=[{"unit": "munge.service", "reads": ["/etc/munge/munge.key"]}])
+
+
+def compare_keys(record: model.Record, machine: str, states_by_machine: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe how the key of a member differs from that of the manager, from their fingerprints."""
+    host_state = states_by_machine.get(machine, {}).get("host") or {}
+    if "drift" not in host_state or "munge" in host_state["drift"]:
+        return ""
+    manager_key = (states_by_machine.get(record["manager"], {}).get("host") or {}).get("munge_key")
+    if not host_state["munge_key"]:
+        return "there is no key"
+    if manager_key and host_state["munge_key"] != manager_key:
+        return f"its key is not the one of {record['manager']}"
+    return ""
+
+
+LAYER = Layer(
+    "munge",
+    SCHEDULER,
+    expected_state=expected_state,
+    compare_states=compare_keys,
+    connects=True,
+    claim="munge",
+    # Where it was not recorded whose munge it is, the job environment shows it.
+    leaves_before="job_environment",
+)

@@ -1,0 +1,71 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm as a layer of the cluster, and what layer_info compares of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
+    SCHEDULER,
+    ExpectedState,
+    Layer,
+    Options,
+    Ports,
+)
+
+#: The files that each daemon reads at its start. The role restarts a daemon that is older than these.
+_SLURMD_FILES = ("slurmd.env", "slurm.conf", "cgroup.conf", "gres.conf")
+_FILES_BY_DAEMON = {
+    "slurmd": [f"/etc/slurm/node/{name}" for name in _SLURMD_FILES],
+    "slurmctld": [
+        "/etc/slurm/slurm.conf",
+        "/etc/slurm/cgroup.conf",
+        "/etc/slurm/gres.conf",
+        "/etc/slurm/node/slurm.conf",
+    ],
+    "slurmdbd": ["/etc/slurm/slurmdbd.conf"],
+}
+#: slurmctld, slurmd and slurmdbd.
+_DAEMON_PORTS = "6817-6819"
+
+
+def expected_state(record: model.Record, machine: str, options: Options) -> ExpectedState:
+    """Return the files and units of a node, and those of the controller on the manager. ``options``: slurm_accounting."""
+    is_manager = machine == record["manager"]
+    controller_address = derive.cluster_address(record, derive.find_member(record, record["manager"]))
+    node_files = [{"path": "/etc/slurm/node/slurmd.env", "contains": f"--conf-server {controller_address}"}]
+    controller_files = [{"path": "/etc/slurm/slurm.conf", "contains": f"({controller_address})"}]
+    daemon_names = [
+        "slurmd",
+        *(["slurmctld"] if is_manager else []),
+        *(["slurmdbd"] if is_manager and options["slurm_accounting"] else []),
+    ]
+    return ExpectedState(
+        node_files + (controller_files if is_manager else []),
+        [{"unit": f"{name}.service", "reads": _FILES_BY_DAEMON[name]} for name in daemon_names],
+    )
+
+
+def _daemon_ports(_record: model.Record, options: Options) -> Ports:
+    return Ports(tcp=[_DAEMON_PORTS, str(options["slurm_rest_port"])])
+
+
+def _describe_controller(record: Mapping[str, Any]) -> str:
+    return f"controller on {record.get('manager')}"
+
+
+LAYER = Layer(
+    "slurm",
+    SCHEDULER,
+    options=("slurm_accounting", "slurm_rest_port"),
+    expected_state=expected_state,
+    connects=True,
+    claim="slurm",
+    ports=_daemon_ports,
+    title="Slurm",
+    describe=_describe_controller,
+)
