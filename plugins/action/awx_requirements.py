@@ -63,7 +63,7 @@ class ActionModule(ControllerAction):
         return {
             "changed": False,
             "missing": [],
-            "to_make": self._find_new_names(task_args["planned"], organizations[0]["id"]),
+            "to_create": self._find_new_names(task_args["planned"], organizations[0]["id"]),
             "ids": awx.object_ids(names_by_kind, objects_by_kind, organization_id),
         }
 

@@ -29,8 +29,8 @@ _EMPTY_RESULT: Mapping[str, Any] = {
     "refusal": "",
     "record": None,
     "source": None,
-    "manager_silence": "",
-    "unanswered": [],
+    "manager_unreachable_reason": "",
+    "unreachable_members": [],
     "replaced": [],
     "remarks": [],
     "upgrades": False,
@@ -38,7 +38,7 @@ _EMPTY_RESULT: Mapping[str, Any] = {
     "machines": [],
     "comparable": [],
     "out_of_reach": [],
-    "silent": [],
+    "unreachable": [],
 }
 
 
@@ -50,9 +50,9 @@ class ActionModule(ControllerAction):
         task_args = self.arguments(
             registered={"type": "str", "required": True},
             candidate={"type": "str", "required": True},
-            earlier={"type": "str", "required": True},
-            asked={"type": "str"},
-            others={"type": "str", "choices": ["none", "joining", "all"], "default": "none"},
+            previous={"type": "str", "required": True},
+            queried={"type": "str"},
+            other_clusters={"type": "str", "choices": ["none", "joining", "all"], "default": "none"},
             rounds={"type": "int", "default": 2},
             required={"type": "bool", "default": False},
             refuse={"type": "bool", "default": True},
@@ -67,12 +67,12 @@ class ActionModule(ControllerAction):
             "cluster_manager_lost",
             "cluster_older_version",
         )
-        earlier_result: Mapping[str, Any] = self.variables.get(task_args["earlier"]) or {}
-        previous_round = earlier_result if task_args["asked"] else {}
-        if previous_round and not previous_round["ask"]:
+        earlier_result: Mapping[str, Any] = self.variables.get(task_args["previous"]) or {}
+        previous_round = earlier_result if task_args["queried"] else {}
+        if previous_round and not previous_round["queries"]:
             return {**previous_round, "changed": False}
         play_results = self.registered_results(task_args["registered"], self.variables["ansible_play_hosts_all"])
-        queried_results = self.variables[task_args["asked"]]["results"] if task_args["asked"] else []
+        queried_results = self.variables[task_args["queried"]]["results"] if task_args["queried"] else []
         outside_results = {
             **{
                 result["item"]["machine"]: result
@@ -96,15 +96,15 @@ class ActionModule(ControllerAction):
                 requests,
                 options["cluster_name"],
                 task_args["candidate"],
-                task_args["others"],
+                task_args["other_clusters"],
             )
             next_requests = [request for request in useful_requests if request["machine"] in inventory_hosts]
         round_result = {"changed": False, "outside": outside_results, "requests": requests, "records": sent_records}
         if next_requests:
-            return {**round_result, "ask": next_requests, "rounds": remaining_rounds - 1}
+            return {**round_result, "queries": next_requests, "rounds": remaining_rounds - 1}
         return {
             **round_result,
-            "ask": [],
+            "queries": [],
             "rounds": remaining_rounds,
             **self._choose_copy(task_args, options, play_results, outside_results, sent_records),
         }
@@ -120,7 +120,7 @@ class ActionModule(ControllerAction):
         responses = read_responses({**play_results, **outside_results}, sent_records)
         base_result = {
             **_EMPTY_RESULT,
-            "answering": [machine for machine in play_results if responses[machine].unreachable_reason is None],
+            "reachable": [machine for machine in play_results if responses[machine].unreachable_reason is None],
         }
         try:
             chosen_copy = find_record(
@@ -148,8 +148,8 @@ class ActionModule(ControllerAction):
         manager_response = responses.get(chosen_copy.record["manager"])
         unreachable_reason = printable(manager_response.unreachable_reason or "") if manager_response else ""
         copy_result = {
-            "manager_silence": unreachable_reason,
-            "unanswered": [
+            "manager_unreachable_reason": unreachable_reason,
+            "unreachable_members": [
                 member_name
                 for member in chosen_copy.record["members"]
                 if (member_name := member["machine"]) in responses and responses[member_name].unreachable_reason
@@ -161,7 +161,7 @@ class ActionModule(ControllerAction):
             "upgrades": chosen_copy.source_machine == chosen_copy.record["manager"]
             and not derive.is_applied_by_this_version(chosen_copy.record),
         }
-        return {**base_result, **copy_result, **classify_members(chosen_copy, base_result["answering"], play_results)}
+        return {**base_result, **copy_result, **classify_members(chosen_copy, base_result["reachable"], play_results)}
 
     def _inventory_view(self, options: Mapping[str, Any]) -> InventoryView:
         return InventoryView(

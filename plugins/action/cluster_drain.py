@@ -46,9 +46,9 @@ class ActionModule(HostAction):
         task_args = self.arguments(
             record=RECORD_OPTION,
             machines={"type": "list", "elements": "str"},
-            forgotten={"type": "list", "elements": "str", "default": []},
+            unreachable={"type": "list", "elements": "str", "default": []},
             handing_over={"type": "bool", "default": False},
-            inspect={"type": "bool", "default": False},
+            drain={"type": "bool", "default": True},
             holders={"type": "str"},
         )
         options = self.options("cluster_drain_timeout", "cluster_force")
@@ -58,7 +58,7 @@ class ActionModule(HostAction):
         has_scheduler = not foreign_slurm and self.path_exists(_SLURMD_ENVIRONMENT)
         if has_scheduler and task_args["handing_over"]:
             self._refuse_incomplete_handover(record)
-        skip_query = foreign_slurm or task_args["inspect"] or not self._has_controller()
+        skip_query = foreign_slurm or not task_args["drain"] or not self._has_controller()
         slurm_report = {} if skip_query else self._query_slurm(is_forced)
         node_names = [node["name"] for node in slurm_report.get("nodes", [])]
         if task_args["machines"] is not None:
@@ -79,13 +79,13 @@ class ActionModule(HostAction):
                 else self._drain(slurm_report["nodes"], node_names, drain_timeout)
             )
         # A reachable machine deletes its own node in the entry point leave of the role slurm, which a dead one cannot.
-        forgotten_nodes = [node for node in node_names if node in task_args["forgotten"]]
-        if forgotten_nodes and task_args["machines"] is not None:
-            changed = self._set_node_state(forgotten_nodes, "absent") or changed
+        unreachable_nodes = [node for node in node_names if node in task_args["unreachable"]]
+        if unreachable_nodes and task_args["machines"] is not None:
+            changed = self._set_node_state(unreachable_nodes, "absent") or changed
         return {
             "changed": changed,
             "scheduler": has_scheduler,
-            "of_another": foreign_slurm,
+            "foreign": foreign_slurm,
             "nodes": node_names,
             "jobs": [str(job["id"]) for job in jobs],
         }
@@ -124,7 +124,7 @@ class ActionModule(HostAction):
     def _belongs_to_other_cluster(self, record: model.Record) -> bool:
         """Whether the Slurm of this host belongs to another cluster, whose nodes and jobs this one must not touch."""
         claim_query = {"cluster": record["name"], "cluster_id": record["id"]}
-        return "slurm" in self.run_module("gpumesh.cluster.host_owner", claim_query)["others"]
+        return "slurm" in self.run_module("gpumesh.cluster.host_owner", claim_query)["foreign_claims"]
 
     def _has_controller(self) -> bool:
         """Whether this host runs slurmctld, by the files of its service.
@@ -139,9 +139,7 @@ class ActionModule(HostAction):
 
     def _refuse_incomplete_handover(self, record: model.Record) -> None:
         """Refuse a handover that the manager itself has not completed yet. Raises HostStateError."""
-        own_queue = handover.require_status(
-            record, self.run_module("gpumesh.cluster.slurm_state", {"state": "inspected"})
-        )
+        own_queue = handover.require_status(record, self.run_module("gpumesh.cluster.slurm_state_info", {}))
         decision = handover.decide_before_query(record, own_queue, reachable_machines=())
         if decision.refusal:
             raise HostStateError(decision.refusal)

@@ -25,14 +25,14 @@ class ActionModule(ControllerAction):
         """See the documentation of the module."""
         task_args = self.arguments(
             registered={"type": "str", "required": True},
-            found={"type": "str", "required": True},
+            copies={"type": "str", "required": True},
             tunnel={"type": "str", "required": True},
             tailnet={"type": "str", "required": True},
             host={"type": "str", "required": True},
             volumes={"type": "str", "required": True},
         )
         options = self.options("cluster_name", "cluster_output", "check_report_dir")
-        copies_result = self.variables[task_args["found"]]
+        copies_result = self.variables[task_args["copies"]]
         mesh_backend = copies_result["record"]["mesh"]["backend"] if copies_result["record"] else "none"
         mesh_variable = task_args["tailnet"] if mesh_backend == "tailscale" else task_args["tunnel"]
         variables_by_host = self.variables_by_host(

@@ -40,11 +40,11 @@ class ActionModule(ControllerAction):
         """See the documentation of the module."""
         task_args = self.arguments(
             registered={"type": "str", "required": True},
-            found={"type": "str", "required": True},
+            copies={"type": "str", "required": True},
             candidate={"type": "str", "required": True},
         )
         request = self._registration_request(task_args["candidate"])
-        copies_result = self.variables[task_args["found"]]
+        copies_result = self.variables[task_args["copies"]]
         record = model.parse(copies_result["record"]) if copies_result["record"] else None
         variables_by_host = self.variables_by_host(task_args["registered"], "ansible_host")
         options_by_host = self.options_by_host(*_HOST_OPTIONS)
@@ -119,7 +119,7 @@ class ActionModule(ControllerAction):
 
         A change of kind ``version`` alone can wait until the manager answers.
         """
-        unreachable_reason = copies_result.get("manager_silence")
+        unreachable_reason = copies_result.get("manager_unreachable_reason")
         if unreachable_reason and set(change_kinds) - {"version"}:
             raise InputError(
                 f"Nothing has been changed. The manager {manager} does not answer ({unreachable_reason}), and only it changes the "

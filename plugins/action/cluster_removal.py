@@ -31,7 +31,7 @@ class ActionModule(ControllerAction):
         """See the documentation of the module."""
         task_args = self.arguments(
             registered={"type": "str", "required": True},
-            found={"type": "str", "required": True},
+            copies={"type": "str", "required": True},
         )
         options = self.options(
             "cluster_name",
@@ -43,7 +43,7 @@ class ActionModule(ControllerAction):
         )
         leaving_machines = parse_machine_names(options["cluster_machine"])
         new_manager = options["cluster_new_manager"] or None
-        copies_result = self.variables[task_args["found"]]
+        copies_result = self.variables[task_args["copies"]]
         record = model.parse(copies_result["record"])
         variables_by_host = self.variables_by_host(task_args["registered"])
         options_by_host = self.options_by_host(*MESH_OPTIONS)
@@ -62,10 +62,10 @@ class ActionModule(ControllerAction):
             responses,
             new_manager,
             options["cluster_manager_lost"],
-            [machine for machine in copies_result["answering"] if machine in variables_by_host],
+            [machine for machine in copies_result["reachable"] if machine in variables_by_host],
         )
         member_machines = [member["machine"] for member in record["members"]]
-        silent_members = [machine for machine in member_machines if machine not in copies_result["answering"]]
+        silent_members = [machine for machine in member_machines if machine not in copies_result["reachable"]]
         if options["cluster_untrusted"]:
             self._refuse_to_rekey([machine for machine in silent_members if machine not in leaving_machines])
         if record["mesh"]["backend"] == "tailscale" and new_manager:
@@ -82,7 +82,7 @@ class ActionModule(ControllerAction):
             "record": record,
             "leaving": leaving_machines,
             "members_leaving": [machine for machine in member_machines if machine in leaving_machines],
-            "silent": [
+            "unreachable": [
                 machine for machine in silent_members if machine in leaving_machines and machine in variables_by_host
             ],
         }

@@ -34,7 +34,7 @@ class ActionModule(HostAction):
 
     def _is_userspace_only(self, record: model.Record) -> bool:
         """Whether the host is a userspace-only member, according to what the role cluster has read of it."""
-        interface_results = {self.machine: self.variables.get("__cluster_held") or {}}
+        interface_results = {self.machine: self.variables.get("__cluster_info") or {}}
         options_by_machine = {self.machine: self.options(*MESH_OPTIONS)}
         return record["mesh"]["backend"] == "tailscale" and bool(
             userspace_only_machines(interface_results, options_by_machine)

@@ -50,7 +50,7 @@ class ActionModule(ControllerAction):
             mesh.refuse_rotation(record, given_settings["backend"] or record["mesh"]["backend"], self.active_hosts)
         desired_settings = mesh.changed_settings(record, given_settings)
         mesh.refuse_unconnected({**record, "mesh": {**record["mesh"], **desired_settings}}, options["mesh_relays"])
-        result = {"changed": False, "wanted": desired_settings}
+        result = {"changed": False, "settings": desired_settings}
         if not own_args["list_relayed"]:
             return result
         relayed_pairs = mesh.relayed_member_pairs(record, options["mesh_relays"])

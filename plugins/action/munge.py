@@ -75,7 +75,7 @@ class ActionModule(HostAction):
             "content": encoded_key,
             "verify": manager.get("credential"),
             "manager_name": record["manager"],
-            "manager_ahead": manager["ahead"],
+            "manager_clock_ahead": manager["clock_ahead"],
         }
         return self._run_munge(module_args, True)
 
@@ -83,7 +83,7 @@ class ActionModule(HostAction):
         """Run the module, with the time of each call, and again after installing missing packages."""
 
         def timed_args() -> dict[str, Any]:
-            return {**module_args, **self.supervisor_options(), "asked_at": time.time()}
+            return {**module_args, **self.supervisor_options(), "controller_time": time.time()}
 
         result = self.run_module(_MODULE, timed_args())
         if not result["missing"] or not install_missing or self.check_mode:

@@ -31,7 +31,8 @@ class ActionModule(ReachabilityAction):
         if module_args.get("run") and module_args.get("state", "started") == "started":
             # The parent process of a worker is the playbook.
             module_args.setdefault(
-                "spared", find_concurrent_runs(module_args["run"], Path(constants.DEFAULT_LOCAL_TMP), os.getppid())
+                "concurrent_runs",
+                find_concurrent_runs(module_args["run"], Path(constants.DEFAULT_LOCAL_TMP), os.getppid()),
             )
         if "members" not in module_args:
             return self.run_module(_MODULE, module_args)
@@ -47,6 +48,6 @@ class ActionModule(ReachabilityAction):
             "ports": options["reachability_ports"],
             "lifetime": listener_lifetime(_MIN_LIFETIME, len(members), throughput_seconds),
             # A listener ends once it is no longer needed. The throughput measurement needs it after the probes, too.
-            "visitors": [] if throughput_seconds else other_machines,
+            "peers": [] if throughput_seconds else other_machines,
         }
         return self.run_module(_MODULE, {**module_args, **listener_options})

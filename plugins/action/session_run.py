@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session
 
-_MODULE = "gpumesh.cluster.session_run"
+_MODULE, _INFO_MODULE = "gpumesh.cluster.session_run", "gpumesh.cluster.session_run_info"
 #: Seconds between two queries.
 _POLL_INTERVAL = 2.0
 _ACTION_OPTIONS = {
@@ -49,9 +49,12 @@ class ActionModule(HostAction):
         changed, log_path = result["changed"], result["log"]
         is_followed = action_options["wait"] and action_options["state"] == "present" and not self.check_mode
         if is_followed:
-            follow_args = {"name": module_args["name"], "state": "followed", "job": result["job"]}
+            info_args = {"name": module_args["name"], "job": result["job"]}
             result = self.follow_progress(
-                result, _is_starting, lambda: {**self.run_module(_MODULE, follow_args), "log": log_path}, _POLL_INTERVAL
+                result,
+                _is_starting,
+                lambda: {**self.run_module(_INFO_MODULE, info_args), "log": log_path},
+                _POLL_INTERVAL,
             )
         if is_followed and result["session_state"] == "failed":
             raise HostStateError(

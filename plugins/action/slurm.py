@@ -35,7 +35,7 @@ class ActionModule(HostAction):
             state={"type": "str", "choices": _STATES, "default": "present"},
             restart={"type": "bool", "default": False},
             registered={"type": "list", "elements": "str", "default": []},
-            forgotten={"type": "bool", "default": False},
+            reregister={"type": "bool", "default": False},
         )
         state = task_args["state"]
         if state == "absent":
@@ -59,7 +59,7 @@ class ActionModule(HostAction):
                 record,
                 self.machine,
                 slurm_options,
-                task_args["forgotten"],
+                task_args["reregister"],
                 keep_checks,
                 slurm_version,
                 rest_certificates,

@@ -21,7 +21,7 @@ class ActionModule(HostAction):
         action_options, module_args = self.split_own_options({"machine": {"type": "str"}})
         record, former_members = (
             self.resolve_record(module_args.pop("record", None)),
-            module_args.pop("left", None) or [],
+            module_args.pop("former_members", None) or [],
         )
         if record is None:
             return self.run_module(_MODULE, module_args)

@@ -16,19 +16,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import extract_certificates
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import certificate
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking import (
-    SETTING_OPTIONS,
-    changed_settings,
-    desired_parameters,
-    find_moved_server,
-    makes_own_certificate,
-    parse_users,
-    was_enabled,
-    with_certificates,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.tracking import desired_parameters, parse_users
 
 _MODULE = "gpumesh.cluster.tracking"
-_STATES = ["asked", "movable", "certified", "trusted", "agreed", "installed", "present", "saved", "retired", "absent"]
+_STATES = ["certified", "installed", "present", "saved", "retired", "absent"]
 _FILE_OPTIONS = {
     "users": "tracking_users_file",
     "certificate": "tracking_certificate_file",
@@ -56,54 +47,18 @@ class ActionModule(HostAction):
         task_args = self.arguments(
             record=RECORD_OPTION,
             state={"type": "str", "choices": _STATES, "default": "present"},
-            start={"type": "bool", "default": False},
-            own={"type": "bool", "default": False},
-            wanted={"type": "raw"},
-            former={"type": "str", "default": ""},
-            registered={"type": "str"},
+            own_certificate={"type": "bool", "default": False},
             pass_files={"type": "bool", "default": True},
         )
         record = self.record()
-        if task_args["state"] == "asked":
-            options = self.options(*SETTING_OPTIONS)
-            desired_settings = changed_settings(record, options, task_args["start"])
-            tracking = record["tracking"]
-            former_server = tracking["server"] if tracking else ""
-            makes_certificate = makes_own_certificate(record, options, task_args["start"])
-            return {
-                "changed": False,
-                "settings": desired_settings,
-                "own": makes_certificate,
-                "former": former_server,
-                "was_on": was_enabled(record),
-            }
-        if task_args["state"] in ("agreed", "trusted", "movable"):
-            self._refuse_failed(task_args["registered"])
-        if task_args["state"] == "agreed":
-            return {"changed": False}
-        if task_args["state"] == "trusted":
-            host_results = self.registered_results(task_args["registered"], self.active_hosts).values()
-            new_certificates = next(
-                (host_result["certificates"] for host_result in host_results if host_result.get("certificates")), None
-            )
-            return {
-                "changed": False,
-                "settings": with_certificates(record, task_args["wanted"] or None, new_certificates),
-            }
-        if task_args["state"] == "movable":
-            # Userspace-only members are in the play, but run nothing of this layer.
-            participants = [machine for machine in self.active_hosts if machine not in self.userspace_only]
-            preview_results = self.registered_results(task_args["registered"], participants)
-            return {
-                "changed": False,
-                "leaves": find_moved_server(
-                    record, task_args["former"], preview_results, self.options("cluster_force")["cluster_force"]
-                ),
-            }
         options = self.options("tracking_uid", "tracking_unconfined")
         module_args = {
             **desired_parameters(
-                record, self.machine, options["tracking_uid"], options["tracking_unconfined"], task_args["own"]
+                record,
+                self.machine,
+                options["tracking_uid"],
+                options["tracking_unconfined"],
+                task_args["own_certificate"],
             ),
             **self.supervisor_options(),
             "state": task_args["state"],
@@ -117,15 +72,6 @@ class ActionModule(HostAction):
             return self.run_module(_MODULE, module_args)
         file_args = self._file_args(module_args) if task_args["pass_files"] else {}
         return self.ensure_packages(_MODULE, {**module_args, **file_args}, self._missing_packages)
-
-    def _refuse_failed(self, name: str) -> None:
-        """Refuse to continue on every host if a task has failed on one of them. Raises InputError."""
-        for machine, result in self.registered_results(name, self.active_hosts).items():
-            if result.get("failed"):
-                raise InputError(
-                    f"{machine}: {result.get('msg', 'It failed.')}",
-                    "The cluster record was not changed. Correct this, and run the playbook tracking again.",
-                )
 
     def _file_args(self, module_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return the files for this host. If no CA certificate is given, the members trust the certificate itself.

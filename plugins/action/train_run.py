@@ -10,7 +10,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction, build_stats
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import run_artifacts, writable_volumes
 
-_MODULE = "gpumesh.cluster.train_run"
+_MODULE, _INFO_MODULE = "gpumesh.cluster.train_run", "gpumesh.cluster.train_run_info"
 #: Seconds between two queries.
 _POLL_INTERVAL = 5.0
 _ACTION_OPTIONS = {"record": RECORD_OPTION, "wait": {"type": "bool", "default": True}}
@@ -28,15 +28,15 @@ class ActionModule(HostAction):
         result = self.run_module(_MODULE, module_args)
         changed = result["changed"]
         if action_options["wait"] and not self.check_mode:
-            follow_args = {**module_args, "state": "followed"}
+            info_args, action = {"folder": result["folder"]}, result["action"]
             result = self.follow_progress(
                 result,
                 lambda latest_result: not latest_result["ended"],
-                lambda: self.run_module(_MODULE, follow_args),
+                lambda: {**self.run_module(_INFO_MODULE, info_args), "action": action},
                 _POLL_INTERVAL,
             )
         result = {**result, **build_stats(run_artifacts(module_args["name"], result))}
         has_failed = result["run"]["state"] in ("failed", "cancelled")
         if has_failed and not self.check_mode:
-            return {**result, "changed": changed, "failed": True, "msg": result["line"]}
+            return {**result, "changed": changed, "failed": True, "msg": result["summary"]}
         return {**result, "changed": changed}

@@ -107,7 +107,7 @@ class ActionModule(ControllerAction):
         member_machines = {member["machine"] for member in record["members"]}
         collective_results = self.variables.get(variable_names["collectives"] or "") or {}
         return {
-            "asked": play_hosts,
+            "queried": play_hosts,
             "answered": answering_hosts,
             "userspace_only": [machine for machine in self.userspace_only if machine in member_machines],
             "reachability": self.variables.get(variable_names["reachability"] or "") or {},

@@ -73,7 +73,7 @@ options:
       - When removing a member, allow it to be the server of a storage volume; its data is not deleted.
     type: bool
     default: false
-  known:
+  known_digests:
     description: Digests of records that the caller already has. For these, only the digest is returned.
     type: list
     elements: str

@@ -35,7 +35,7 @@ options:
     type: dict
     default: {}
   planned:
-    description: Names that will be created, by the endpoint of the API. See RV(to_make).
+    description: Names that will be created, by the endpoint of the API. See RV(to_create).
     type: dict
     default: {}
   environment:
@@ -79,7 +79,7 @@ missing:
   returned: always
   type: list
   elements: str
-to_make:
+to_create:
   description: The names in O(planned) that do not exist yet in the organization.
   returned: success
   type: list

@@ -255,7 +255,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:
     """Carry out one request."""
     record_store = interface.open_store(params, params["name"])
     actor = interface.actor_name(params)
-    known_digests = params["known"]
+    known_digests = params["known_digests"]
     if params["state"] == "replica":
         applied_change = apply.replace_copy(
             record_store, params["record"], params["force"], actor, check_mode, params["machine"]

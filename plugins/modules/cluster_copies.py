@@ -29,18 +29,18 @@ options:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
     type: str
     required: true
-  earlier:
+  previous:
     description: The name of the variable in which this module is registered. Known records are not requested again.
     type: str
     required: true
-  asked:
+  queried:
     description: The name of the variable in which the results of the queried hosts are registered, from a loop.
     type: str
   candidate:
     description: The machine to use if the copies do not determine one, such as the first host of the group.
     type: str
     required: true
-  others:
+  other_clusters:
     description: The hosts whose records of other clusters are also needed, those that may be V(joining), V(all) or V(none).
     type: str
     choices: [none, joining, all]
@@ -66,104 +66,104 @@ options:
 EXAMPLES = r"""
 - name: List the records of the hosts
   gpumesh.cluster.cluster_info:
-    whole: []
-  register: held
+    complete: []
+  register: cluster_info
 
 - name: Decide which hosts to query next
   gpumesh.cluster.cluster_copies: &copies
-    registered: held
-    earlier: found
+    registered: cluster_info
+    previous: copies
     candidate: gpu1
     rounds: 1
-  register: found
+  register: copies
   run_once: true
 
 - name: Query these hosts
   gpumesh.cluster.cluster_info:
-    whole: "{{ item.whole }}"
-    known: "{{ item.known }}"
-  loop: "{{ found.ask }}"
+    complete: "{{ item.complete }}"
+    known_digests: "{{ item.known_digests }}"
+  loop: "{{ copies.queries }}"
   delegate_to: "{{ item.machine }}"
-  register: asked
+  register: queried
   run_once: true
 
 - name: Find the record
   gpumesh.cluster.cluster_copies:
     <<: *copies
-    asked: asked
-  register: found
+    queried: queried
+  register: copies
   run_once: true
 """
 
 RETURN = r"""
-ask:
-  description: The hosts to query, each with C(machine), C(whole), C(digests) and C(known). Empty once the record is
+queries:
+  description: The hosts to query, each with C(machine), C(complete), C(digests) and C(known_digests). Empty once the record is
     determined.
   returned: success
   type: list
   elements: dict
 record:
   description: The record. Null if no host has one.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: dict
 source:
   description: The machine that has this copy.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: str
-unanswered:
+unreachable_members:
   description: The members that were asked, in the play or outside of it, and do not answer.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
-manager_silence:
+manager_unreachable_reason:
   description: Why the manager does not answer. Empty if it does, or was not asked.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: str
 replaced:
   description: The members whose copies must be replaced with the trusted one.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
 remarks:
   description: Descriptions of the problems of other copies.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
 upgrades:
   description: Whether the record is that of the manager, and does not name this version of the collection.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: bool
 refusal:
   description: Why the record cannot be determined. Empty if it is determined, or if there is none at all.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: str
-answering:
+reachable:
   description: The hosts of the play that answered.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
 authority:
   description: The machine that knows the jobs. This is the manager, or RV(source) if the manager did not answer.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: str
 machines:
   description: The members of the cluster. Empty without a record, and so are the following lists.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
 comparable:
   description: The members that answered.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
 out_of_reach:
   description: The members that did not answer, or are not in the play.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
-silent:
+unreachable:
   description: The members in the play that did not answer.
-  returned: RV(ask) is empty
+  returned: RV(queries) is empty
   type: list
   elements: str
 records:

@@ -30,7 +30,7 @@ options:
     description: The machines to remove. If not set, the whole cluster is deleted.
     type: list
     elements: str
-  forgotten:
+  unreachable:
     description: Unreachable machines, which are deleted from Slurm.
     type: list
     elements: str
@@ -39,10 +39,10 @@ options:
     description: Whether this machine hands over the cluster, so that it must have the current queue.
     type: bool
     default: false
-  inspect:
-    description: Whether to only check if there is a scheduler.
+  drain:
+    description: Whether to drain. V(false) only checks if there is a scheduler.
     type: bool
-    default: false
+    default: true
   holders:
     description: The name of the variable in which M(gpumesh.cluster.holder_info) is registered on the hosts.
     type: str
@@ -62,7 +62,7 @@ scheduler:
   description: Whether the host is set up as a node of the cluster's Slurm.
   returned: success
   type: bool
-of_another:
+foreign:
   description: Whether the Slurm of the host belongs to another cluster. It is not changed.
   returned: success
   type: bool

@@ -32,13 +32,13 @@ options:
       - The generation of the record of O(cluster) that the caller uses. If this host has a newer one, the module fails,
         since the caller is about to apply an outdated record. The records are not returned in this case.
     type: int
-  whole:
+  complete:
     description:
       - The names of the clusters whose complete records are returned. If not set, all are.
       - For other clusters, only the C(name), the C(generation) and the C(digest) of the record are returned.
     type: list
     elements: str
-  known:
+  known_digests:
     description: Digests of records that the caller already has. These are not returned completely either.
     type: list
     elements: str
@@ -63,12 +63,12 @@ EXAMPLES = r"""
 
 - name: Read all records
   gpumesh.cluster.cluster_info:
-  register: held
+  register: records
 
 - name: Ask which records there are
   gpumesh.cluster.cluster_info:
-    whole: []
-  register: told
+    complete: []
+  register: digests
 """
 
 RETURN = r"""
@@ -140,9 +140,9 @@ error:
       description: What to do.
       type: str
       sample: Start its SSH server (systemctl start ssh, or sshd), or set ansible_port to its port.
-said:
+ansible_message:
   description: Ansible's own message about a host that does not answer.
-  returned: when the host is silent
+  returned: when the host does not answer
   type: str
   sample: "Failed to connect to the host via ssh: Connection refused"
 """
@@ -177,7 +177,8 @@ def work(params: Dict[str, Any]) -> ModuleResult:
         changed=False,
         return_values={
             "clusters": [
-                _report_record(stored.record, params["whole"], params["known"]) for stored in scan_result.records
+                _report_record(stored.record, params["complete"], params["known_digests"])
+                for stored in scan_result.records
             ],
             "damaged": [damaged_file._asdict() for damaged_file in scan_result.damaged_records],
             "tun": os.path.exists("/dev/net/tun"),
@@ -212,8 +213,8 @@ def main() -> None:
         argument_spec={
             "cluster": {"type": "str"},
             "generation": {"type": "int"},
-            "whole": {"type": "list", "elements": "str"},
-            "known": {"type": "list", "elements": "str", "default": []},
+            "complete": {"type": "list", "elements": "str"},
+            "known_digests": {"type": "list", "elements": "str", "default": []},
             "interfaces": {"type": "bool", "default": False},
             **interface.STORE_OPTIONS,
         },

@@ -157,7 +157,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> ModuleResult:
             check_mode,
             params["older_version"],
         )
-    return interface.build_result(applied_change, record_store, params["known"])
+    return interface.build_result(applied_change, record_store, params["known_digests"])
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ options:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
     type: str
     required: true
-  found:
+  copies:
     description: The name of the variable in which M(gpumesh.cluster.cluster_copies) is registered.
     type: str
     required: true
@@ -51,8 +51,8 @@ options:
 EXAMPLES = r"""
 - name: Show the clusters
   gpumesh.cluster.cluster_overview:
-    registered: held
-    found: found
+    registered: cluster_info
+    copies: copies
     tunnel: tunnel
     tailnet: tailnet
     host: layers

@@ -33,7 +33,7 @@ options:
       hosts, with their interfaces.
     type: str
     required: true
-  found:
+  copies:
     description: The name of the variable in which M(gpumesh.cluster.cluster_copies) is registered.
     type: str
     required: true
@@ -46,8 +46,8 @@ options:
 EXAMPLES = r"""
 - name: Decide who is in the cluster
   gpumesh.cluster.cluster_registration:
-    registered: held
-    found: found
+    registered: cluster_info
+    copies: copies
     candidate: gpu1
   register: decision
   run_once: true

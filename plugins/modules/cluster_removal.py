@@ -26,7 +26,7 @@ options:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
     type: str
     required: true
-  found:
+  copies:
     description: The name of the variable in which M(gpumesh.cluster.cluster_copies) is registered.
     type: str
     required: true
@@ -35,8 +35,8 @@ options:
 EXAMPLES = r"""
 - name: Refuse what cannot work
   gpumesh.cluster.cluster_removal:
-    registered: held
-    found: found
+    registered: cluster_info
+    copies: copies
   register: removal
   run_once: true
 """
@@ -60,7 +60,7 @@ members_leaving:
   returned: success
   type: list
   elements: str
-silent:
+unreachable:
   description: The leaving machines that are in the play and do not answer.
   returned: success
   type: list

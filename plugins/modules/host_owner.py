@@ -29,7 +29,7 @@ options:
     description: The id of the cluster in the record.
     type: str
     required: true
-  things:
+  claims:
     description: The parts of the host that the cluster takes ownership of. Without any, nothing is changed.
     type: list
     elements: str
@@ -47,7 +47,7 @@ EXAMPLES = r"""
   gpumesh.cluster.host_owner:
     cluster: "{{ cluster_record.name }}"
     cluster_id: "{{ cluster_record.id }}"
-    things: [munge]
+    claims: [munge]
 """
 
 RETURN = r"""
@@ -55,7 +55,7 @@ member:
   description: Whether the host has a copy of the cluster's record, or anything that the cluster owned.
   type: bool
   returned: success
-others:
+foreign_claims:
   description: The parts of the host that other clusters own, or a Slurm that this collection has not set up.
   type: list
   elements: str
@@ -78,10 +78,10 @@ def work(module: AnsibleModule) -> ModuleResult:
     """Read the claims of the clusters on this host, and write or remove those of this cluster."""
     params = module.params
     cluster_owner = claims.Owner(params["cluster"], params["cluster_id"])
-    claim = claims.plan_claims(params["path"], cluster_owner, None if params["state"] == "absent" else params["things"])
+    claim = claims.plan_claims(params["path"], cluster_owner, None if params["state"] == "absent" else params["claims"])
     if not module.check_mode:
         claims.write_claims(claim)
-    values = {"member": claim.is_member, "others": list_other_claims(claim)}
+    values = {"member": claim.is_member, "foreign_claims": list_other_claims(claim)}
     return ModuleResult(claim.changed, values, claim.before or "", claim.after or "", claim.path)
 
 
@@ -100,7 +100,7 @@ def main() -> None:
         argument_spec={
             "cluster": {"type": "str", "required": True},
             "cluster_id": {"type": "str", "required": True},
-            "things": {"type": "list", "elements": "str", "choices": list(claims.CLAIMABLE_LAYERS), "default": []},
+            "claims": {"type": "list", "elements": "str", "choices": list(claims.CLAIMABLE_LAYERS), "default": []},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             **interface.STORE_OPTIONS,
         },

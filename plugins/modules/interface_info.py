@@ -230,7 +230,7 @@ error:
       description: What to do.
       type: str
       sample: Start its SSH server (systemctl start ssh, or sshd), or set ansible_port to its port.
-said:
+ansible_message:
   description: Ansible's own message about a host that does not answer.
   returned: when the host does not answer
   type: str

@@ -14,8 +14,8 @@ author:
 description:
   - Runs one job with a task on each of O(nodes), which prints the name of the node. The host needs Slurm's commands.
   - If no partition has all of the nodes, it runs one job in each of several partitions, the default one first.
-  - Does not wait for other jobs. Nodes without free resources are skipped, and RV(held) lists the jobs that occupy them.
-    Nodes that do not accept jobs are skipped too, and are listed in RV(barred).
+  - Does not wait for other jobs. Nodes without free resources are skipped, and RV(occupied) lists the jobs that occupy them.
+    Nodes that do not accept jobs are skipped too, and are listed in RV(unavailable).
   - If the job fails because a node had been away without the controller having noticed it, such as after a power cut, it
     is run a second time when the nodes accept jobs again, and RV(away) lists these nodes. No other failure is retried.
   - The module does not fail if the job fails. Evaluate RV(rc) and RV(stdout) instead.
@@ -40,8 +40,8 @@ options:
     type: list
     elements: str
     required: true
-  silent:
-    description: Those of the nodes that are known not to answer. They are skipped, and listed in RV(barred).
+  unreachable:
+    description: Those of the nodes that are known not to answer. They are skipped, and listed in RV(unavailable).
     type: list
     elements: str
     default: []
@@ -66,7 +66,7 @@ EXAMPLES = r"""
 
 - name: Show the nodes that are occupied
   ansible.builtin.debug:
-    msg: "{{ job.held }}"
+    msg: "{{ job.occupied }}"
 """
 
 RETURN = r"""
@@ -75,12 +75,12 @@ launched:
   type: list
   elements: str
   returned: always
-held:
+occupied:
   description: Descriptions of the jobs that occupy a node completely, by node.
   type: dict
   returned: always
   sample: {n2: ["17 of alice (train)"]}
-barred:
+unavailable:
   description: The state of each node that does not accept jobs, or is not in a partition that starts jobs, by node.
   type: dict
   returned: always
@@ -126,9 +126,9 @@ def work(module: AnsibleModule) -> ModuleResult:
     """Launch a task on each node with free resources."""
     params = module.params
     launch_request = launch.LaunchRequest(
-        params["nodes"], params["user"], params["timeout"], unreachable_nodes=params["silent"]
+        params["nodes"], params["user"], params["timeout"], unreachable_nodes=params["unreachable"]
     )
-    values = {"launched": [], "held": {}, "barred": {}, "away": [], "attempts": 0}
+    values = {"launched": [], "occupied": {}, "unavailable": {}, "away": [], "attempts": 0}
     values.update(rc=0, stdout="", stderr="", cmd=[])
     if module.check_mode:
         return ModuleResult(False, values)
@@ -158,7 +158,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "nodes": {"type": "list", "elements": "str", "required": True},
-            "silent": {"type": "list", "elements": "str", "default": []},
+            "unreachable": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str", "default": NOBODY},
             "timeout": {"type": "int", "default": 60},
         },

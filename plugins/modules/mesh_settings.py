@@ -41,7 +41,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-wanted:
+settings:
   description: The settings that differ, in the form of O(gpumesh.cluster.cluster#module:mesh).
   returned: success
   type: dict

@@ -81,11 +81,11 @@ options:
     description: The manager, for messages.
     type: str
     default: ""
-  asked_at:
-    description: The controller's time in seconds since 1970, for RV(ahead).
+  controller_time:
+    description: The controller's time in seconds since 1970, for RV(clock_ahead).
     type: float
-  manager_ahead:
-    description: The value of RV(ahead) on the manager.
+  manager_clock_ahead:
+    description: The value of RV(clock_ahead) on the manager.
     type: float
   start:
     description: Whether to run munged. With V(false), only the key may be changed on the host.
@@ -135,10 +135,10 @@ missing:
   type: list
   elements: str
   returned: O(state=present)
-ahead:
-  description: Seconds by which this host's clock was ahead of O(asked_at), including the time of the connection.
+clock_ahead:
+  description: Seconds by which this host's clock was ahead of O(controller_time), including the time of the connection.
   type: float
-  returned: with O(asked_at)
+  returned: with O(controller_time)
 content:
   description: The key in base64. Empty if there is none, as in check mode on a fresh host.
   type: str
@@ -191,10 +191,10 @@ def work(module: AnsibleModule) -> ModuleResult:
     cluster_owner = claims.Owner(params["cluster"], params["cluster_id"])
     claim = claims.plan_claims(params["folder"], cluster_owner, claims.CLAIMABLE_LAYERS)
     values: Dict[str, Any] = {"fingerprint": "", "restarted": False}
-    if params["asked_at"] is not None:
-        values["ahead"] = time.time() - params["asked_at"]
-        if params["manager_ahead"] is not None:
-            refuse_clock(values["ahead"] - params["manager_ahead"], params["manager_name"])
+    if params["controller_time"] is not None:
+        values["clock_ahead"] = time.time() - params["controller_time"]
+        if params["manager_clock_ahead"] is not None:
+            refuse_clock(values["clock_ahead"] - params["manager_clock_ahead"], params["manager_name"])
     service_manager = service.service_manager(Tree())
     missing_packages = [] if find_program("munged") else ["munge"]
     if params["start"] and service.supervisord_missing(service_manager):
@@ -357,8 +357,8 @@ def main() -> None:
             "sign": {"type": "bool", "default": False},
             "verify": {"type": "str", "no_log": True},
             "manager_name": {"type": "str", "default": ""},
-            "asked_at": {"type": "float"},
-            "manager_ahead": {"type": "float"},
+            "controller_time": {"type": "float"},
+            "manager_clock_ahead": {"type": "float"},
             "start": {"type": "bool", "default": True},
             "path": {"type": "path", "default": "/etc/munge/munge.key"},
             "user": {"type": "str", "default": "munge"},

@@ -40,7 +40,7 @@ options:
 EXAMPLES = r"""
 - name: Complete an installation that was cut off
   gpumesh.cluster.packages:
-  when: held.unfinished | length > 0
+  when: cluster_info.unfinished | length > 0
 """
 
 RETURN = r"""

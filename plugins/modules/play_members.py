@@ -46,8 +46,8 @@ EXAMPLES = r"""
   gpumesh.cluster.play_members:
     record: "{{ written.record }}"
     name: lab
-    registered: held
-  register: found
+    registered: cluster_info
+  register: play_members
   run_once: true
 """
 

@@ -17,7 +17,7 @@ description:
     the kernel after O(lifetime), even if everything else has died. Nothing is written to disk.
   - After an interrupted run, listeners end a quarter of O(lifetime) after the SSH connection of the controller has closed,
     or immediately if the same controller starts another run or the module M(gpumesh.cluster.daemon) starts a service.
-    Listeners of other connected controllers and of the runs in O(spared) are not affected.
+    Listeners of other connected controllers and of the runs in O(concurrent_runs) are not affected.
   - Requires Python and iproute2 on the host, and root for ports below 1024.
   - "Reads these options of roles: C(reachability_layer), C(reachability_ports)."
 extends_documentation_fragment:
@@ -50,14 +50,14 @@ options:
     description: Seconds after which the listener ends. With O(members), it is increased if there are many.
     type: int
     default: 300
-  visitors:
+  peers:
     description:
       - The machines that will probe this one. The listener ends after the last of them. With an empty list it runs until it
         is stopped or its lifetime ends. With O(members), these are the other members in the play.
     type: list
     elements: str
     default: []
-  spared:
+  concurrent_runs:
     description:
       - Other current runs of the same controller, such as those of another playbook. Their listeners are kept. Defaults to
         the runs of the user's other playbooks on the controller.
@@ -157,7 +157,12 @@ def start(params: Dict[str, Any]) -> Dict[str, Any]:
         params["lifetime"],
     )
     listener = phases.start_listener(
-        own_endpoint, params["run"], params["token"], listener_settings, params["visitors"], params["spared"] or []
+        own_endpoint,
+        params["run"],
+        params["token"],
+        listener_settings,
+        params["peers"],
+        params["concurrent_runs"] or [],
     )
     return listener._asdict()
 
@@ -180,8 +185,8 @@ def main() -> None:
             "ephemeral_range": {"type": "str", "default": "32768-60999"},
             "sample_count": {"type": "int", "default": 4},
             "lifetime": {"type": "int", "default": 300},
-            "visitors": {"type": "list", "elements": "str", "default": []},
-            "spared": {"type": "list", "elements": "str"},
+            "peers": {"type": "list", "elements": "str", "default": []},
+            "concurrent_runs": {"type": "list", "elements": "str"},
             "throughput_seconds": {"type": "int", "default": 0},
             "timeout": {"type": "float", "default": 0},
         },

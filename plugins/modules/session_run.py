@@ -28,14 +28,10 @@ options:
     type: str
     required: true
   state:
-    description: V(followed) only reports the state of a session. The action uses it while it waits.
+    description: V(present) starts the session, and V(absent) stops it.
     type: str
-    choices: [present, absent, followed]
+    choices: [present, absent]
     default: present
-  job:
-    description: The Slurm job of the session, for O(state=followed).
-    type: int
-    default: 0
   roles:
     description:
       - A list of roles. Each has a C(name), an C(image) and, optionally, C(replicas), C(command), C(cpus), C(memory),
@@ -100,7 +96,7 @@ job:
   description: The Slurm job of the session; 0 if there is none.
   type: int
   returned: success
-line:
+summary:
   description: The session in one line.
   type: str
   returned: success
@@ -141,10 +137,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
 
 
 def work(module: AnsibleModule) -> ModuleResult:
-    """Start the session, stop it, or return its state."""
+    """Start the session, or stop it."""
     params = module.params
-    if params["state"] == "followed":
-        return _session_result(False, job.query_session(run, params["job"]), params["name"], params["job"])
     running_session = job.find_own_session(run, params["name"])
     if params["state"] == "absent":
         if running_session is not None and not module.check_mode:
@@ -175,21 +169,8 @@ def _session_result(
     changed: bool, session: Optional[job.QueuedSession], session_name: str, job_id: int = 0, log_path: str = ""
 ) -> ModuleResult:
     """Return the result of the module. ``job_id``: that of the session's job, 0 for none."""
-    status_line, failure_reason = (
-        sessions.format_session(session, session_name),
-        sessions.failure_reason(session) if job_id else "",
-    )
-    session_stage = "failed" if failure_reason else "ended" if session is None or session.has_ended else session.stage
-    host = session.log_node if session else ""
-    values = {
-        "job": job_id,
-        "line": status_line,
-        "session_state": session_stage,
-        "reason": failure_reason,
-        "log": log_path,
-        "host": host,
-    }
-    return ModuleResult(changed, values, "", f"{status_line}\n" if changed else "")
+    values = {**sessions.session_values(session, session_name, job_id), "log": log_path}
+    return ModuleResult(changed, values, "", f"{values['summary']}\n" if changed else "")
 
 
 def main() -> None:
@@ -198,8 +179,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             "name": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["present", "absent", "followed"], "default": "present"},
-            "job": {"type": "int", "default": 0},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "roles": {"type": "raw", "default": [], "no_log": True},
             "time": {"type": "raw", "default": ""},
             "network": {"type": "str", "choices": ["private", "host"], "default": "private"},

@@ -58,7 +58,7 @@ options:
     type: list
     elements: str
     default: []
-  forgotten:
+  reregister:
     description: Whether the node was deleted from the controller, so that slurmd can register it again.
     type: bool
     default: false
@@ -579,14 +579,14 @@ def _run_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any
     """Write the configuration of the node, then run slurmd."""
     params = module.params
     config_result = _write_configuration(module, values)
-    if values["missing"] or (values["redefined"] and not params["forgotten"]):
+    if values["missing"] or (values["redefined"] and not params["reregister"]):
         return config_result
     if values["node_changed"] and not module.check_mode:
         _refuse_unreachable_controller(params)
     # An earlier task of this run may have written the files.
     (slurmd,) = params["daemons"]
     slurmd_arguments = " ".join(map(shlex.quote, values["arguments"]))
-    needs_restart = values["node_changed"] or params["forgotten"]
+    needs_restart = values["node_changed"] or params["reregister"]
     slurmd_state = "restarted" if needs_restart else "started"
     daemon_plans = _run_daemons(
         module,
@@ -734,7 +734,7 @@ def main() -> None:
             },
             "restart": {"type": "bool", "default": False},
             "registered": {"type": "list", "elements": "str", "default": []},
-            "forgotten": {"type": "bool", "default": False},
+            "reregister": {"type": "bool", "default": False},
             "programs": {"type": "list", "elements": "str", "default": []},
             "health_mount_timeout": {"type": "float", "default": 10},
             "health_rdma_rate_gbps": {"type": "float", "default": 0},

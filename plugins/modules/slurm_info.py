@@ -64,7 +64,7 @@ nodes:
     state: {description: "The state, such as V(idle), V(mixed), V(allocated) or V(down).", type: str}
     flags: {description: "Flags of the state, such as V(drain) and V(not_responding).", type: list, elements: str}
     ready: {description: Whether the node accepts jobs., type: bool}
-    held: {description: "Whether it was drained or put into maintenance, and accepts no jobs until resumed.", type: bool}
+    drained: {description: "Whether it was drained or put into maintenance, and accepts no jobs until resumed.", type: bool}
     reason: {description: The reason why it is out of service., type: str}
     reason_user: {description: The user who set the reason. Empty if Slurm does not report it., type: str}
     cpus: {description: The number of CPUs., type: int}

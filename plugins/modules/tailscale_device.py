@@ -28,7 +28,7 @@ options:
   machine:
     description: With O(record), the name of the machine. Defaults to the host of the task.
     type: str
-  left:
+  former_members:
     description: With O(record), former members that are no longer in it, as they were in it.
     type: list
     elements: dict
@@ -143,7 +143,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             "machine": {"type": "str"},
-            "left": {"type": "list", "elements": "dict", "default": []},
+            "former_members": {"type": "list", "elements": "dict", "default": []},
             "address": {"type": "str"},
             "name": {"type": "str"},
             "id": {"type": "str"},

@@ -18,9 +18,8 @@ description:
   - On the other members, only the certificates against which they verify the server are written.
   - A host that runs the tracking server of another cluster is refused, and that server is never changed.
   - Set O(record). Most other options are derived from it on the controller.
-  - "Reads these options of roles: C(cluster_force), C(tracking_ca_file), C(tracking_certificate_file),
-    C(tracking_key_file), C(tracking_port), C(tracking_server), C(tracking_state), C(tracking_tls), C(tracking_uid),
-    C(tracking_unconfined), C(tracking_users_file), C(tracking_volume)."
+  - "Reads these options of roles: C(tracking_ca_file), C(tracking_certificate_file), C(tracking_key_file),
+    C(tracking_uid), C(tracking_unconfined), C(tracking_users_file)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -36,41 +35,14 @@ attributes:
 options:
   state:
     description:
-      - V(asked) only returns what M(gpumesh.cluster.cluster) has to write to the record, on the controller.
-      - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record), or
-        cannot be removed if that has none.
       - V(certified) makes the certificate of the server on its host, or the next one in the year before it expires.
-      - V(trusted) only returns what M(gpumesh.cluster.cluster) has to write to the record, with these certificates, on
-        the controller.
-      - V(agreed) only fails, on the controller, if the task that O(registered) names has failed on a host of the play.
-        Other than with C(any_errors_fatal), each host fails by itself, and can be rescued.
       - V(installed) only installs what the server needs, so that a host that cannot get it changes nothing else.
       - V(saved) stops the server and writes its database to the volume, for another member.
       - V(retired) removes a server that has moved to another member.
       - V(absent) removes the server; its database and the artifacts are kept.
     type: str
-    choices: [asked, movable, certified, trusted, agreed, installed, present, saved, retired, absent]
+    choices: [certified, installed, present, saved, retired, absent]
     default: present
-  start:
-    description: With O(state=asked), whether to start tracking if the record has no server.
-    type: bool
-    default: false
-  own:
-    description: Whether the server makes its certificate itself although O(record) has none, as O(state=asked) returns it.
-    type: bool
-    default: false
-  wanted:
-    description: With O(state=trusted), the settings that O(state=asked) has returned.
-    type: raw
-  former:
-    description: With O(state=movable), the member that runs the server until now. Empty for none.
-    type: str
-    default: ""
-  registered:
-    description: The name of the variable in which this module is registered on the members. With O(state=movable), with
-      the changed record, in check mode; with O(state=trusted), with O(state=certified). These two fail as O(state=agreed)
-      does.
-    type: str
   pass_files:
     description: Whether the server gets the files in the options, with O(state=present).
     type: bool
@@ -99,7 +71,8 @@ options:
     type: bool
     default: false
   own_certificate:
-    description: Whether the server makes its certificate itself. Derived from O(record) and O(own).
+    description: Whether the server makes its certificate itself. Derived from O(record), and V(true) before that has the
+      certificate.
     type: bool
     default: false
   mount_point:
@@ -160,32 +133,12 @@ postgresql:
   description: The version of PostgreSQL on a member that has the server or would have it. Empty if unknown.
   type: str
   returned: O(state=present), in check mode
-settings:
-  description: The values that must be written to the record, for M(gpumesh.cluster.cluster). Null if there are none.
-  type: dict
-  returned: O(state=asked) and O(state=trusted)
-own:
-  description: Whether the server makes its certificate itself.
-  type: bool
-  returned: O(state=asked)
 certificates:
   description: The certificates that clients have to trust, the current one and possibly the next one. Null if this host
     does not run the server, or the server does not make its certificate itself.
   type: list
   elements: str
   returned: O(state=certified)
-former:
-  description: The member that runs the server according to the record. Empty if there is none.
-  type: str
-  returned: O(state=asked)
-was_on:
-  description: Whether tracking was switched off, so that a member that was away then may still have the server.
-  type: bool
-  returned: O(state=asked)
-leaves:
-  description: The member whose database has to be saved for another one. Empty if the server does not move.
-  type: str
-  returned: O(state=movable)
 """
 
 import json
@@ -272,17 +225,9 @@ def main() -> None:
             **DERIVED_OPTION,
             "state": {
                 "type": "str",
-                "choices": [
-                    *("asked", "movable", "certified", "trusted", "agreed"),
-                    *("installed", "present", "saved", "retired", "absent"),
-                ],
+                "choices": ["certified", "installed", "present", "saved", "retired", "absent"],
                 "default": "present",
             },
-            "start": {"type": "bool", "default": False},
-            "wanted": {"type": "raw"},
-            "own": {"type": "bool", "default": False},
-            "former": text_option,
-            "registered": {"type": "str"},
             "pass_files": {"type": "bool", "default": True},
             "cluster": {"type": "str"},
             "machine": text_option,

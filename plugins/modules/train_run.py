@@ -31,11 +31,6 @@ options:
     description: The command that each process executes. It is split into words as by a shell, but not run by a shell.
     type: str
     required: true
-  state:
-    description: V(followed) only reports the progress of the run.
-    type: str
-    choices: [started, followed]
-    default: started
   wait:
     description: Whether to wait until the run has ended, and to fail if it fails.
     type: bool
@@ -137,7 +132,7 @@ ended:
   description: Whether the run has ended.
   type: bool
   returned: success
-line:
+summary:
   description: The run in one line.
   type: str
   returned: success
@@ -153,7 +148,6 @@ run:
 """
 
 import shlex
-import time
 from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
@@ -167,21 +161,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     HANG_TIMEOUT,
     RunRequest,
     TrainingRun,
-    format_run,
 )
 
 
 def work(module: AnsibleModule) -> ModuleResult:
-    """Start or resume the run, or return its state."""
+    """Start or resume the run, or attach to it."""
     params = module.params
     run_host = runs.SubmitHost(run, paths.PROGRAM_PATH, params["volumes"])
-    run_request = parse_request(
-        params, program.TrainSettings(params), params["state"] == "started" and not module.check_mode
-    )
+    run_request = parse_request(params, program.TrainSettings(params), may_create=not module.check_mode)
     run_directory = store.open_if_run(run_request.folder)
     if run_directory is None:
-        if params["state"] == "followed":
-            raise InputError(f"There is no run in {run_request.folder}.", "Start it again.")
         if module.check_mode:
             runs.check_request(run_host, run_request)
             return _run_result("started", TrainingRun(run_request.name), "", run_request.folder)
@@ -191,9 +180,8 @@ def work(module: AnsibleModule) -> ModuleResult:
             f"The run '{run_request.name}' in {run_request.folder} was started with a different command.",
             "Use the same command, or another name.",
         )
-    query_state = runs.poll_run if params["state"] == "followed" else runs.inspect_run
-    run_state, wait_reason = query_state(run_host, run_directory)
-    if run_state.state in ("failed", "cancelled") and params["state"] == "started":
+    run_state, wait_reason = runs.inspect_run(run_host, run_directory)
+    if run_state.state in ("failed", "cancelled"):
         resumed_run = run_state if module.check_mode else runs.resume_run(run_host, run_directory)[0]
         return _run_result("resumed", resumed_run, "", run_request.folder)
     return _run_result(
@@ -224,16 +212,9 @@ def parse_request(
 
 
 def _run_result(action: str, run_state: TrainingRun, wait_reason: str, directory: str) -> ModuleResult:
-    status_line = show.format_line(run_state, time.time(), wait_reason)
-    values = {
-        "action": action,
-        "ended": run_state.state in ENDED_STATES,
-        "line": status_line,
-        "folder": directory,
-        "run": format_run(run_state),
-    }
+    values = {"action": action, **show.run_values(run_state, wait_reason, directory)}
     changed = action in ("started", "resumed")
-    return ModuleResult(changed, values, "", f"{status_line}\n" if changed else "")
+    return ModuleResult(changed, values, "", f"{values['summary']}\n" if changed else "")
 
 
 def main() -> None:
@@ -246,7 +227,6 @@ def main() -> None:
             "record": {"type": "raw"},
             "name": {"type": "str", "required": True},
             "command": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["started", "followed"], "default": "started"},
             "wait": {"type": "bool", "default": True},
             "directory": {"type": "str", "default": "/"},
             "code": text_option,

@@ -29,7 +29,7 @@ attributes:
 options:
   phase:
     description:
-      - V(look) returns what is mounted and its usage, and writes nothing.
+      - V(usage) returns what is mounted and its usage, and writes nothing.
       - V(write) does the same, writes this member's files to the volume, measures the speed, and acquires a lock.
       - V(compare) looks for the other members' files, reads those of the next member in the ring, and tries to acquire its
         lock, which must be refused.
@@ -37,7 +37,7 @@ options:
         member's files.
     type: str
     required: true
-    choices: [look, write, compare, release, take, clean]
+    choices: [usage, write, compare, release, take, clean]
   volumes:
     description: The volumes to test.
     type: list
@@ -53,14 +53,14 @@ options:
         type: path
         required: true
       read_only:
-        description: Whether the volume is read-only. If so, only the phase V(look) applies to it.
+        description: Whether the volume is read-only. If so, only the phase V(usage) applies to it.
         type: bool
         default: false
   run:
-    description: A name for the run, which must be the same on all members and new for each run. Not required for V(look).
+    description: A name for the run, which must be the same on all members and new for each run. Not required for V(usage).
     type: str
   machine:
-    description: The name of this member. Not required for V(look).
+    description: The name of this member. Not required for V(usage).
     type: str
   members:
     description: All members that take part, in the same order on every member.
@@ -92,11 +92,11 @@ options:
 EXAMPLES = r"""
 - name: Examine the volume
   gpumesh.cluster.volume_probe:
-    phase: look
+    phase: usage
     volumes:
       - name: data
         mount_point: /data
-  register: looked
+  register: usage
 
 - name: Write to it on every member
   gpumesh.cluster.volume_probe:
@@ -121,25 +121,25 @@ volumes:
       description: Why the phase could not be performed. Empty if it was.
       type: str
     filesystem:
-      description: "Phases V(look) and V(write): the type of the file system."
+      description: "Phases V(usage) and V(write): the type of the file system."
       type: str
     source:
-      description: "Phases V(look) and V(write): what is mounted."
+      description: "Phases V(usage) and V(write): what is mounted."
       type: str
     point:
-      description: "Phases V(look) and V(write): the mount point."
+      description: "Phases V(usage) and V(write): the mount point."
       type: str
     total_bytes:
-      description: "Phases V(look) and V(write): its size."
+      description: "Phases V(usage) and V(write): its size."
       type: int
     free_bytes:
-      description: "Phases V(look) and V(write): the space that users have left."
+      description: "Phases V(usage) and V(write): the space that users have left."
       type: int
     used_percent:
-      description: "Phases V(look) and V(write): the usage in percent."
+      description: "Phases V(usage) and V(write): the usage in percent."
       type: float
     read_only:
-      description: "Phases V(look) and V(write): whether it is mounted read-only."
+      description: "Phases V(usage) and V(write): whether it is mounted read-only."
       type: bool
     uid:
       description: "Phase V(write): the UID of the user who wrote. Null if C(refusal) says why nobody could."
@@ -153,10 +153,10 @@ volumes:
     refusal:
       description: "Phase V(write): why nothing was written or measured although it was requested."
       type: str
-    held:
+    lock_error:
       description: "Phases V(write) and V(release): why this member does not hold its lock. Empty if it does."
       type: str
-    unseen:
+    missing_members:
       description: "Phase V(compare): members whose files are not visible."
       type: list
       elements: str
@@ -199,9 +199,9 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
     )
     time_limit = 3 * params["seconds"] + _EXTRA_SECONDS
     neighbour = probe.next_machine(machine, members)
-    if phase in ("look", "write"):
+    if phase in ("usage", "write"):
         volume_result.update(run_with_deadline(functools.partial(probe.read_volume_usage, mount_point), _LOOK_SECONDS))
-    if volume["read_only"] or phase == "look":
+    if volume["read_only"] or phase == "usage":
         return
     if phase == "write":
         volume_result.update(
@@ -211,7 +211,7 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
             )
         )
         can_lock = neighbour and volume_result["uid"] is not None
-        volume_result["held"] = (
+        volume_result["lock_error"] = (
             holding.start_lock_owner(mount_point, run_id, machine, volume["name"], params["lifetime"])
             if can_lock
             else ""
@@ -227,7 +227,7 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
             )
         )
     elif phase == "release":
-        volume_result["held"] = holding.release_lock(volume["name"], run_id, machine) if neighbour else ""
+        volume_result["lock_error"] = holding.release_lock(volume["name"], run_id, machine) if neighbour else ""
     elif phase == "take":
         volume_result["lock"] = None
         if neighbour:
@@ -263,7 +263,7 @@ def list_human_users() -> Dict[str, int]:
 def main() -> None:
     """The module's entry point."""
     required_options = ["run", "machine"]
-    phases = ["look", "write", "compare", "release", "take", "clean"]
+    phases = ["usage", "write", "compare", "release", "take", "clean"]
     module = AnsibleModule(
         argument_spec={
             "phase": {"type": "str", "required": True, "choices": phases},
@@ -286,7 +286,7 @@ def main() -> None:
             "max_used_percent": {"type": "float", "default": 95},
             "lifetime": {"type": "int", "default": 600},
         },
-        required_if=[("phase", phase, required_options) for phase in phases if phase != "look"],
+        required_if=[("phase", phase, required_options) for phase in phases if phase != "usage"],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module.params))

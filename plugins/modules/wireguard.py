@@ -157,7 +157,7 @@ boot:
   description: Whether a service of systemd or supervisord brings the interface up at boot.
   type: bool
   returned: success
-others:
+other_interfaces:
   description: The other interfaces that supervisord runs on this host, such as those of other clusters.
   type: list
   elements: str
@@ -259,7 +259,7 @@ def work(module: AnsibleModule) -> ModuleResult:
             "peers": result.peer_changes._asdict(),
             "handshakes": result.handshakes,
             **(
-                {"others": list(result.other_interfaces), "foreign": result.foreign_conf}
+                {"other_interfaces": list(result.other_interfaces), "foreign": result.foreign_conf}
                 if params["state"] == "absent"
                 else {}
             ),

@@ -61,7 +61,7 @@ def measure(number: int) -> dict[str, float]:
     reachability = step("pairs", lambda: judge_pairs(results, members))
     machines = [one["machine"] for one in members]
     health = {machine: {"checks": samples.checks(samples.record(1))[5:-1]} for machine in machines}
-    gathered = {"asked": machines, "answered": machines, "reachability": reachability, "health": health}
+    gathered = {"queried": machines, "answered": machines, "reachability": reachability, "health": health}
     verdict = step("verdict", lambda: evidence.judge_cluster(record, gathered, "2026-11-20T20:31:00Z"))
     step("json", lambda: json.dumps(verdict, indent=2))
     for render in (html, terminal, prometheus, junit):

@@ -29,7 +29,7 @@ ANSWER = {
     "changed": False,
     "clusters": [],
     "interfaces": [],
-    "others": [],
+    "foreign_claims": [],
     "stat": {"exists": True, "isdir": False},
     "ansible_facts": FORGED,
     "ansible_stats": {"data": ARTIFACT, "per_host": False},

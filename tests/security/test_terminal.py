@@ -60,7 +60,7 @@ def test_the_overview() -> None:
 
 def test_the_verdict() -> None:
     evidence = {
-        "asked": ["n1", "n2"],
+        "queried": ["n1", "n2"],
         "answered": ["n1", "n2"],
         "slurm": {"rc": 1, "stdout": EVIL, "stderr": EVIL},
         "job": {"rc": 1, "stdout": EVIL, "stderr": EVIL},

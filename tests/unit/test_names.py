@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 #: Names that could stand for anything.
@@ -48,10 +52,34 @@ VAGUE = {
 #: Keys of JSON documents, and a parameter of users' programs.
 PUBLIC = {
     ("module_utils/_checks/reachability/models.py", "seen"),
-    ("module_utils/_layers/slurm/show.py", "held"),
     ("module_utils/_programs/trace/models.py", "other"),
     ("module_utils/_programs/train/gpumesh_run.py", "what"),
 }
+
+
+#: Keys of modules that are worse in public than inside, where the code around them explains them.
+VAGUE_IN_PUBLIC = VAGUE | {
+    "ahead",
+    "answering",
+    "ask",
+    "barred",
+    "earlier",
+    "forgotten",
+    "handing",
+    "left",
+    "line",
+    "lost",
+    "of_another",
+    "silent",
+    "spared",
+    "unanswered",
+    "unseen",
+    "visitors",
+    "was_on",
+    "whole",
+}
+#: Values of a state that would only read: a module of that kind is an ``_info`` module.
+QUERIES = {"agreed", "asked", "exported", "followed", "inspected", "look", "movable"}
 
 
 def bindings(path: Path) -> Iterator[str]:
@@ -79,3 +107,47 @@ def test_names_are_specific() -> None:
     count = sum(names.values())
     assert sum(number for name, number in names.items() if "_" not in name) / count < 0.7
     assert len(names) / count > 0.2
+
+
+def documented_keys(options: Mapping[str, Any]) -> Iterator[str]:
+    """The names of options or results, those within them, and the values that they accept."""
+    for name, option in options.items():
+        yield name
+        yield from map(str, option.get("choices") or ())
+        yield from documented_keys(option.get("suboptions") or option.get("contains") or {})
+
+
+def documentation_of(path: Path) -> dict[str, Any]:
+    """The documentation of a module or of a fragment: what it assigns to names in capitals, as YAML."""
+    return {
+        node.targets[0].id: yaml.safe_load(node.value.value)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id.isupper()
+        and node.targets[0].id != "EXAMPLES"
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and ":" in node.value.value
+    }
+
+
+@pytest.mark.parametrize("folder", ["modules", "doc_fragments"])
+def test_no_public_key_is_vague(folder: str) -> None:
+    """The options, the results and the accepted values of the modules are what other people's playbooks depend on."""
+    keys = {
+        (path.stem, key)
+        for path in (PLUGINS / folder).glob("*.py")
+        for name, document in documentation_of(path).items()
+        for key in documented_keys(document if name == "RETURN" else document.get("options") or {})
+    }
+    assert len(keys) > 20
+    assert {(module, key) for module, key in keys if key in VAGUE_IN_PUBLIC | QUERIES} == set()
+
+
+def test_a_module_that_only_reads_has_no_state() -> None:
+    """Its name ends in ``_info``, unless it decides something, and it supports check mode."""
+    for path in sorted((PLUGINS / "modules").glob("*_info.py")):
+        documentation = documentation_of(path)["DOCUMENTATION"]
+        assert "gpumesh.cluster.attributes.info_module" in documentation["extends_documentation_fragment"], path.stem
+        assert "state" not in (documentation.get("options") or {}), path.stem

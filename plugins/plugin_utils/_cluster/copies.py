@@ -100,13 +100,14 @@ def plan_queries(
 
     ``play_results``: the results of the play's hosts; ``outside_results``: those of other hosts, for
     ``earlier_queries``. ``other_clusters``: the machines whose other clusters are needed as well: those that may be
-    ``joining``, ``all`` or ``none``. A query consists of machine, whole, digests and known, the last as in the module
+    ``joining``, ``all`` or ``none``. A query consists of machine, complete, digests and known_digests, the last as in the module
     cluster_info.
     """
     results = {**play_results, **outside_results}
     if other_clusters == "all":
         queries = [
-            {**request, "known": []} for request in plan_record_requests(results, records, None, None, earlier_queries)
+            {**request, "known_digests": []}
+            for request in plan_record_requests(results, records, None, None, earlier_queries)
         ]
         return _new_queries(queries, earlier_queries)
     responses = read_responses(results, records)
@@ -119,10 +120,10 @@ def plan_queries(
         }
         unknown_machines = [machine for machine in play_results if machine not in member_machines]
         needed_queries += plan_record_requests(play_results, records, None, unknown_machines, earlier_queries)
-    queries = [{**request, "known": []} for request in needed_queries]
+    queries = [{**request, "known_digests": []} for request in needed_queries]
     queried_machines = {request["machine"] for request in earlier_queries}
     queries += [
-        {"machine": machine, "whole": [cluster_name], "digests": [], "known": list(records)}
+        {"machine": machine, "complete": [cluster_name], "digests": [], "known_digests": list(records)}
         for machine in select_outside_hosts(responses, cluster_name, candidate_manager)
         if machine not in queried_machines
     ]
@@ -197,7 +198,7 @@ def classify_members(
     """Classify the members by whether they can be reached.
 
     ``play_hosts``: the hosts of the play; ``reachable_machines``: those of them that answered. Returns ``machines``:
-    all members; ``comparable``: those that answered; ``out_of_reach``: the others; ``silent``: those of the others that
+    all members; ``comparable``: those that answered; ``out_of_reach``: the others; ``unreachable``: those of the others that
     are in the play; ``authority``: the machine that knows the jobs, the manager if it answered, even if the copy of
     another member is used.
     """
@@ -209,7 +210,7 @@ def classify_members(
         "machines": member_machines,
         "comparable": [machine for machine in member_machines if machine in reachable_machines],
         "out_of_reach": unreachable_machines,
-        "silent": [machine for machine in unreachable_machines if machine in play_hosts],
+        "unreachable": [machine for machine in unreachable_machines if machine in play_hosts],
     }
 
 

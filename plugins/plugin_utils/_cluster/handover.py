@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import term
 
 #: Actions of the manager before its controller starts, and of a machine with an obsolete state.
-CONTINUE_STATE, MARK_STATE, TAKE_STATE = "go_on", "mark", "take"
+CONTINUE_STATE, MARK_STATE, TAKE_STATE = "continue", "mark", "take_over"
 KEEP_STATE, DELETE_STATE = "keep", "delete"
 
 
@@ -34,27 +34,27 @@ class ControllerStatus(NamedTuple):
 class HandoverDecision(NamedTuple):
     """The decision for the manager.
 
-    ``former``: the machine to query first, or empty. ``tenures``: the terms of its state from then on. ``retire``: what
+    ``query``: the machine to query first, or empty. ``tenures``: the terms of its state from then on. ``retire``: what
     happens to its current state; empty if it continues with that.
     """
 
     action: str = CONTINUE_STATE
     refusal: str = ""
-    former: str = ""
+    query: str = ""
     tenures: Collection[int] = ()
     retire: str = ""
 
 
 def parse_status(result: object) -> ControllerStatus | None:
-    """Parse the result of the module slurm_state. None if it was not queried or did not answer."""
-    if not isinstance(result, Mapping) or not isinstance(result.get("used"), bool):
+    """Parse the result of the module slurm_state_info. None if it was not queried or did not answer."""
+    if not isinstance(result, Mapping) or not isinstance(result.get("in_use"), bool):
         return None
     marker_document = result.get("marker")
     try:
         marker = None if marker_document is None else term.parse_marker(marker_document)
     except ValueError:
         return None
-    return ControllerStatus(result["used"], marker, result.get("node") is True)
+    return ControllerStatus(result["in_use"], marker, result.get("is_node") is True)
 
 
 def decide_handover(
@@ -82,7 +82,7 @@ def decide_handover(
         return own_state_decision
     queried_machine = outgoing_manager or earlier_terms[-1].machine
     if former_status is None and not unreachable_reason:
-        return HandoverDecision(former=queried_machine)
+        return HandoverDecision(query=queried_machine)
     usable_status = (
         former_status if former_status is not None and _has_last_state(record, queried_machine, former_status) else None
     )
@@ -104,7 +104,7 @@ def decide_handover(
 
 
 def require_status(record: Record, result: object) -> ControllerStatus:
-    """Return the status of the manager from the result of slurm_state. Raises HostStateError."""
+    """Return the status of the manager from the result of slurm_state_info. Raises HostStateError."""
     manager_status = parse_status(result)
     if manager_status is None:
         raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")
@@ -120,7 +120,7 @@ def decide_before_query(
 ) -> HandoverDecision:
     """Decide before any other machine is queried. ``reachable_machines``: the machines that can be queried."""
     first_decision = decide_handover(record, manager_status, None, outgoing_manager, is_lost)
-    if first_decision.former and first_decision.former not in reachable_machines:
+    if first_decision.query and first_decision.query not in reachable_machines:
         return decide_handover(record, manager_status, None, outgoing_manager, is_lost, "it is not in the inventory")
     return first_decision
 

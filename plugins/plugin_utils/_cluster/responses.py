@@ -50,7 +50,7 @@ class RecordRequest(TypedDict):
     """The hosts to query, and for which records: the clusters' names, and the expected digests."""
 
     machine: str
-    whole: list[str]
+    complete: list[str]
     digests: list[str]
 
 
@@ -118,10 +118,10 @@ def plan_record_requests(
             unqueried_machines[: _FALLBACK_HOSTS if len(unqueried_machines) < len(announcing_machines) else 1]
             or announcing_machines[:1]
         ):
-            request = requests_by_machine.setdefault(machine, {"machine": machine, "whole": [], "digests": []})
+            request = requests_by_machine.setdefault(machine, {"machine": machine, "complete": [], "digests": []})
             request["digests"].append(announcement.digest)
-            if announcement.name not in request["whole"]:
-                request["whole"].append(announcement.name)
+            if announcement.name not in request["complete"]:
+                request["complete"].append(announcement.name)
     return list(requests_by_machine.values())
 
 

@@ -484,15 +484,15 @@ class HostAction(ActionBase):
         query_progress: Callable[[], dict[str, Any]],
         poll_interval: float,
     ) -> dict[str, Any]:
-        """Print the ``line`` of a result and of the following ones while the operation runs. Returns the last one.
+        """Print the ``summary`` of a result and of the following ones while the operation runs. Returns the last one.
 
         ``poll_interval``: the seconds between two queries. No connection is held in between.
         """
-        printed_line = ""
+        printed_summary = ""
         while is_running(result):
-            if result["line"] != printed_line:
-                printed_line = result["line"]
-                self.print_text(printed_line)
+            if result["summary"] != printed_summary:
+                printed_summary = result["summary"]
+                self.print_text(printed_summary)
             time.sleep(poll_interval)
             result = query_progress()
         return result

@@ -161,21 +161,21 @@ def node_parameters(
     record: model.Record,
     machine: str,
     options: Mapping[str, Any],
-    forgotten: bool,
+    reregister: bool,
     keep_checks: bool,
     controller_version: str = "",
     rest_certificates: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The parameters for a node.
 
-    ``forgotten``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
+    ``reregister``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
     program on nodes. ``controller_version``: empty if it is not known. ``rest_certificates``: None if it is not known.
     """
     manager = record["manager"]
     parameters = configuration_parameters(record, machine, options)
     return {
         **parameters,
-        "forgotten": forgotten,
+        "reregister": reregister,
         "keep_checks": keep_checks,
         "controller_name": manager,
         "controller_version": controller_version,

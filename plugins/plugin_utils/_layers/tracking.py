@@ -204,6 +204,16 @@ def with_certificates(
     return {**(requested_settings or {}), "certificates": server_certificates}
 
 
+def refuse_failed(result_by_machine: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to change the record if a task has failed on one of the hosts. Raises InputError."""
+    for machine, result in result_by_machine.items():
+        if result.get("failed"):
+            raise InputError(
+                f"{machine}: {result.get('msg', 'It failed.')}",
+                "The cluster record was not changed. Correct this, and run the playbook tracking again.",
+            )
+
+
 def was_enabled(record: model.Record) -> bool:
     """Whether tracking is switched off after it was on, so that a member may still have the server.
 

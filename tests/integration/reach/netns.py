@@ -315,7 +315,7 @@ def measure(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any
         listening = dict(
             zip(
                 [host.machine for host in talking],
-                pool.map(lambda host: host.listener(visitors=visitors[host.machine], lifetime=300, **run), talking),
+                pool.map(lambda host: host.listener(peers=visitors[host.machine], lifetime=300, **run), talking),
             )
         )
         ports = {machine: result.get("ports", []) for machine, result in listening.items()}

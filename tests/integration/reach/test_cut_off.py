@@ -36,7 +36,7 @@ def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]
         "interface": "eth0",
         "ports": PORTS,
         "lifetime": lifetime,
-        "visitors": list(addresses),
+        "peers": list(addresses),
     }
     return [
         {"gpumesh.cluster.reachability_listener": options, "vars": {"addresses": addresses}},
@@ -153,7 +153,7 @@ def test_a_port_of_another_run_that_ends_meanwhile_is_not_refused(net: Network) 
     listening: dict[str, Any] = {}
     for run, spared in (("first", []), ("second", ["first"])):
         for member in members:
-            options = {"run": run, "spared": spared, "token": "T0ken", "ports": PORTS, "lifetime": 300}
+            options = {"run": run, "concurrent_runs": spared, "token": "T0ken", "ports": PORTS, "lifetime": 300}
             listening[member.machine] = member.listener(**options)
     states = {port["state"] for port in listening["n2"]["ports"] if port["role"] == "named"}
     assert states == {"busy"}

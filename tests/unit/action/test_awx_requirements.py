@@ -69,12 +69,12 @@ def check_requirements(
 
 def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {"credentials": {"machines": 1}, "notification_templates": {"chat": 2}}
-    assert check_requirements(monkeypatch, {}) == {"changed": False, "missing": [], "to_make": ["check"], "ids": ids}
+    assert check_requirements(monkeypatch, {}) == {"changed": False, "missing": [], "to_create": ["check"], "ids": ids}
 
 
 def test_objects_of_another_organization_do_not_count_as_existing(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = {"inventories": ["gpumesh machines"], "execution_environments": ["ours"]}
-    assert check_requirements(monkeypatch, {"planned": planned})["to_make"] == ["gpumesh machines"]
+    assert check_requirements(monkeypatch, {"planned": planned})["to_create"] == ["gpumesh machines"]
 
 
 def test_an_ambiguous_name_resolves_to_the_own_organization(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,11 @@ def test_each_kind_is_queried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(awx_requirements, "lookup_loader", lookup)
     names = {"workflow_job_template_nodes": ["a", "b", "c"]}
-    assert play(awx_requirements.ActionModule, {**ARGUMENTS, "planned": names}, {}).result["to_make"] == ["a", "b", "c"]
+    assert play(awx_requirements.ActionModule, {**ARGUMENTS, "planned": names}, {}).result["to_create"] == [
+        "a",
+        "b",
+        "c",
+    ]
     assert asked.count("workflow_job_template_nodes") == 1
 
 

@@ -39,7 +39,7 @@ OLD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"port": 7},
 NEW = plan.commit(plan.join(OLD, [{"machine": "n2", "gpus": 4}], STAMP), STAMP)
 EMPTY_RESULT: dict[str, Any] = {"clusters": [], "damaged": [], "tun": True}
 SILENT = {"unreachable": True, "msg": "no route to host"}
-COPIES = {"registered": "held", "earlier": "found", "candidate": "n1"}
+COPIES = {"registered": "held", "previous": "found", "candidate": "n1"}
 
 
 def result_with_records(*records: Any) -> dict[str, Any]:
@@ -71,19 +71,19 @@ class TestCopies:
     def test_no_other_host_is_queried_if_all_members_are_in_the_play(self) -> None:
         told = {**telling({name: result_with_records(NEW) for name in ("n2", "n3")}), "n1": result_with_records(NEW)}
         found = play_on_hosts(cluster_copies, COPIES, registered_results(**told)).result
-        assert (found["ask"], found["record"], found["source"]) == ([], NEW, "n1")
-        assert found["answering"] == ["n2", "n3", "n1"]
+        assert (found["queries"], found["record"], found["source"]) == ([], NEW, "n1")
+        assert found["reachable"] == ["n2", "n3", "n1"]
 
     def test_a_limited_run_queries_the_manager_and_uses_its_newer_record(self) -> None:
         hosts = registered_results(n2=result_with_records(OLD))
         first = play_on_hosts(cluster_copies, COPIES, hosts).result
-        assert [request["machine"] for request in first["ask"]] == ["n1", "n3"]
-        assert all(request["known"] == list(first["records"]) for request in first["ask"])
-        asked = {"results": [{**result_with_records(NEW), "item": item} for item in first["ask"]]}
-        again = {**COPIES, "asked": "asked"}
+        assert [request["machine"] for request in first["queries"]] == ["n1", "n3"]
+        assert all(request["known_digests"] == list(first["records"]) for request in first["queries"])
+        asked = {"results": [{**result_with_records(NEW), "item": item} for item in first["queries"]]}
+        again = {**COPIES, "queried": "asked"}
         found = play_on_hosts(cluster_copies, again, hosts, found=first, asked=asked).result
-        assert (found["ask"], found["record"], found["source"]) == ([], NEW, "n1")
-        assert found["answering"] == ["n2"]
+        assert (found["queries"], found["record"], found["source"]) == ([], NEW, "n1")
+        assert found["reachable"] == ["n2"]
         # The decision stands.
         assert play_on_hosts(cluster_copies, again, hosts, found=found, asked={"results": []}).result == found
 
@@ -93,12 +93,12 @@ class TestCopies:
         )
         asked, found = {}, {}
         machines = []
-        while not found or found["ask"]:
+        while not found or found["queries"]:
             more = {"found": found, "asked": asked} if found else {}
-            arguments = {**COPIES, **({"asked": "asked"} if found else {}), "refuse": False}
+            arguments = {**COPIES, **({"queried": "asked"} if found else {}), "refuse": False}
             found = play_on_hosts(cluster_copies, arguments, hosts, **more).result
-            machines.append([request["machine"] for request in found["ask"]])
-            asked = {"results": [{**EMPTY_RESULT, "item": item} for item in found["ask"]]}
+            machines.append([request["machine"] for request in found["queries"]])
+            asked = {"results": [{**EMPTY_RESULT, "item": item} for item in found["queries"]]}
         assert machines == [["n2"], ["n3"], []]
         assert "announced but not sent" in found["refusal"]
 
@@ -128,8 +128,8 @@ class TestCopies:
             n3=result_with_records(NEW),
             n4=telling({"n4": result_with_records(three)})["n4"],
         )
-        found = play_on_hosts(cluster_copies, {**COPIES, "others": others}, hosts).result
-        assert [request["machine"] for request in found["ask"]] == asked
+        found = play_on_hosts(cluster_copies, {**COPIES, "other_clusters": others}, hosts).result
+        assert [request["machine"] for request in found["queries"]] == asked
 
 
 def members_on_subnet(number: int) -> list[dict[str, Any]]:
@@ -195,10 +195,10 @@ class TestMembers:
             "outside": {},
             "records": {},
             "replaced": [],
-            "answering": [],
+            "reachable": [],
         }
-        registered = {"registered": "held", "found": "found", "candidate": "n1"}
-        removed = {"registered": "held", "found": "found"}
+        registered = {"registered": "held", "copies": "found", "candidate": "n1"}
+        removed = {"registered": "held", "copies": "found"}
         for action, arguments in (
             (play_members, given),
             (cluster_registration, registered),
@@ -216,7 +216,7 @@ class TestMembers:
 
 
 class TestRegistration:
-    ARGUMENTS = {"registered": "held", "found": "found", "candidate": "n1"}
+    ARGUMENTS = {"registered": "held", "copies": "found", "candidate": "n1"}
     NO_COPY = {"record": None, "source": None, "records": {}}
 
     def test_a_new_cluster_is_written(self) -> None:
@@ -348,7 +348,7 @@ class TestRegistration:
         decision = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=found).result
         assert (decision["writes"], decision["joining"]) == (True, [])
         # Without it, the other members are still set up.
-        silent = {**found, "source": "n2", "manager_silence": "no route to host"}
+        silent = {**found, "source": "n2", "manager_unreachable_reason": "no route to host"}
         del hosts["n1"]
         assert not play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=silent).result["writes"]
 
@@ -373,7 +373,7 @@ class TestRegistration:
 
     def test_changes_require_a_manager_that_answers(self) -> None:
         hosts = {name: {"held": {**result_with_records(OLD), **LAN[name]}} for name in ("n2", "n3")}
-        found = {"record": OLD, "source": "n2", "records": {}, "manager_silence": "no route to host"}
+        found = {"record": OLD, "source": "n2", "records": {}, "manager_unreachable_reason": "no route to host"}
         assert not play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=found).result["writes"]
         hosts["n2"]["held"] = {**hosts["n2"]["held"], "host": {**LAN["n2"]["host"], "rdma": "roce"}}
         refused = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=found).result
@@ -419,9 +419,9 @@ class TestRegistration:
 
 
 class TestRemoval:
-    ARGUMENTS = {"registered": "held", "found": "found"}
+    ARGUMENTS = {"registered": "held", "copies": "found"}
     HOSTS = registered_results(n1=result_with_records(NEW), n2=SILENT, n3=result_with_records(NEW))
-    COPIES_RESULT = {"record": NEW, "outside": {}, "records": {}, "replaced": [], "answering": ["n1", "n3"]}
+    COPIES_RESULT = {"record": NEW, "outside": {}, "records": {}, "replaced": [], "reachable": ["n1", "n3"]}
 
     def run_removal(self, machine: str, **more: Any) -> dict[str, Any]:
         own = {"found": self.COPIES_RESULT, "cluster_machine": machine, **more}
@@ -430,7 +430,7 @@ class TestRemoval:
     def test_a_dead_machine_is_removed(self) -> None:
         decided = self.run_removal("n2")
         assert (decided["authority"], decided["former_manager"]) == ("n1", "")
-        assert decided["leaving"] == decided["members_leaving"] == decided["silent"] == ["n2"]
+        assert decided["leaving"] == decided["members_leaving"] == decided["unreachable"] == ["n2"]
 
     @pytest.mark.parametrize("is_node", [False, True])
     def test_a_userspace_only_machine_cannot_become_the_manager(self, is_node: bool) -> None:
@@ -439,7 +439,7 @@ class TestRemoval:
             machine: {"held": {**EMPTY_RESULT, **facts, "tun": machine != "n3"}, "mesh_userspace_nodes": is_node}
             for machine, facts in LAN.items()
         }
-        found = {"record": record, "outside": {}, "records": {}, "replaced": [], "answering": list(LAN)}
+        found = {"record": record, "outside": {}, "records": {}, "replaced": [], "reachable": list(LAN)}
         own = {"found": found, "cluster_machine": "n1", "cluster_new_manager": "n3"}
         refused = play_on_hosts(cluster_removal, self.ARGUMENTS, hosts, **own).result
         assert refused["failed"] and refused["error"]["machines"] == ["n3"]
@@ -466,7 +466,7 @@ class TestDrain:
         self, jobs: list[Any], other_results: dict[str, Any], timeout: int = 0, force: bool = False, **arguments: Any
     ) -> Played:
         results = {
-            "gpumesh.cluster.host_owner": [{"others": []}],
+            "gpumesh.cluster.host_owner": [{"foreign_claims": []}],
             self.STAT: self.stat_results(True, True),
             "gpumesh.cluster.slurm_info": [{**self.SLURM, "jobs": jobs}],
             "gpumesh.cluster.slurm_node": [{"changed": True}] * 3,
@@ -487,23 +487,27 @@ class TestDrain:
         monkeypatch.setattr(cluster_drain.ActionModule, "is_delegated", True)
         hosts = {**registered_results(n2={}), None: {"daemon_supervisor_programs": "/opt/programs"}}
         results = {self.STAT: self.stat_results(True, False, True), "gpumesh.cluster.slurm_info": [self.SLURM]}
-        results["gpumesh.cluster.host_owner"] = [{"others": []}]
+        results["gpumesh.cluster.host_owner"] = [{"foreign_claims": []}]
         played = play_on_hosts(cluster_drain, {"record": NEW, "machines": ["n2"]}, hosts, results)
         asked = [given["path"] for module, given in played.ran if module == self.STAT]
         assert asked[-1] == "/opt/programs/gpumesh-slurmctld.conf"
         assert "17 of alice (train on n2)" in played.result["msg"]
 
-    @pytest.mark.parametrize("given", [{"machines": ["n2"], "forgotten": ["n2"], "handing_over": True}, {}])
+    @pytest.mark.parametrize("given", [{"machines": ["n2"], "unreachable": ["n2"], "handing_over": True}, {}])
     @pytest.mark.parametrize("force", [False, True])
     def test_the_slurm_of_another_cluster_on_the_host_is_left_alone(self, given: dict[str, Any], force: bool) -> None:
         played = self.run_drain(
-            self.JOBS, {"gpumesh.cluster.host_owner": [{"others": ["munge", "slurm"]}]}, force=force, **given
+            self.JOBS, {"gpumesh.cluster.host_owner": [{"foreign_claims": ["munge", "slurm"]}]}, force=force, **given
         )
         owner = {"cluster": "lab", "cluster_id": "0" * 32}
         assert played.ran == [("gpumesh.cluster.host_owner", owner)], "no job is cancelled, no node drained or deleted"
-        assert (played.result["scheduler"], played.result["of_another"], played.result["nodes"]) == (False, True, [])
+        assert (played.result["scheduler"], played.result["foreign"], played.result["nodes"]) == (False, True, [])
         used = self.run_drain(
-            self.JOBS, {"gpumesh.cluster.host_owner": [{"others": ["slurm"]}]}, holders="held", force=force, **given
+            self.JOBS,
+            {"gpumesh.cluster.host_owner": [{"foreign_claims": ["slurm"]}]},
+            holders="held",
+            force=force,
+            **given,
         )
         # A removal looks at the users of volumes itself.
         assert ("n2: vim (7) in /data" in used.result.get("msg", "")) == (not force and not given)
@@ -513,7 +517,7 @@ class TestDrain:
         assert refused["failed"] and "17 of alice (train on n2)" in refused["msg"]
 
     def test_running_jobs_are_awaited_or_cancelled(self) -> None:
-        played = self.run_drain(self.JOBS, {}, machines=["n2"], timeout=60, forgotten=["n2"])
+        played = self.run_drain(self.JOBS, {}, machines=["n2"], timeout=60, unreachable=["n2"])
         nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
         assert [(one["state"], one.get("wait")) for one in nodes] == [("drained", 60), ("absent", None)]
         more = {
@@ -569,7 +573,10 @@ class TestDrain:
 
     @pytest.mark.parametrize("silence", [SILENT, {"failed": True, "msg": "no such file"}])
     def test_a_cluster_is_not_deleted_while_its_use_is_unknown(self, silence: dict[str, Any]) -> None:
-        results = {"gpumesh.cluster.host_owner": [{"others": []}], self.STAT: self.stat_results(False, False, False)}
+        results = {
+            "gpumesh.cluster.host_owner": [{"foreign_claims": []}],
+            self.STAT: self.stat_results(False, False, False),
+        }
         hosts = registered_results(n1={"holders": []}, n2=silence, n9={"skipped": True})
         given = {"record": NEW, "holders": "held"}
         refused = play_on_hosts(cluster_drain, given, hosts, results).result
@@ -585,7 +592,7 @@ def test_the_overview_is_printed_and_set_as_stats(tmp_path: Path) -> None:
     found = {"record": NEW, "outside": {}, "records": {}}
     given = {
         "registered": "held",
-        "found": "found",
+        "copies": "found",
         "tunnel": "tunnel",
         "tailnet": "tailnet",
         "host": "layers",

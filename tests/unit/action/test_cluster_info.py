@@ -66,7 +66,7 @@ def test_a_file_without_a_generation_is_left_to_the_module(ask: Any, content: st
     assert ask(content, cluster="lab", generation=1)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"cluster": "lab"}, {"whole": []}])
+@pytest.mark.parametrize("arguments", [{}, {"cluster": "lab"}, {"complete": []}])
 def test_other_options_always_run_the_module(ask: Any, arguments: dict[str, Any]) -> None:
     assert ask(format_record(RECORD), **arguments)
 

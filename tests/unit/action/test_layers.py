@@ -104,7 +104,7 @@ def test_a_userspace_only_member_is_reported() -> None:
     found = {"changed": False, "drift": {}}
 
     def told(record: Any, tun: bool, **variables: Any) -> bool:
-        played = play_on_host(layer_info, {"record": record}, found, __cluster_held={"tun": tun}, **variables)
+        played = play_on_host(layer_info, {"record": record}, found, __cluster_info={"tun": tun}, **variables)
         return bool(played.result["userspace_only"])
 
     assert told(tailnet, tun=False)

@@ -182,7 +182,7 @@ def test_settings_are_compared_on_the_controller() -> None:
     own = {**variables_of("new"), "mesh_backend": "", "mesh_port": "51830", "mesh_mtu": 0}
     assert play(mesh_settings.ActionModule, given, {}, own).result == {
         "changed": False,
-        "wanted": {"port": 51830},
+        "settings": {"port": 51830},
     }
     wrong = play(mesh_settings.ActionModule, given, {}, {**own, "mesh_port": "wide"})
     assert "mesh_port" in wrong.result["msg"]

@@ -23,7 +23,7 @@ MANAGER = {
     "content": "a2V5",
     "credential": "MUNGE:signed:",
     "reason": "",
-    "ahead": 0.5,
+    "clock_ahead": 0.5,
     "fingerprint": "f",
     "missing": [],
 }
@@ -47,7 +47,7 @@ def run_munge(
 def module_arguments_of(played: Played) -> dict[str, Any]:
     """The arguments of the module, without the time."""
     ((_module, arguments),) = played.ran
-    assert arguments.pop("asked_at", 1) > 0
+    assert arguments.pop("controller_time", 1) > 0
     return arguments
 
 
@@ -76,7 +76,7 @@ def test_a_member_receives_the_key_and_verifies_the_credential() -> None:
         "content": "a2V5",
         "verify": "MUNGE:signed:",
         "manager_name": "n1",
-        "manager_ahead": 0.5,
+        "manager_clock_ahead": 0.5,
     }
 
 
@@ -130,7 +130,7 @@ def test_a_missing_munge_is_installed(check_mode: bool, runs: list[str]) -> None
     assert [module.rpartition(".")[2] for module, _given in played.ran] == runs
     if len(runs) > 1:
         assert played.ran[1][1]["name"] == ["munge", "supervisor"]
-        assert played.ran[2][1]["asked_at"] >= played.ran[0][1]["asked_at"], "the clock went on meanwhile"
+        assert played.ran[2][1]["controller_time"] >= played.ran[0][1]["controller_time"], "the clock went on meanwhile"
 
 
 def test_a_removal_needs_only_the_name_of_the_cluster() -> None:

@@ -50,16 +50,16 @@ def module_arguments_of(done: Played) -> dict[str, Any]:
 def test_a_listener_expects_the_other_members_in_the_play() -> None:
     arguments = module_arguments_of(run_listener(variables(), throughput_seconds=0))
     assert (arguments["machine"], arguments["address"], arguments["interface"]) == ("n1", "10.0.0.1", "eth0")
-    assert arguments["visitors"] == ["n2", "n3"]
+    assert arguments["peers"] == ["n2", "n3"]
     assert "members" not in arguments
     userspace_only = {"cluster_userspace_only": ["n2"]}
-    assert module_arguments_of(run_listener(variables(**userspace_only)))["visitors"] == ["n3"]
-    assert module_arguments_of(run_listener(variables(2)))["visitors"] == ["n2"]
+    assert module_arguments_of(run_listener(variables(**userspace_only)))["peers"] == ["n3"]
+    assert module_arguments_of(run_listener(variables(2)))["peers"] == ["n2"]
 
 
 def test_a_listener_stays_for_the_throughput() -> None:
     arguments = module_arguments_of(run_listener(variables(), throughput_seconds=3))
-    assert arguments["visitors"] == []
+    assert arguments["peers"] == []
     assert arguments["lifetime"] == listener_lifetime(300, 3, 3) > listener_lifetime(300, 3, 0) == 300
     assert listener_lifetime(300, 1000, 0) == 8000
 

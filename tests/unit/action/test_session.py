@@ -19,6 +19,7 @@ STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 MODULE, RUN = "gpumesh.cluster.session", "gpumesh.cluster.session_run"
+INFO = "gpumesh.cluster.session_run_info"
 HOST_VARIABLES = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}, "session_enabled": True}
 UNCHANGED = {"changed": False, "missing": [], "outdated": []}
 
@@ -92,7 +93,7 @@ def test_a_pool_that_the_cluster_uses_is_refused() -> None:
 def session_result(state: str, reason: str = "", changed: bool = False) -> dict[str, Any]:
     found = {
         "job": 7,
-        "line": f"demo: {state}",
+        "summary": f"demo: {state}",
         "session_state": state,
         "reason": reason,
         "log": "/mnt/x.log",
@@ -103,7 +104,7 @@ def session_result(state: str, reason: str = "", changed: bool = False) -> dict[
 
 def run_session_run(*results: dict[str, Any], check_mode: bool = False, **options: Any) -> Played:
     arguments = {"record": RECORD, "name": "demo", "roles": "[{name: main, image: x}]", **options}
-    return play(session_run.ActionModule, arguments, {RUN: results}, HOST_VARIABLES, check_mode)
+    return play(session_run.ActionModule, arguments, {RUN: results[:1], INFO: results[1:]}, HOST_VARIABLES, check_mode)
 
 
 def test_a_session_is_followed_until_its_containers_run() -> None:
@@ -113,10 +114,10 @@ def test_a_session_is_followed_until_its_containers_run() -> None:
         session_result("starting"),
         session_result("running"),
     )
-    assert (played.result["changed"], played.result["line"]) == (True, "demo: running")
-    first, *later = [given for _module, given in played.ran]
-    assert json.loads(first["roles"]) == [{"name": "main", "image": "x"}]
-    assert later == [{"name": "demo", "state": "followed", "job": 7}] * 3
+    assert (played.result["changed"], played.result["summary"]) == (True, "demo: running")
+    (started, first), *later = played.ran
+    assert (started, json.loads(first["roles"])) == (RUN, [{"name": "main", "image": "x"}])
+    assert later == [(INFO, {"name": "demo", "job": 7})] * 3
 
 
 def test_a_failed_session_fails_with_its_reason() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from action_runs import Played, play
 
-from ansible_collections.gpumesh.cluster.plugins.action import slurm_accounting, slurm_state
+from ansible_collections.gpumesh.cluster.plugins.action import slurm_accounting, slurm_state, slurm_state_info
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
@@ -39,7 +39,7 @@ def module_results(database: bool = False, others: Sequence[str] = (), there: Se
             {"changed": False, "databases": {name: {} for name in [*OWN_DATABASES, *others]}}
         ],
         "gpumesh.cluster.slurm_database": [CHANGED],
-        "gpumesh.cluster.slurm_state": [{"changed": True, "kept": "/var/lib/slurm/slurmctld.1"}],
+        "gpumesh.cluster.slurm_state": [{"changed": True, "moved_to": "/var/lib/slurm/slurmctld.1"}],
         "gpumesh.cluster.daemon": [CHANGED, SAME, SAME, SAME, CHANGED],
         "ansible.builtin.file": [CHANGED],
         "ansible.builtin.stat": [{"changed": False, "stat": {"exists": one}} for one in there],
@@ -134,19 +134,18 @@ def test_a_queue_is_retired_after_its_daemons_and_its_accounting(
     assert [state for _name, state in ran[4 : 4 + len(accounting)]] == accounting
     assert ran[4 + len(accounting) :] == [*stopped, ("file", "absent"), ("slurm_state", "retired")]
     assert arguments_of(played, "slurm_state") == {"state": "retired", "keep": keep}
-    assert played.result["kept"] == "/var/lib/slurm/slurmctld.1"
+    assert played.result["moved_to"] == "/var/lib/slurm/slurmctld.1"
 
 
 def test_a_handover_to_the_manager_itself_is_ignored() -> None:
     """The variables of a hand-over may be given again, when the queue has moved."""
     here = {**HOST_VARIABLES, "inventory_hostname": "n2", "groups": {"all": ["n1", "n2"]}}
-    found = {"changed": False, "used": False, "marker": None, "node": True}
-    for handing, former in (("n2", "n1"), ("n1", "n1"), ("", "n1")):
-        arguments = {"record": HANDED_OVER, "state": "inspected"}
+    found = {"changed": False, "in_use": False, "marker": None, "is_node": True}
+    for former_manager, query in (("n2", "n1"), ("n1", "n1"), ("", "n1")):
         played = play(
-            slurm_state.ActionModule,
-            arguments,
-            {"gpumesh.cluster.slurm_state": [found]},
-            {**here, "slurm_former_manager": handing},
+            slurm_state_info.ActionModule,
+            {"record": HANDED_OVER},
+            {"gpumesh.cluster.slurm_state_info": [found]},
+            {**here, "slurm_former_manager": former_manager},
         )
-        assert played.result["succession"]["former"] == former
+        assert played.result["handover"]["query"] == query

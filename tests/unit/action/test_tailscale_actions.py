@@ -179,7 +179,7 @@ def test_the_device_is_found_by_the_address_in_the_record() -> None:
 
 def test_the_device_of_another_machine_is_found_by_the_name_of_that_machine() -> None:
     left = [{"machine": "t3", "mesh": {"address": "100.64.0.3"}}]
-    ((_name, given),) = run_device("t1", machine="t3", left=left, state="absent").ran
+    ((_name, given),) = run_device("t1", machine="t3", former_members=left, state="absent").ran
     assert (given["address"], given["name"]) == ("100.64.0.3", "third")
 
 

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 from ansible.parsing.dataloader import DataLoader
 
-from ansible_collections.gpumesh.cluster.plugins.action import tracking, tracking_test
+from ansible_collections.gpumesh.cluster.plugins.action import (
+    tracking,
+    tracking_change,
+    tracking_settings,
+    tracking_test,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.tracking import tracking_checks
@@ -50,7 +55,8 @@ def module_arguments_of(run: Played) -> dict[str, Any]:
 
 
 def derive_settings(record: Any, start: bool = False, **options: Any) -> Any:
-    return run_tracking(record=record, arguments={"state": "asked", "start": start}, **options).result
+    variables = {"inventory_hostname": "n1", **{f"tracking_{name}": value for name, value in options.items()}}
+    return play(tracking_settings.ActionModule, {"record": record, "start": start}, {}, variables).result
 
 
 def test_only_the_member_named_in_the_record_serves() -> None:
@@ -80,7 +86,13 @@ def test_tracking_is_off_by_default() -> None:
 def test_only_changed_settings_are_written_to_the_record() -> None:
     assert derive_settings(TRACKING_ON, start=True, server="n2", port=5000)["settings"] is None
     found = derive_settings(TRACKING_ON, server="n1")
-    assert found == {"changed": False, "settings": {"server": "n1"}, "own": False, "former": "n2", "was_on": False}
+    assert found == {
+        "changed": False,
+        "settings": {"server": "n1"},
+        "own_certificate": False,
+        "former_server": "n2",
+        "was_enabled": False,
+    }
     assert derive_settings(TRACKING_ON, certificate_file="/x")["settings"] == {"tls": True, "certificates": []}
     assert derive_settings(TRACKING_WITH_TLS, certificate_file="/x")["settings"] is None
     assert derive_settings(TRACKING_ON, state="absent")["settings"] == {"enabled": False}
@@ -113,7 +125,7 @@ OWN_CERTIFICATE = plan.set_tracking(TRACKING_ON, {"tls": True, "certificates": [
 )
 def test_a_server_has_tls_unless_that_is_switched_off(record: Any, options: Any, settings: Any, own: bool) -> None:
     found = derive_settings(record, **options)
-    assert (found["settings"], found["own"]) == (settings, own)
+    assert (found["settings"], found["own_certificate"]) == (settings, own)
 
 
 def test_tls_is_not_switched_off_with_a_certificate() -> None:
@@ -138,8 +150,8 @@ def test_the_record_has_the_certificates_that_the_server_has_made(
 ) -> None:
     hostvars = {"n1": {"certified": {"certificates": None}}, "n2": {"certified": {"certificates": made}}}
     variables = {"inventory_hostname": "n1", "ansible_play_batch": ["n1", "n2"], "hostvars": hostvars}
-    given = {"record": record, "state": "trusted", "wanted": wanted, "registered": "certified"}
-    assert play(tracking.ActionModule, given, {}, variables).result["settings"] == settings
+    given = {"record": record, "settings": wanted, "registered": "certified"}
+    assert play(tracking_settings.ActionModule, given, {}, variables).result["settings"] == settings
 
 
 def test_members_trust_the_certificates_in_the_record(tmp_path: Path) -> None:
@@ -153,7 +165,7 @@ def test_members_trust_the_certificates_in_the_record(tmp_path: Path) -> None:
         derived.job_variables(OWN_CERTIFICATE)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
     )
     # Before the record has it, nothing is missing yet.
-    assert module_arguments_of(run_tracking("n2", TRACKING_WITH_TLS, {"own": True}))["own_certificate"]
+    assert module_arguments_of(run_tracking("n2", TRACKING_WITH_TLS, {"own_certificate": True}))["own_certificate"]
     (tmp_path / "ca").write_text(PEM, encoding="ascii")
     refused = run_tracking("n1", OWN_CERTIFICATE, ca_file=str(tmp_path / "ca")).result
     assert refused["failed"] and "the server makes its own certificate" in refused["msg"]
@@ -206,29 +218,29 @@ def test_a_server_that_was_away_when_it_was_switched_off_is_removed_later() -> N
     """This includes a server whose volume was lost, since remove has then switched tracking off."""
     on = plan.commit(plan.set_tracking(TRACKING_OFF, {"server": "n2"}), STAMP)
     off = plan.commit(plan.set_tracking(on, {"enabled": False}), STAMP)
-    assert [derive_settings(record)["was_on"] for record in (TRACKING_OFF, on, off)] == [False, False, True]
+    assert [derive_settings(record)["was_enabled"] for record in (TRACKING_OFF, on, off)] == [False, False, True]
     volume = {"name": "data", "mount_point": "/mnt/d", "server": "n1", "path": "/srv/d"}
     lost = plan.commit(plan.set_storage(CREATED_RECORD, [volume]), STAMP)
     lost = plan.commit(plan.set_tracking(lost, {"server": "n2"}), STAMP)
     gone = plan.commit(plan.remove(lost, ["n1"], STAMP, "n2", force=True), STAMP)
-    assert gone["tracking"] is None and derive_settings(gone)["was_on"]
+    assert gone["tracking"] is None and derive_settings(gone)["was_enabled"]
 
 
 @pytest.mark.parametrize(
-    ("state", "given"), [("agreed", {}), ("movable", {"former": "n2"}), ("trusted", {"wanted": None})]
+    ("action", "given"),
+    [
+        (tracking_change, {}),
+        (tracking_change, {"record": TRACKING_MOVED, "former_server": "n2"}),
+        (tracking_settings, {"record": TRACKING_MOVED, "settings": None}),
+    ],
 )
-def test_a_failure_on_one_host_stops_the_change_on_all(state: str, given: dict[str, Any]) -> None:
+def test_a_failure_on_one_host_stops_the_change_on_all(action: Any, given: dict[str, Any]) -> None:
     """Every host fails individually, since a failure that is fatal for all could not be rescued, and site would end."""
 
     def agree(machine: str, result: dict[str, Any]) -> Any:
         hostvars = {"n1": {"tried": {"changed": False}}, "n2": {"tried": result}}
         variables = {"inventory_hostname": machine, "ansible_play_batch": ["n1", "n2"], "hostvars": hostvars}
-        return play(
-            tracking.ActionModule,
-            {"record": TRACKING_MOVED, "state": state, "registered": "tried", **given},
-            {},
-            variables,
-        )
+        return play(action.ActionModule, {"registered": "tried", **given}, {}, variables)
 
     for machine in ("n1", "n2"):
         refused = agree(machine, {"failed": True, "msg": "pip cannot install MLflow."}).result
@@ -242,10 +254,10 @@ def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
     def move(*present: str, **more: Any) -> Any:
         hosts = {"ansible_play_batch": list(present), "hostvars": {"n1": {}, "n2": {}}}
         variables = {"inventory_hostname": "n1", **hosts, **more}
-        given = {"record": TRACKING_MOVED, "state": "movable", "former": "n2", "registered": "preview"}
-        return play(tracking.ActionModule, given, {}, variables).result
+        given = {"record": TRACKING_MOVED, "former_server": "n2", "registered": "preview"}
+        return play(tracking_change.ActionModule, given, {}, variables).result
 
-    assert move("n1", "n2")["leaves"] == "n2"
+    assert move("n1", "n2")["moved_from"] == "n2"
     assert move("n1")["failed"]
     # Nor do those that run nothing of this layer.
     for machine in ("n1", "n2"):

@@ -24,18 +24,20 @@ VOLUMES = [
 EMPTY = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 RECORD = plan.set_storage(EMPTY, VOLUMES).record
 MODULE, RUN = "gpumesh.cluster.train", "gpumesh.cluster.train_run"
+INFO = "gpumesh.cluster.train_run_info"
 UNCHANGED = {"changed": False, "outdated": []}
 HOST_VARIABLES = {"inventory_hostname": "n1"}
 
 
 def run_result(state: str, action: str = "attached", changed: bool = False) -> dict[str, Any]:
     ended = state in ("finished", "failed")
-    return {"changed": changed, "action": action, "ended": ended, "line": f"nano: {state}", "run": {"state": state}}
+    shown = {"ended": ended, "summary": f"nano: {state}", "folder": "/mnt/shared/nano", "run": {"state": state}}
+    return {"changed": changed, "action": action, **shown}
 
 
 def run_train(*results: dict[str, Any], **options: Any) -> Played:
     arguments = {"record": RECORD, "name": "nano", "command": "true", **options}
-    return play(train_run.ActionModule, arguments, {RUN: results}, HOST_VARIABLES)
+    return play(train_run.ActionModule, arguments, {RUN: results[:1], INFO: results[1:]}, HOST_VARIABLES)
 
 
 @pytest.fixture(autouse=True)
@@ -101,13 +103,11 @@ def test_a_run_uses_the_volumes_of_the_manager_even_if_the_first_host_is_a_pod()
 
 def test_a_run_is_followed_until_it_ends() -> None:
     played = run_train(run_result("queued", "started", changed=True), run_result("running"), run_result("finished"))
-    assert (played.result["changed"], played.result["line"]) == (True, "nano: finished")
-    assert [parameters.get("state", "started") for _module, parameters in played.ran] == [
-        "started",
-        "followed",
-        "followed",
-    ]
-    assert all(parameters["volumes"] == ["/mnt/shared"] for _module, parameters in played.ran)
+    shown = [played.result[key] for key in ("changed", "action", "summary")]
+    assert shown == [True, "started", "nano: finished"]
+    (started, parameters), *later = played.ran
+    assert (started, parameters["volumes"]) == (RUN, ["/mnt/shared"])
+    assert later == [(INFO, {"folder": "/mnt/shared/nano"})] * 2
 
 
 def test_the_result_of_a_run_is_set_as_stats() -> None:

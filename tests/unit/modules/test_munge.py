@@ -76,10 +76,10 @@ def test_a_key_is_written_once_and_readable_only_by_its_owner(given: dict[str, A
 
 def test_a_member_verifies_the_credential_of_the_manager(given: dict[str, Any], programs: Path) -> None:
     socket = Path(given["socket"])
-    manager = run_module("munge", programs, **given, generate=True, sign=True, asked_at=0, start=False)
+    manager = run_module("munge", programs, **given, generate=True, sign=True, controller_time=0, start=False)
     assert (manager["credential"], manager["reason"]) == ("MUNGE:signed:", "")
     assert len(base64.b64decode(manager["content"])) == 128
-    assert manager["ahead"] > 1e9
+    assert manager["clock_ahead"] > 1e9
     socket.touch()
     member = {**given, "content": manager["content"], "manager_name": "n1"}
     assert run_module("munge", programs, **member, verify="MUNGE:signed:")["changed"], (
@@ -108,7 +108,7 @@ def test_a_replayed_credential_restarts_nothing(given: dict[str, Any], programs:
 
 
 def test_a_clock_skew_is_refused_before_anything_changes(given: dict[str, Any], programs: Path) -> None:
-    asked = {"asked_at": time.time(), "manager_ahead": -90.0, "manager_name": "n1"}
+    asked = {"controller_time": time.time(), "manager_clock_ahead": -90.0, "manager_name": "n1"}
     told = run_module("munge", programs, **given, content=KEY, **asked)
     assert "The clock is 9" in told["msg"] and "ahead of that of the manager n1" in told["msg"]
     assert not Path(given["path"]).exists()

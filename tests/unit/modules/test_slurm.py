@@ -71,7 +71,7 @@ def test_a_node_is_configured_and_started_in_one_call(
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        changes = {"controller_port": port, "forgotten": True, "task_prolog": "", "epilog": "", "machine": "n3"}
+        changes = {"controller_port": port, "reregister": True, "task_prolog": "", "epilog": "", "machine": "n3"}
         with module_arguments({**given, **changes}), pytest.raises(SystemExit):
             slurm.main()
     waiting = json.loads(capsys.readouterr().out)

@@ -67,10 +67,10 @@ def test_the_rule_detects_tasks_that_end_all_hosts(text: str, ends: bool) -> Non
 HOSTS_THAT_ANSWERED = (
     "localhost",
     "{{ cluster_record.manager }}",
-    "{{ __cluster_decision.manager }}",
-    "{{ __cluster_found.authority }}",
+    "{{ __cluster_registration.manager }}",
+    "{{ __cluster_copies.authority }}",
     "{{ __cluster_removal.authority }}",
-    "{{ __slurm_manager_queue.succession.former or cluster_record.manager }}",
+    "{{ __slurm_manager_state.handover.query or cluster_record.manager }}",
     # The trusted copies replace others only where these have answered.
     "{{ item }}",
 )

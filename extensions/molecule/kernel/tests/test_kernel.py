@@ -226,7 +226,7 @@ def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
     size, used = lab.shell("v3", "ls /limited/ && df --block-size=1M --output=size,used /limited").split()[-2:]
     assert (size, used) in {("16", "8"), ("16", "9")}
     place = {key: LIMITED[key] for key in ("name", "mount_point")}
-    looked = lab.module("v3", "gpumesh.cluster.volume_probe", phase="look", volumes=[place]).output
+    looked = lab.module("v3", "gpumesh.cluster.volume_probe", phase="usage", volumes=[place]).output
     assert f'"total_bytes": {16 << 20}' in looked
     attempt = lab.ssh("v3", write("/limited/more", 12))
     assert attempt.returncode != 0

@@ -423,7 +423,7 @@ def test_a_job_is_launched_without_a_default_partition(lab: Lab) -> None:
         lab.run("s1", "scontrol", "update", "partitionname=cluster", "default=yes")
     assert run.code == 0, run.output
     result = json.loads(run.output.partition("=> ")[2].splitlines()[0])
-    assert (result["rc"], result["barred"], sorted(result["stdout"].split())) == (0, {}, list(MACHINES)), result
+    assert (result["rc"], result["unavailable"], sorted(result["stdout"].split())) == (0, {}, list(MACHINES)), result
     wait_until_idle(lab)
 
 

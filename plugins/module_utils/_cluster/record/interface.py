@@ -29,7 +29,7 @@ CHANGE_OPTIONS: Dict[str, Any] = {
     "actor": {"type": "str"},
     "lock_timeout": {"type": "float", "default": DEFAULT_WAIT},
     "force": {"type": "bool", "default": False},
-    "known": {"type": "list", "elements": "str", "default": []},
+    "known_digests": {"type": "list", "elements": "str", "default": []},
     "older_version": {"type": "bool", "default": False},
 }
 

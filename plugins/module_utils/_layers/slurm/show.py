@@ -101,7 +101,7 @@ _FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "no
 class SlurmNode(TypedDict):
     """A node. ``state`` is idle, mixed, allocated, down, unknown, …; ``flags`` are additional ones, such as drain.
 
-    ``memory`` is in MB. ``ready``: the node accepts jobs. ``held``: it is drained, and accepts none until resumed.
+    ``memory`` is in MB. ``ready``: the node accepts jobs. ``drained``: an administrator, a check or Slurm has drained it.
     ``slurmd_started``: when the slurmd that registered last was started, in seconds since 1970.
     """
 
@@ -111,7 +111,7 @@ class SlurmNode(TypedDict):
     state: str
     flags: List[str]
     ready: bool
-    held: bool
+    drained: bool
     reason: str
     reason_user: str
     cpus: int
@@ -232,7 +232,7 @@ def parse_nodes_json(json_text: str) -> List[SlurmNode]:
                 "state": state,
                 "flags": flags,
                 "ready": accepts_jobs(state, flags),
-                "held": is_drained(flags),
+                "drained": is_drained(flags),
                 "reason": str(entry.get("reason", "")),
                 "reason_user": str(entry.get("reason_set_by_user", "")),
                 "cpus": int(entry.get("cpus", 0)),
@@ -267,7 +267,7 @@ def parse_nodes_text(scontrol_output: str) -> List[SlurmNode]:
                 "state": state,
                 "flags": flags,
                 "ready": accepts_jobs(state, flags),
-                "held": is_drained(flags),
+                "drained": is_drained(flags),
                 "reason": reason_match.group(1) if reason_match else reason_text.strip(),
                 "reason_user": reason_match.group(2) if reason_match else "",
                 "cpus": int(fields.get("CPUTot", 0)),

@@ -120,7 +120,7 @@ def write_part(state_directory: str, part_number: int, encoded_part: str, user: 
     try:
         part_bytes = base64.b64decode(encoded_part.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as failure:
-        raise InputError("The part differs from the output of state=exported.", "Export it again.") from failure
+        raise InputError("The part differs from what slurm_state_info has returned.", "Read it again.") from failure
     if not 0 <= part_number < MAX_PARTS or len(part_bytes) > PART_SIZE:
         raise InputError(
             f"Part {part_number} of {len(part_bytes)} bytes: there are at most {MAX_PARTS} of {PART_SIZE}.",

@@ -239,7 +239,7 @@ def _check_members(
 ) -> Dict[str, Any]:
     deadline = time.monotonic() + _TOKEN_TIMEOUT
     unseen_machines = [machine for machine in machines if not _has_token(mount_point, run_id, machine, deadline)]
-    measurements: Dict[str, Any] = {"unseen": unseen_machines, "read_mbps": None, "lock": None}
+    measurements: Dict[str, Any] = {"missing_members": unseen_machines, "read_mbps": None, "lock": None}
     if neighbour and neighbour not in unseen_machines:
         with _opened_directory(mount_point, run_id, neighbour) as directory_descriptor:
             if limits.data_size and "data" in os.listdir(directory_descriptor):

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import time
-from typing import List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import current_user_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
@@ -172,3 +172,15 @@ def format_session(session: Optional[job.QueuedSession], session_name: str) -> s
     if session.job_state != "running":
         return f"{session_name}: job {session.job_id}, {role_counts} · {session.job_state}"
     return f"{session_name}: job {session.job_id}, {role_counts} · {session.stage} on {', '.join(session.node_names)}"
+
+
+def session_values(session: Optional[job.QueuedSession], session_name: str, job_id: int) -> Dict[str, Any]:
+    """A session as the results of modules. ``job_id``: that of the session's job, 0 for none."""
+    reason = failure_reason(session) if job_id else ""
+    return {
+        "job": job_id,
+        "summary": format_session(session, session_name),
+        "session_state": "failed" if reason else "ended" if session is None or session.has_ended else session.stage,
+        "reason": reason,
+        "host": session.log_node if session else "",
+    }

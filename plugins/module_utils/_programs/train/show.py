@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import time
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
+    ENDED_STATES,
     Attempt,
     RunRequest,
     Straggler,
     TrainingRun,
+    format_run,
 )
 
 #: Seconds after which a report no longer counts as current.
@@ -56,6 +58,16 @@ def format_line(run: TrainingRun, now: float, job_state: str = "") -> str:
             *(format_straggler(straggler) for straggler in last_attempt.stragglers if straggler.until is None),
         )
     return _join_parts(f"{run.name}: {run.state}", _format_step(run.step, run.steps), run.detail)
+
+
+def run_values(run: TrainingRun, job_state: str, directory: str) -> Dict[str, Any]:
+    """A run as the results of modules. ``job_state``: the state of its job in Slurm."""
+    return {
+        "ended": run.state in ENDED_STATES,
+        "summary": format_line(run, time.time(), job_state),
+        "folder": directory,
+        "run": format_run(run),
+    }
 
 
 def _format_loss(run: TrainingRun) -> str:

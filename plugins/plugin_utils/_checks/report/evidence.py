@@ -477,7 +477,7 @@ def _format_occupied_nodes(jobs_by_node: Mapping[str, Sequence[str]]) -> str:
 
 def _explain_not_launched(job: Mapping[str, Any]) -> str:
     """Explain on which nodes no task was launched, and why; empty if there are none."""
-    jobs_by_node, states_by_node = job.get("held") or {}, job.get("barred") or {}
+    jobs_by_node, states_by_node = job.get("occupied") or {}, job.get("unavailable") or {}
     phrases = [_format_occupied_nodes(jobs_by_node)] if jobs_by_node else []
     phrases += [f"{node} is {state}" for node, state in states_by_node.items()]
     excluded_nodes = [*jobs_by_node, *states_by_node]
@@ -639,7 +639,7 @@ def judge_cluster(
     machines = [member["machine"] for member in record["members"]]
     userspace_only = evidence.get("userspace_only", [])
     judged_machines = [machine for machine in machines if machine not in userspace_only]
-    machines_in_run = [machine for machine in evidence.get("asked", machines) if machine in judged_machines]
+    machines_in_run = [machine for machine in evidence.get("queried", machines) if machine in judged_machines]
     answering_machines = [machine for machine in evidence.get("answered", []) if machine in machines]
     reachability = evidence.get("reachability")
     probed_pairs = list(reachability.get("pairs", [])) if reachability and not reachability.get("skipped") else []

@@ -210,7 +210,7 @@ def _judge_shared(volume_evidence: VolumeEvidence, machine: str, volume: Mapping
             "error", f"{volume_name} could not be compared: {compare_result['trouble']}.", _volume_remedy(volume)
         )
     unseen_writers = sorted(
-        writer for writer in compare_result["unseen"] if volume_evidence.has_written(writer, volume)
+        writer for writer in compare_result["missing_members"] if volume_evidence.has_written(writer, volume)
     )
     if unseen_writers:
         sentence = (
@@ -235,11 +235,12 @@ def _judge_locks(volume_evidence: VolumeEvidence, machine: str, volume: Mapping[
         volume_evidence.result_of("compare", machine, volume),
         volume_evidence.result_of("take", machine, volume),
     )
-    if compare_result.get("lock") is None and lock_owner in compare_result.get("unseen", []):
+    if compare_result.get("lock") is None and lock_owner in compare_result.get("missing_members", []):
         return VolumeFinding("skipped", f"{volume_name} is not the same file system on {lock_owner}.")
-    lost_lock_reason = volume_evidence.result_of("write", lock_owner, volume)["held"] or volume_evidence.result_of(
-        "release", lock_owner, volume
-    ).get("held")
+    write_result, release_result = (
+        volume_evidence.result_of(phase, lock_owner, volume) for phase in ("write", "release")
+    )
+    lost_lock_reason = write_result["lock_error"] or release_result.get("lock_error")
     lock_problem = (
         compare_result["trouble"]
         or take_result["trouble"]

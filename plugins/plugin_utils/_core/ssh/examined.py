@@ -31,7 +31,7 @@ _PROGRAM_CHECK = (
 
 
 class ExaminedModule(RunModule):
-    """Runs the module as Ansible would itself. ``said`` in a result is Ansible's own message."""
+    """Runs the module as Ansible would itself. ``ansible_message`` in a result is Ansible's own message."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Run the module in the worker of the host, so that as many hosts are examined at once as there are forks."""
@@ -158,4 +158,4 @@ def _error_result(error: dict[str, Any], ansible_message: str) -> dict[str, Any]
     if error["cause"] in ("answers", "not_checked"):
         # In these cases, Ansible's message is the only information.
         error = {**error, "message": f"{printable(ansible_message.strip().rstrip('.'))}. {error['message']}"}
-    return {"msg": format_error(error), "error": error, "said": ansible_message}
+    return {"msg": format_error(error), "error": error, "ansible_message": ansible_message}

@@ -85,7 +85,7 @@ def test_module_records_refuses_and_releases_claims(tmp_path: Path) -> None:
     members = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
     asked = {"name": "one", "subnet": "10.0.0.0/24", "manager": "n1", "members": members, "path": str(folder)}
     one = Owner("one", result_of(start("cluster", asked))["record"]["id"])
-    things = {"things": ["munge", "slurm"]}
+    things = {"claims": ["munge", "slurm"]}
     assert run_module(folder, one, **things, _ansible_check_mode=True)["changed"]
     assert not note.exists()
     assert run_module(folder, one, **things)["changed"]
@@ -95,7 +95,7 @@ def test_module_records_refuses_and_releases_claims(tmp_path: Path) -> None:
     assert "they belong to cluster 'one': munge, slurm" in refused["msg"]
     # A machine that never joined is refused, and removes nothing.
     left = run_module(folder, TWO, state="absent")
-    assert (left["member"], left["others"], left["changed"]) == (False, ["munge", "slurm"], False)
+    assert (left["member"], left["foreign_claims"], left["changed"]) == (False, ["munge", "slurm"], False)
     assert note.read_text() == before
     # An unreadable record may be the owner's.
     (folder / "one.json").write_text("{")
@@ -106,7 +106,7 @@ def test_module_records_refuses_and_releases_claims(tmp_path: Path) -> None:
     note.write_text(before)
     (folder / "one.json").write_bytes((folder / "one.json.good").read_bytes())
     left = run_module(folder, one, state="absent")
-    assert (left["member"], left["others"], left["changed"]) == (True, [], True)
+    assert (left["member"], left["foreign_claims"], left["changed"]) == (True, [], True)
     assert not note.exists()
     # An interrupted cleanup continues: the record still exists.
     assert run_module(folder, one, state="absent")["member"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from action_runs import play
 
-from ansible_collections.gpumesh.cluster.plugins.action.slurm_state import ActionModule
+from ansible_collections.gpumesh.cluster.plugins.action.slurm_state_info import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 
@@ -34,11 +34,11 @@ def build_record(*managers: str) -> Record:
 def controller_state(*tenures: int, cluster: str = ID, machine: str = "n1", node: bool = True) -> dict[str, Any]:
     """The state that a machine with a queue reports."""
     marker = {"cluster": cluster, "machine": machine, "tenures": list(tenures)} if tenures else None
-    return {"used": True, "marker": marker, "accounting": False, "node": node}
+    return {"in_use": True, "marker": marker, "pending_accounting": False, "is_node": node}
 
 
-NONE = {"used": False, "marker": None, "accounting": False, "node": True}
-BARE = {**NONE, "node": False}
+NONE = {"in_use": False, "marker": None, "pending_accounting": False, "is_node": True}
+BARE = {**NONE, "is_node": False}
 SILENT = {"unreachable": True, "msg": "no route to host"}
 SKIPPED: dict[str, Any] = {"skipped": True}
 
@@ -48,19 +48,19 @@ def run_action(
     answer: dict[str, Any],
     machine: str = "n1",
     inventory: Sequence[str] = HOSTS,
-    handing: str = "",
-    lost: bool = False,
+    former_manager: str = "",
+    manager_lost: bool = False,
     **arguments: Any,
 ) -> dict[str, Any]:
     """The result of the task, where the queried host returns this answer."""
     hosts_in_run = {
         "inventory_hostname": machine,
         "groups": {"all": list(inventory)},
-        "slurm_former_manager": handing,
-        "cluster_manager_lost": lost,
+        "slurm_former_manager": former_manager,
+        "cluster_manager_lost": manager_lost,
     }
-    given = {"record": record, "state": "inspected", **arguments}
-    return play(ActionModule, given, {"gpumesh.cluster.slurm_state": [answer]}, hosts_in_run).result
+    arguments = {"record": record, **arguments}
+    return play(ActionModule, arguments, {"gpumesh.cluster.slurm_state_info": [answer]}, hosts_in_run).result
 
 
 def run_decision(
@@ -68,8 +68,8 @@ def run_decision(
 ) -> dict[str, Any]:
     """The result of the last task of the role: the manager is queried, and the previous one if necessary."""
     result = run_action(record, manager_state, **options)
-    if former is not None and result.get("succession", {}).get("former"):
-        result = run_action(record, former, manager_queue=manager_state, **options)
+    if former is not None and result.get("handover", {}).get("query"):
+        result = run_action(record, former, manager_state=manager_state, **options)
     return result
 
 
@@ -78,9 +78,7 @@ def decision_of(
 ) -> dict[str, Any]:
     """The decision of the role, without empty values."""
     return {
-        key: value
-        for key, value in run_decision(record, manager_state, former, **options)["succession"].items()
-        if value
+        key: value for key, value in run_decision(record, manager_state, former, **options)["handover"].items() if value
     }
 
 
@@ -95,7 +93,7 @@ def mark_decision(*tenures: int, retire: str = "", action: str = "mark") -> dict
     return {"action": action, "tenures": list(tenures), **({"retire": retire} if retire else {})}
 
 
-GO_ON = {"action": "go_on"}
+GO_ON = {"action": "continue"}
 
 
 def test_terms_follow_the_history() -> None:
@@ -121,8 +119,8 @@ def test_manager_continues_with_the_state_of_its_term() -> None:
         == decision_of(build_record("n2"), controller_state(2))
         == GO_ON
     )
-    assert decision_of(build_record("n2"), controller_state(1, 2), controller_state(1), handing="n1") == GO_ON
-    assert decision_of(build_record("n2"), controller_state(2), lost=True) == GO_ON
+    assert decision_of(build_record("n2"), controller_state(1, 2), controller_state(1), former_manager="n1") == GO_ON
+    assert decision_of(build_record("n2"), controller_state(2), manager_lost=True) == GO_ON
 
 
 def test_state_of_another_cluster_is_kept_aside() -> None:
@@ -130,32 +128,34 @@ def test_state_of_another_cluster_is_kept_aside() -> None:
 
 
 def test_queue_is_taken_from_the_outgoing_manager() -> None:
-    assert decision_of(build_record("n2"), NONE, handing="n1") == {"action": "go_on", "former": "n1"}
+    assert decision_of(build_record("n2"), NONE, former_manager="n1") == {"action": "continue", "query": "n1"}
     for former in (controller_state(1), controller_state()):
-        assert decision_of(build_record("n2"), NONE, former, handing="n1") == mark_decision(1, 2, action="take")
+        assert decision_of(build_record("n2"), NONE, former, former_manager="n1") == mark_decision(
+            1, 2, action="take_over"
+        )
 
 
 def test_old_queue_is_ignored_after_handing_back() -> None:
     record = build_record("n2", "n1")
-    taken = decision_of(record, controller_state(1), controller_state(1, 2), handing="n2")
-    assert taken == mark_decision(1, 2, 3, action="take", retire="delete")
+    taken = decision_of(record, controller_state(1), controller_state(1, 2), former_manager="n2")
+    assert taken == mark_decision(1, 2, 3, action="take_over", retire="delete")
     # After a loss in which the second manager started with an empty queue, it is kept.
-    taken = decision_of(record, controller_state(1), controller_state(2), handing="n2")
-    assert taken == mark_decision(2, 3, action="take", retire="keep")
+    taken = decision_of(record, controller_state(1), controller_state(2), former_manager="n2")
+    assert taken == mark_decision(2, 3, action="take_over", retire="keep")
     # A state without a marker is kept or deleted depending on the machine's last tenure.
-    assert decision_of(record, controller_state(), controller_state(1, 2), handing="n2")["retire"] == "delete"
-    assert decision_of(record, controller_state(), controller_state(2), handing="n2")["retire"] == "keep"
+    assert decision_of(record, controller_state(), controller_state(1, 2), former_manager="n2")["retire"] == "delete"
+    assert decision_of(record, controller_state(), controller_state(2), former_manager="n2")["retire"] == "keep"
 
 
 def test_former_manager_cannot_claim_unknown_terms() -> None:
     claimed = controller_state(1, 7, 99, 2)
-    assert decision_of(build_record("n2", "n1"), NONE, claimed, handing="n2")["tenures"] == [1, 2, 3]
+    assert decision_of(build_record("n2", "n1"), NONE, claimed, former_manager="n2")["tenures"] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("own", [NONE, BARE, controller_state(7), controller_state(1, cluster=OTHER)])
 def test_no_controller_starts_after_an_interrupted_hand_over(own: dict[str, Any]) -> None:
     record = build_record("n2")
-    assert decision_of(record, own) == {"action": "go_on", "former": "n1"}
+    assert decision_of(record, own) == {"action": "continue", "query": "n1"}
     check_refusal(record, own, controller_state(1), "still on n1", "remove again", "cluster_new_manager=n2")
     check_refusal(record, own, controller_state(), "still on n1")
 
@@ -163,10 +163,14 @@ def test_no_controller_starts_after_an_interrupted_hand_over(own: dict[str, Any]
 def test_unreachable_former_manager_is_waited_for() -> None:
     record = build_record("n2")
     check_refusal(record, NONE, SILENT, "Bring n1 back", "no route to host", "cluster_manager_lost=true")
-    check_refusal(record, NONE, SILENT, "Bring n1 back", handing="n1")
+    check_refusal(record, NONE, SILENT, "Bring n1 back", former_manager="n1")
     assert "it is not in the inventory" in run_action(record, NONE, inventory=["n2"])["msg"]
-    assert decision_of(record, NONE, SILENT, lost=True) == decision_of(record, NONE, lost=True) == mark_decision(2)
-    assert decision_of(build_record("n2", "n1"), controller_state(1), SILENT, lost=True) == mark_decision(
+    assert (
+        decision_of(record, NONE, SILENT, manager_lost=True)
+        == decision_of(record, NONE, manager_lost=True)
+        == mark_decision(2)
+    )
+    assert decision_of(build_record("n2", "n1"), controller_state(1), SILENT, manager_lost=True) == mark_decision(
         3, retire="keep"
     )
 
@@ -174,9 +178,9 @@ def test_unreachable_former_manager_is_waited_for() -> None:
 def test_queue_of_another_term_is_not_taken() -> None:
     record = build_record("n2", "n1", "n3")
     # n1 was the manager twice, and has only its first state; n2 may have the rest.
-    check_refusal(record, NONE, controller_state(1), "does not have them either", handing="n1")
+    check_refusal(record, NONE, controller_state(1), "does not have them either", former_manager="n1")
     check_refusal(
-        build_record("n2"), NONE, controller_state(1, cluster=OTHER), "does not have them either", handing="n1"
+        build_record("n2"), NONE, controller_state(1, cluster=OTHER), "does not have them either", former_manager="n1"
     )
     check_refusal(
         build_record("n2", "n1"), controller_state(1), NONE, "n2 had before, and which does not have them either"
@@ -215,7 +219,7 @@ def test_manager_without_a_response_is_an_error() -> None:
 )
 def test_invalid_marker_counts_as_no_response(marker: object) -> None:
     check_refusal(
-        build_record("n2"), NONE, {**controller_state(1), "marker": marker}, "it does not answer", handing="n1"
+        build_record("n2"), NONE, {**controller_state(1), "marker": marker}, "it does not answer", former_manager="n1"
     )
 
 
@@ -245,8 +249,8 @@ def test_invalid_marker_counts_as_no_response(marker: object) -> None:
 def test_queue_of_a_former_manager_is_deleted_after_the_takeover(
     managers: Sequence[str], own: dict[str, Any], manager: dict[str, Any], becomes: str
 ) -> None:
-    assert run_action(build_record(*managers), manager, member_queue=own).get("leftover", "") == becomes
+    assert run_action(build_record(*managers), manager, member_state=own).get("leftover_action", "") == becomes
 
 
 def test_machine_without_a_response_is_not_changed() -> None:
-    assert run_action(build_record("n2"), controller_state(1, 2), member_queue=SKIPPED)["leftover"] == ""
+    assert run_action(build_record("n2"), controller_state(1, 2), member_state=SKIPPED)["leftover_action"] == ""

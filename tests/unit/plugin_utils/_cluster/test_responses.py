@@ -89,9 +89,9 @@ class TestRecordRequests:
     def test_one_host_is_queried_for_each_record(self) -> None:
         results = {A: announce(NEW), B: announce(NEW), C: announce(OLD, OTHER), D: announce(OTHER)}
         asked = plan_record_requests(results, {}, ["lab"])
-        assert [(request["machine"], request["whole"]) for request in asked] == [(A, ["lab"]), (C, ["lab"])]
+        assert [(request["machine"], request["complete"]) for request in asked] == [(A, ["lab"]), (C, ["lab"])]
         every = plan_record_requests(results, {})
-        assert [(request["machine"], request["whole"]) for request in every] == [(A, ["lab"]), (C, ["lab", "other"])]
+        assert [(request["machine"], request["complete"]) for request in every] == [(A, ["lab"]), (C, ["lab", "other"])]
         assert plan_record_requests(results, collect_sent_records([send_whole(NEW, OLD)], {}), ["lab"]) == []
 
     def test_requests_are_limited_to_given_machines(self) -> None:
@@ -181,8 +181,8 @@ def test_unchanged_cluster_of_a_thousand_members_takes_less_than_a_mebibyte(
     machines = [member["machine"] for member in record["members"]]
 
     def ask(known: list[str]) -> dict[str, dict[str, Any]]:
-        first = wire.call("cluster_info", whole=["lab"], known=known)
-        others = wire.call("cluster_info", hosts=MANY - 1, whole=[])
+        first = wire.call("cluster_info", complete=["lab"], known_digests=known)
+        others = wire.call("cluster_info", hosts=MANY - 1, complete=[])
         return {machine: first if machine == record["manager"] else others for machine in machines}
 
     results = ask([])
@@ -199,7 +199,7 @@ def test_unchanged_cluster_of_a_thousand_members_takes_less_than_a_mebibyte(
     assert [list(one) for one in entries] == [["machine"]] * MANY
     assert enrolled_members({**decision, "members": present}, record, {})[MANY:] == present[MANY:]
     for check_mode in (True, False):
-        request = {"name": "lab", "members": entries, "joining": [], "known": list(records)}
+        request = {"name": "lab", "members": entries, "joining": [], "known_digests": list(records)}
         written = wire.call("cluster", **request, _ansible_check_mode=check_mode)
         assert (written["changed"], "record" in written, records[written["digest"]]) == (False, False, record)
     assert outdated_members(results, record) == []
@@ -219,6 +219,6 @@ def test_sent_copy_is_reported_as_its_digest(tmp_path: Path) -> None:
     assert (kept["changed"], kept["digest"], "record" in kept) == (True, derive.record_digest(NEW), False)
     assert len(json.dumps(kept)) < 1000
     assert wire.call("cluster_info")["clusters"] == [NEW]
-    assert wire.call("cluster_info", whole=["lab"])["clusters"] == [NEW]
-    assert wire.call("cluster_info", whole=["other"])["clusters"] == announce(NEW)["clusters"]
-    assert wire.call("cluster_info", known=[derive.record_digest(NEW)])["clusters"] == announce(NEW)["clusters"]
+    assert wire.call("cluster_info", complete=["lab"])["clusters"] == [NEW]
+    assert wire.call("cluster_info", complete=["other"])["clusters"] == announce(NEW)["clusters"]
+    assert wire.call("cluster_info", known_digests=[derive.record_digest(NEW)])["clusters"] == announce(NEW)["clusters"]

@@ -25,8 +25,8 @@ OTHER_CLUSTER = plan.commit(plan.create("1" * 32, "other", "10.77.0.0/24", "n1",
 FOLDER = "{{ playbook_dir }}/{{ item.machine | default(item) | default(inventory_hostname) }}"
 FULL_RECORD_NAMES = "selectattr('schema_version', 'defined') | map(attribute='name')"
 SUMMARY_TEMPLATE = (
-    "'found ' ~ __cluster_found.record.generation ~ ' of ' ~ __cluster_found.source ~ ', told ' ~ "
-    "(__cluster_found.answering + __cluster_found.outside | list) | sort | join(' ')"
+    "'found ' ~ __cluster_copies.record.generation ~ ' of ' ~ __cluster_copies.source ~ ', told ' ~ "
+    "(__cluster_copies.reachable + __cluster_copies.outside | list) | sort | join(' ')"
 )
 
 
@@ -42,7 +42,7 @@ def run_find(
         (folder / name).mkdir(mode=0o700)
         for record in records:
             Store(str(folder / name), record["name"]).write(record)
-    show = "sent {{ inventory_hostname }} {{ __cluster_held.clusters | " + FULL_RECORD_NAMES + " | join(' ') }}."
+    show = "sent {{ inventory_hostname }} {{ __cluster_info.clusters | " + FULL_RECORD_NAMES + " | join(' ') }}."
     play = {
         "hosts": hosts,
         "vars": {"cluster_name": "lab", "cluster_manager": "n1"},

@@ -33,8 +33,11 @@ def run_limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
     role = {"name": "gpumesh.cluster.cluster", "tasks_from": entry}
     tasks: list[dict[str, Any]] = [
         {"ansible.builtin.include_role": role, "vars": {"__cluster_purpose": purpose}},
-        {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} has {{ __cluster_found.record.generation }}."}},
-        {"ansible.builtin.debug": {"msg": "Silent: {{ __cluster_found.unanswered | join(' ') }}."}, "run_once": True},
+        {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} has {{ __cluster_copies.record.generation }}."}},
+        {
+            "ansible.builtin.debug": {"msg": "Silent: {{ __cluster_copies.unreachable_members | join(' ') }}."},
+            "run_once": True,
+        },
     ]
     play = {
         "hosts": "all",

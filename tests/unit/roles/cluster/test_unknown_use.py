@@ -26,12 +26,12 @@ def tasks_of(name: str) -> list[dict[str, Any]]:
 
 def run_removal(folder: Path, own: dict[str, Any], force: bool) -> Run:
     """Remove n2, up to the check of its volumes."""
-    wanted = [task for task in tasks_of("remove.yml") if task.get("register") == "__cluster_holding"]
+    wanted = [task for task in tasks_of("remove.yml") if task.get("register") == "__cluster_volume_users"]
     wanted += [task for task in tasks_of("remove.yml") if task["name"] == "Check that the volumes are not in use"]
     assert len(wanted) == 2
     variables = {
         "__cluster_removal": {"leaving": ["n2"]},
-        "__cluster_found": {"answering": ["n1", "n2"]},
+        "__cluster_copies": {"reachable": ["n1", "n2"]},
         "__cluster_unmounted": ["/nonexistent"],
         "cluster_name": "lab",
         "cluster_force": force,
@@ -68,5 +68,5 @@ def test_a_member_that_fails_before_it_is_cleaned_up_keeps_the_record(tmp_path: 
         {"ansible.builtin.fail": {"msg": "no"}, "when": "inventory_hostname == 'n2'"},
         {"ansible.builtin.debug": {"msg": f"cleaned up: {facts['cluster_play_members']}."}, "run_once": True},
     ]
-    run = run_tasks(tmp_path, {"n1": {}, "n2": {}, "n3": {}, "n9": {}}, {"__cluster_found": found}, lost)
+    run = run_tasks(tmp_path, {"n1": {}, "n2": {}, "n3": {}, "n9": {}}, {"__cluster_copies": found}, lost)
     assert "cleaned up: ['n1', 'n3', 'n2']." in run.words, run.output

@@ -46,7 +46,7 @@ LOGGED_OUT = {**LOGGED_IN, "ready": False, "addresses": [], "backend_state": "Ne
 POD = {**LOGGED_IN, "tun_device": False, "pod": True, "library": "present"}
 #: The results of the actions on a host where nothing has to change.
 DEFAULT_RESULTS: dict[str, list[dict[str, Any]]] = {
-    "mesh_settings": [{"wanted": {}}],
+    "mesh_settings": [{"settings": {}}],
     "wireguard": [TUNNEL_UP],
     "tailscale": [LOGGED_IN],
     "cluster_member": [{"changed": False}],
@@ -146,7 +146,7 @@ class TestWireGuard:
         read = [(call.arguments["step"], call.generation) for call in went.of("wireguard_rotation")[::2]]
         assert read == [("prepare", 3), ("arm", 3), ("switch", 3)]
         names = [call.arguments["registered"] for call in went.of("cluster_member")]
-        assert names == ["__mesh_connection", "__mesh_switched"]
+        assert names == ["__mesh_connection", "__mesh_switched_key"]
         read = [(call.arguments.get("preshared_results"), call.generation) for call in went.of("wireguard")[::2]]
         assert read == [("__mesh_preshared", 3), (None, 4)]
         assert [call.generation for call in went.of("cluster")] == [4]
@@ -176,14 +176,14 @@ class TestWireGuard:
     ) -> None:
         script = tmp_path / "gpumesh-tunnel"
         script.touch()
-        hosts = {"n1": {"wireguard": [{"others": others, "foreign": False}]}}
+        hosts = {"n1": {"wireguard": [{"other_interfaces": others, "foreign": False}]}}
         went = mesh("wireguard", hosts, "--extra-vars", f"__mesh_runner={script}", entry="leave")
         assert went.run.code == 0, went.run.output
         assert went.steps("n1") == ["wireguard", "daemon", "wireguard"]
         assert script.exists() == bool(others)
 
     def test_an_administrators_own_tunnel_is_not_stopped(self, mesh: Mesh) -> None:
-        hosts = {"n1": {"wireguard": [{"others": ["lan1"], "foreign": True}]}}
+        hosts = {"n1": {"wireguard": [{"other_interfaces": ["lan1"], "foreign": True}]}}
         went = mesh("wireguard", hosts, entry="leave")
         assert went.run.code == 0, went.run.output
         assert went.steps("n1") == ["wireguard", "wireguard"]

@@ -40,14 +40,14 @@ class ActionModule(ActionBase):
         results = self._templar.template(task_vars["results"])
         return {"changed": False, **results.get(step, results.get(f"{name} {given.get('state', 'present')}", {}))}
 """
-CONTINUE_DECISION = {"action": "go_on", "former": "", "retire": "", "tenures": []}
-QUEUE = {"used": False, "marker": None, "node": True, "slurm_version": None}
+CONTINUE_DECISION = {"action": "continue", "query": "", "retire": "", "tenures": []}
+QUEUE = {"in_use": False, "marker": None, "is_node": True, "slurm_version": None}
 RESULTS: dict[str, dict[str, Any]] = {
     "slurm configured": {"reload": "none"},
     "slurm present": {"redefined": False, "leftover": False},
     "slurm_info present": {"nodes": [{"name": name, "ready": True} for name in HOSTS]},
     "slurm_state packed": {"parts": 2, "checksum": "c"},
-    "slurm_state exported": {"content": "part"},
+    "slurm_state_info present": {"content": "part"},
     "slurm_state imported": {"files": []},
 }
 NODES = {f"{host} slurm present" for host in HOSTS}
@@ -55,8 +55,10 @@ NODES = {f"{host} slurm present" for host in HOSTS}
 
 @pytest.fixture(name="collection")
 def _collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This collection, with the stub in place of four of its actions."""
-    replace_actions(tmp_path, monkeypatch, ("slurm", "slurm_state", "slurm_info", "slurm_node"), STUB)
+    """This collection, with the stub in place of some of its actions."""
+    replace_actions(
+        tmp_path, monkeypatch, ("slurm", "slurm_state", "slurm_state_info", "slurm_info", "slurm_node"), STUB
+    )
     return tmp_path
 
 
@@ -71,27 +73,27 @@ def run(folder: Path, results: dict[str, Any], *options: str, **variables: Any) 
 
 
 def test_a_manager_with_the_current_queue_continues(collection: Path) -> None:
-    done, steps = run(collection, {"n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION}})
+    done, steps = run(collection, {"n2 slurm_state_info present": {**QUEUE, "handover": CONTINUE_DECISION}})
     assert done.code == 0, done.output
-    assert steps[:3] == ["n2 slurm_state inspected", "n2 slurm configured", "n2 slurm served False"]
+    assert steps[:3] == ["n2 slurm_state_info present", "n2 slurm configured", "n2 slurm served False"]
     assert set(steps[3:-1]) == NODES
     assert steps[-1] == "n2 slurm_info present"
 
 
 @pytest.mark.parametrize("reload", ["none", "reconfigure", "restart"])
 def test_a_controller_is_restarted_if_its_settings_require_it(collection: Path, reload: str) -> None:
-    going = {"n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION}}
+    going = {"n2 slurm_state_info present": {**QUEUE, "handover": CONTINUE_DECISION}}
     steps = run(collection, {**going, "slurm configured": {"reload": reload}})[1]
     assert f"n2 slurm served {reload == 'restart'}" in steps
 
 
 def test_a_new_queue_is_marked_before_the_controller_starts(collection: Path) -> None:
-    marking = {"action": "mark", "former": "", "retire": "keep", "tenures": [1]}
-    known = {"n2 slurm_state inspected": {**QUEUE, "succession": marking}}
+    marking = {"action": "mark", "query": "", "retire": "keep", "tenures": [1]}
+    known = {"n2 slurm_state_info present": {**QUEUE, "handover": marking}}
     done, steps = run(collection, known)
     assert done.code == 0, done.output
     assert steps[:6] == [
-        "n2 slurm_state inspected",
+        "n2 slurm_state_info present",
         "n2 slurm configured",
         "n2 slurm_state retired True",
         "n2 slurm_state marked",
@@ -111,28 +113,28 @@ def test_a_new_queue_is_marked_before_the_controller_starts(collection: Path) ->
 
 def test_a_later_playbook_does_not_restart_for_files_of_an_earlier_one(collection: Path) -> None:
     """What a task has registered outlasts a playbook."""
-    going = {"n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION}}
+    going = {"n2 slurm_state_info present": {**QUEUE, "handover": CONTINUE_DECISION}}
     assert "n2 slurm served False" in run(collection, going, __slurm_prepared={"reload": "restart"})[1]
 
 
 def test_a_queue_is_handed_over_before_the_controller_starts(collection: Path) -> None:
     results = {
-        "n2 slurm_state inspected": {**QUEUE, "succession": {**CONTINUE_DECISION, "former": "n1"}},
-        "n1 slurm_state inspected": {
+        "n2 slurm_state_info present": {**QUEUE, "handover": {**CONTINUE_DECISION, "query": "n1"}},
+        "n1 slurm_state_info present": {
             **QUEUE,
-            "succession": {"action": "take", "former": "", "retire": "", "tenures": [1, 2]},
+            "handover": {"action": "take_over", "query": "", "retire": "", "tenures": [1, 2]},
         },
     }
     done, steps = run(collection, results, slurm_former_manager="n1")
     assert done.code == 0, done.output
     assert steps[:11] == [
-        "n2 slurm_state inspected",
-        "n1 slurm_state inspected",
+        "n2 slurm_state_info present",
+        "n1 slurm_state_info present",
         "n2 slurm configured",
         "n1 slurm_state packed",
-        "n1 slurm_state exported 0",
+        "n1 slurm_state_info present 0",
         "n2 slurm_state imported 0",
-        "n1 slurm_state exported 1",
+        "n1 slurm_state_info present 1",
         "n2 slurm_state imported 1",
         "n2 slurm_state marked",
         "n2 slurm configured",
@@ -141,8 +143,8 @@ def test_a_queue_is_handed_over_before_the_controller_starts(collection: Path) -
     checked, steps = run(collection, results, "--check", slurm_former_manager="n1")
     assert checked.code == 0, checked.output
     assert steps[:4] == [
-        "n2 slurm_state inspected",
-        "n1 slurm_state inspected",
+        "n2 slurm_state_info present",
+        "n1 slurm_state_info present",
         "n2 slurm configured",
         "n2 slurm served False",
     ]
@@ -151,13 +153,13 @@ def test_a_queue_is_handed_over_before_the_controller_starts(collection: Path) -
 @pytest.mark.parametrize("options", [[], ["--limit", "n3,n1"]], ids=["all", "without the manager"])
 def test_no_host_changes_while_the_queue_is_elsewhere(collection: Path, options: list[str]) -> None:
     results = {
-        "n2 slurm_state inspected": {**QUEUE, "succession": {**CONTINUE_DECISION, "former": "n1"}},
-        "n1 slurm_state inspected": {"failed": True, "msg": "The hand-over was interrupted."},
+        "n2 slurm_state_info present": {**QUEUE, "handover": {**CONTINUE_DECISION, "query": "n1"}},
+        "n1 slurm_state_info present": {"failed": True, "msg": "The hand-over was interrupted."},
     }
     done, steps = run(collection, results, *options)
     assert done.code == 2
     assert "The hand-over was interrupted." in done.words
-    assert steps == ["n2 slurm_state inspected", "n1 slurm_state inspected"]
+    assert steps == ["n2 slurm_state_info present", "n1 slurm_state_info present"]
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["it ran before", "it has just started"])
@@ -165,7 +167,7 @@ def test_a_node_that_the_controller_lost_registers_again(collection: Path, start
     """slurmd registers when it starts. The controller may have lost its power a moment later."""
     known = [{"name": name, "ready": True} for name in ("n1", "n2")]
     results = {
-        "n2 slurm_state inspected": {**QUEUE, "succession": CONTINUE_DECISION},
+        "n2 slurm_state_info present": {**QUEUE, "handover": CONTINUE_DECISION},
         "slurm_info present": {"nodes": known},
         "n3 slurm present": {**RESULTS["slurm present"], "changed": started},
     }

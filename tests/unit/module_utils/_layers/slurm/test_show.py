@@ -46,7 +46,7 @@ def test_nodes(name: str) -> None:
         "state": "mixed",
         "flags": ["dynamic_norm"],
         "ready": True,
-        "held": False,
+        "drained": False,
         "reason": "",
         "reason_user": "",
         "cpus": 2,

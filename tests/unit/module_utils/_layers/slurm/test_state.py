@@ -188,7 +188,7 @@ def test_missing_state_and_archive_are_refused(new: Path, former: Path) -> None:
         state.pack_state(str(new), CURRENT_USER)
     with pytest.raises(HostStateError, match="state=packed"):
         state.read_part(str(former), 0, CURRENT_USER)
-    with pytest.raises(InputError, match="Export it again"):
+    with pytest.raises(InputError, match="Read it again"):
         state.write_part(str(new), 0, "no base64", CURRENT_USER)
     with pytest.raises(HostStateError, match="does not exist"):
         state.unpack_state(str(new), "", CURRENT_USER)

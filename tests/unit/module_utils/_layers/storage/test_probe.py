@@ -41,7 +41,7 @@ def test_volume_is_checked_measured_and_cleaned(tmp_path: Path) -> None:
     assert (tmp_path / f".gpumesh-check-{run}-n1" / "data").stat().st_size == SMALL_MEASUREMENT.data_size
     assert holding.start_lock_owner(str(tmp_path), run, "n2", "data", 60) == ""
     compared = compare_volume(tmp_path, run, "n1", SMALL_MEASUREMENT)
-    assert (compared["unseen"], compared["lock"]) == ([], "busy")
+    assert (compared["missing_members"], compared["lock"]) == ([], "busy")
     assert compared["read_mbps"] > 0
     assert holding.release_lock("data", run, "n2") == ""
     assert run_with_deadline(partial(probe.take_lock, str(tmp_path), run, "n2"), 60) == {"lock": "granted"}
@@ -78,7 +78,7 @@ def test_other_filesystem_is_detected(tmp_path: Path, monkeypatch: pytest.Monkey
     for machine in MACHINES:
         (tmp_path / machine).mkdir()
         write_volume(tmp_path / machine, "run", machine, NO_MEASUREMENT)
-    assert compare_volume(tmp_path / "n1", "run", "n1") == {"unseen": ["n2"], "read_mbps": None, "lock": None}
+    assert compare_volume(tmp_path / "n1", "run", "n1") == {"missing_members": ["n2"], "read_mbps": None, "lock": None}
 
 
 def test_full_volume_is_not_measured(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def healthy_evidence() -> dict[str, Any]:
     """The results of a run on a healthy cluster of three."""
     machines = ["n1", "n2", "n3"]
     return {
-        "asked": machines,
+        "queried": machines,
         "answered": machines,
         "reachability": {"pairs": samples.pairs(samples.record(3))},
         "health": {machine: {"checks": [samples.check("health.disk", machine)]} for machine in machines},
@@ -74,7 +74,7 @@ def test_a_stopped_member_fails_exactly_its_pairs() -> None:
 
 def test_a_member_outside_the_run_is_skipped_and_named() -> None:
     found = healthy_evidence()
-    found["asked"] = found["answered"] = ["n1", "n2"]
+    found["queried"] = found["answered"] = ["n1", "n2"]
     del found["health"]["n3"]
     found["reachability"]["pairs"] = [p for p in found["reachability"]["pairs"] if "n3" not in (p["from"], p["to"])]
     verdict = judge_evidence(found)
@@ -299,7 +299,7 @@ def test_a_configured_bandwidth_is_required_of_every_link() -> None:
 def test_sites_are_not_compared_with_each_other() -> None:
     """A tenth of the LAN's throughput is not a fault of a link over the internet."""
     record = samples.record(6, ("a", "b"))
-    found = {"asked": [m["machine"] for m in record["members"]], "reachability": {"pairs": samples.pairs(record)}}
+    found = {"queried": [m["machine"] for m in record["members"]], "reachability": {"pairs": samples.pairs(record)}}
     for pair in found["reachability"]["pairs"]:
         near = (pair["from"] in "n1 n2 n3") == (pair["to"] in "n1 n2 n3")
         pair["bandwidth_gbps"] = 10.0 if near else 1.0
@@ -332,7 +332,7 @@ def test_unmeasured_throughput_is_reported() -> None:
 def test_too_few_links_to_compare_are_reported_and_not_judged(sites: tuple[str, ...], kinds: dict[str, str]) -> None:
     record = samples.record(len(sites), sites)
     machines = [member["machine"] for member in record["members"]]
-    found = {"asked": machines, "answered": machines, "reachability": {"pairs": samples.pairs(record)}}
+    found = {"queried": machines, "answered": machines, "reachability": {"pairs": samples.pairs(record)}}
     for pair in found["reachability"]["pairs"]:
         pair["bandwidth_gbps"] = 0.001 if (pair["from"], pair["to"]) == ("n1", "n2") else 25.0
     verdict = evidence.judge_cluster(record, found, GENERATED_AT, level="full")
@@ -355,7 +355,7 @@ def test_incomparable_links_are_reported_in_a_separate_check() -> None:
     record = samples.record(4)
     record["members"][2]["mesh"]["userspace"] = record["members"][3]["mesh"]["userspace"] = True
     machines = [member["machine"] for member in record["members"]]
-    found = {"asked": machines, "answered": machines, "reachability": {"pairs": samples.pairs(record)}}
+    found = {"queried": machines, "answered": machines, "reachability": {"pairs": samples.pairs(record)}}
     for pair in found["reachability"]["pairs"]:
         pair["bandwidth_gbps"] = 0.001 if (pair["from"], pair["to"]) == ("n1", "n2") else 0.5
     checks = {
@@ -504,8 +504,8 @@ JOBS_BY_NODE = {"n1": ["7 of alice (train)"], "n2": ["7 of alice (train)", "8 of
 def test_a_busy_cluster_is_skipped_and_its_jobs_are_named() -> None:
     """Busy nodes are not a fault of a cluster."""
     found = healthy_evidence()
-    found["job"] = {"rc": 0, "stdout": "", "stderr": "", "cmd": [], "launched": [], "held": {**JOBS_BY_NODE, "n3": JOBS_BY_NODE["n1"]},
-                    "barred": {}}  # fmt: skip
+    found["job"] = {"rc": 0, "stdout": "", "stderr": "", "cmd": [], "launched": [], "occupied": {**JOBS_BY_NODE, "n3": JOBS_BY_NODE["n1"]},
+                    "unavailable": {}}  # fmt: skip
     verdict = judge_evidence(found)
     assert verdict["status"] == "pass"
     (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
@@ -516,8 +516,8 @@ def test_a_busy_cluster_is_skipped_and_its_jobs_are_named() -> None:
 
 def test_the_job_is_launched_on_the_free_nodes() -> None:
     found = healthy_evidence()
-    found["job"] = {"rc": 0, "stdout": "n3\n", "stderr": "", "cmd": ["srun"], "launched": ["n3"], "held": JOBS_BY_NODE,
-                    "barred": {}}  # fmt: skip
+    found["job"] = {"rc": 0, "stdout": "n3\n", "stderr": "", "cmd": ["srun"], "launched": ["n3"], "occupied": JOBS_BY_NODE,
+                    "unavailable": {}}  # fmt: skip
     verdict = judge_evidence(found)
     (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
     assert (job["status"], job["required"]) == ("pass", "1 nodes")
@@ -531,8 +531,8 @@ def test_the_job_is_launched_on_the_free_nodes() -> None:
 def test_an_unknown_slurm_account_is_skipped() -> None:
     found = healthy_evidence()
     said = "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified"
-    found["job"] = {"rc": 1, "stdout": "", "stderr": said, "cmd": ["srun"], "launched": ["n1", "n2", "n3"], "held": {},
-                    "barred": {}}  # fmt: skip
+    found["job"] = {"rc": 1, "stdout": "", "stderr": said, "cmd": ["srun"], "launched": ["n1", "n2", "n3"], "occupied": {},
+                    "unavailable": {}}  # fmt: skip
     verdict = judge_evidence(found)
     (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
     assert job["status"] == "skipped"
@@ -543,7 +543,7 @@ def test_a_lost_job_is_reported_in_addition_to_the_second_one() -> None:
     found = healthy_evidence()
     lost = "srun: error: Something is wrong with the boot of the nodes.\n"
     found["job"] = {"rc": 0, "stdout": "n1\nn3\nn2\n", "stderr": lost, "cmd": ["srun"], "launched": ["n1", "n2", "n3"],
-                    "held": {}, "barred": {}, "away": ["n2"], "attempts": 2}  # fmt: skip
+                    "occupied": {}, "unavailable": {}, "away": ["n2"], "attempts": 2}  # fmt: skip
     verdict = judge_evidence(found)
     assert verdict["status"] == "pass"
     by_id = {one["id"]: one for one in verdict["checks"] if one["id"].startswith("slurm.job")}
@@ -556,7 +556,7 @@ def test_a_lost_job_is_reported_in_addition_to_the_second_one() -> None:
 def test_a_second_job_that_fails_and_a_node_that_stays_away_are_failures() -> None:
     found = healthy_evidence()
     found["job"] = {"rc": 1, "stdout": "", "stderr": "srun: error: Slurmd could not execve job", "cmd": ["srun"],
-                    "launched": ["n1", "n2", "n3"], "held": {}, "barred": {}, "away": ["n2"], "attempts": 2}  # fmt: skip
+                    "launched": ["n1", "n2", "n3"], "occupied": {}, "unavailable": {}, "away": ["n2"], "attempts": 2}  # fmt: skip
     verdict = judge_evidence(found)
     assert failing_checks(verdict) == ["slurm.job@None"]
     (job,) = (one for one in verdict["checks"] if one["id"].startswith("slurm.job"))

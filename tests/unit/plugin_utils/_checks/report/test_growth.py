@@ -79,7 +79,7 @@ def evidence_for(number: int, dead: tuple[str, ...] = ()) -> dict[str, Any]:
     return {
         "record": record,
         "evidence": {
-            "asked": machines,
+            "queried": machines,
             "answered": [machine for machine in machines if machine not in dead],
             "reachability": {"pairs": samples.pairs(record, dead), "checks": []},
             "health": {machine: {"checks": samples.checks(record)[-3:]} for machine in machines},

@@ -35,14 +35,14 @@ def healthy_evidence() -> dict[str, Any]:
         "used_percent": 40.0,
         "uid": 0,
         "refusal": "",
-        "held": "",
+        "lock_error": "",
         "write_mbps": 900.0,
         "files_per_second": 300.0,
     }
     phases = {
         "write": written,
-        "compare": {"trouble": "", "unseen": [], "read_mbps": 1200.0, "lock": "busy"},
-        "release": {"trouble": "", "held": ""},
+        "compare": {"trouble": "", "missing_members": [], "read_mbps": 1200.0, "lock": "busy"},
+        "release": {"trouble": "", "lock_error": ""},
         "take": {"trouble": "", "lock": "granted"},
     }
     found: dict[str, Any] = {"members": MACHINES}
@@ -100,7 +100,12 @@ def test_level_quick_measures_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "declared", "name", "words"),
     [
-        (("compare", "n2", {"unseen": ["n3"]}), {}, "storage.shared@n2", "n2 does not see what n3 wrote to shared"),
+        (
+            ("compare", "n2", {"missing_members": ["n3"]}),
+            {},
+            "storage.shared@n2",
+            "n2 does not see what n3 wrote to shared",
+        ),
         (("compare", "n2", {"lock": "granted"}), {}, "storage.locks@n2", "got a lock on shared while n3 held it"),
         (("compare", "n3", {"lock": "Function not implemented"}), {}, "storage.locks@n3", "no locks on n3: Function"),
         (("take", "n1", {"lock": "busy"}), {}, "storage.locks@n1", "n2 has released its lock on shared, but n1 still"),
@@ -151,7 +156,7 @@ def test_a_volume_that_could_not_be_examined_is_an_error() -> None:
     found["write"]["n2"] = {"volumes": {"shared": {"trouble": "no answer within 10 s"}}}
     for phase in ("compare", "release", "take"):
         found[phase]["n2"] = {"msg": "broken."}
-    found["compare"]["n1"]["volumes"]["shared"].update(unseen=["n2"], lock=None, read_mbps=None)
+    found["compare"]["n1"]["volumes"]["shared"].update(missing_members=["n2"], lock=None, read_mbps=None)
     checks = judge_volumes(found)
     assert "no answer within 10 s" in failing_reasons(checks)["storage.shared@n2"]
     # n1 is not to blame, and reports why its own lock could not be tested.
@@ -169,7 +174,7 @@ def test_a_full_volume_is_reported_as_not_measured() -> None:
 
 def test_a_volume_without_write_access_is_skipped() -> None:
     found = changed_evidence("write", "n1", uid=None, refusal="root may not", write_mbps=None, files_per_second=None)
-    found["compare"]["n3"]["volumes"]["shared"].update(unseen=["n1"], lock=None, read_mbps=None)
+    found["compare"]["n3"]["volumes"]["shared"].update(missing_members=["n1"], lock=None, read_mbps=None)
     checks = judge_volumes(found)
     assert failing_reasons(checks) == {}
     assert checks["storage.shared@n1"]["reason"] == "shared could not be written to: root may not."
@@ -189,7 +194,7 @@ def record_with_two_volumes() -> tuple[Any, dict[str, Any]]:
             results = found[phase][machine]["volumes"]
             results["scratch"] = {**results["shared"], **values}
         for phase in ("release", "take"):
-            found[phase][machine]["volumes"]["scratch"] = {"trouble": "", "held": "", "lock": None}
+            found[phase][machine]["volumes"]["scratch"] = {"trouble": "", "lock_error": "", "lock": None}
     return declared, found
 
 
@@ -211,7 +216,7 @@ def test_an_untested_volume_is_reported_in_a_separate_check(level: str, names: l
 
 def test_a_volume_that_fails_does_not_hide_one_that_was_not_tested() -> None:
     declared, found = record_with_two_volumes()
-    found["compare"]["n2"]["volumes"]["shared"]["unseen"] = ["n3"]
+    found["compare"]["n2"]["volumes"]["shared"]["missing_members"] = ["n3"]
     checks = judge_volumes(found, record_of_cluster=declared)
     assert list(failing_reasons(checks)) == ["storage.shared@n2"]
     assert checks["storage.shared_unjudged@n2"]["status"] == "skipped"
