@@ -15,17 +15,20 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import (
     ROLE_OPTIONS,
     desired_parameters,
+    program_sources,
 )
+
+_MODULE = "gpumesh.cluster.job_environment"
 
 
 class ActionModule(HostAction):
-    """Derives the settings of the node from the record, and sends them with the programs that read them."""
+    """Derives the settings of the node from the record, and pushes the programs that read them."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
         record = self.record()
         if task_args["state"] == "absent":
-            return self.run_module("gpumesh.cluster.job_environment", {"cluster": record["name"], "state": "absent"})
+            return self.run_module(_MODULE, {"cluster": record["name"], "state": "absent"})
         module_args = desired_parameters(record, self.machine, self.options(*ROLE_OPTIONS))
-        return self.run_module("gpumesh.cluster.job_environment", module_args)
+        return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), program_sources)

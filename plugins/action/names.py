@@ -12,11 +12,16 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     STATE_OPTION,
     HostAction,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import desired_parameters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import (
+    boot_program_sources,
+    desired_parameters,
+)
+
+_MODULE = "gpumesh.cluster.names"
 
 
 class ActionModule(HostAction):
-    """Derives the names from the record, and writes them on the host."""
+    """Derives the names from the record, and pushes the program that restores them in a container."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -24,5 +29,5 @@ class ActionModule(HostAction):
         supervisor_paths = {
             name: path for name, path in self.supervisor_options().items() if name == "supervisor_programs"
         }
-        desired_names = desired_parameters(self.record(), self.machine, task_args["state"])
-        return self.run_module("gpumesh.cluster.names", {**desired_names, **supervisor_paths})
+        module_args = {**desired_parameters(self.record(), self.machine, task_args["state"]), **supervisor_paths}
+        return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), boot_program_sources)

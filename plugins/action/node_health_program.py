@@ -5,8 +5,21 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import HostModule
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import health_program_sources
+
+_MODULE = "gpumesh.cluster.node_health_program"
 
 
-class ActionModule(HostModule):
-    """Runs the module."""
+class ActionModule(HostAction):
+    """Pushes the program."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        module_args = dict(self._task.args)
+        if module_args.get("state") != "absent":
+            module_args["digests"] = source_digests(health_program_sources())
+        return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), health_program_sources)

@@ -64,7 +64,11 @@ from ansible import constants, context
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.color import stringc
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
+    all_printable,
+    join_names,
+    printable,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress import events, lines
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.screen import LiveLine
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import (
@@ -362,7 +366,7 @@ class CallbackModule(DefaultCallback):
         check_mode_note = " Check mode: nothing was changed." if context.CLIARGS.get("check") else ""
         if failed_hosts:
             self._print_line(
-                f"Failed on {lines.format_hosts(failed_hosts)} after {elapsed_time}.{check_mode_note}",
+                f"Failed on {join_names(failed_hosts, '')} after {elapsed_time}.{check_mode_note}",
                 color=constants.COLOR_ERROR,
                 error=True,
             )

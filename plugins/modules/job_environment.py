@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
   state:
@@ -45,9 +46,6 @@ options:
   settings:
     description: The data that the programs read, without the devices of this host.
     type: dict
-  programs:
-    description: The text of each program, by its file name in the role.
-    type: dict
 """
 
 EXAMPLES = r"""
@@ -63,6 +61,12 @@ paths:
   elements: str
   returned: success
   sample: [/etc/gpumesh/job_environment.json]
+outdated:
+  description: The contents that the host needs. The action sends them.
+  type: list
+  elements: str
+  returned: success
+  sample: [task_prolog.py]
 limited:
   description: Whether the directory of the hostfiles is a separate file system.
   type: bool
@@ -72,16 +76,24 @@ limited:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, push
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files, folder, host
 
 
 def work(module: AnsibleModule) -> ModuleResult:
-    """Inspect the host, refuse unusable settings, then write the files and mount the directory."""
+    """Inspect the host, refuse unusable settings, then write the files and mount the directory.
+
+    Change nothing while contents are missing.
+    """
     params, check_mode = module.params, module.check_mode
+    program_changes = {} if params["state"] == "absent" else files.program_changes(params)
+    outdated_contents = push.missing_contents(program_changes.values())
+    if outdated_contents and not check_mode:
+        return ModuleResult(False, {"paths": [], "outdated": outdated_contents})
+    program_result = ModuleResult(False, {})
     if params["state"] == "absent":
         directory_result = folder.ensure_jobs_mount(run, present=False, check_mode=check_mode)
         file_steps = managed_files.ensure_files(files.removal_entries(params["cluster"]), check_mode)
@@ -89,20 +101,26 @@ def work(module: AnsibleModule) -> ModuleResult:
         host_state = host.read_job_host(run, Tree())
         host.refuse_ephemeral_ports(params["settings"], host_state.local_ports)
         file_steps = managed_files.ensure_files(files.desired_entries(params, host_state), check_mode)
+        program_result = apply_changes(list(program_changes.values()), {}, check_mode)
         directory_result = folder.ensure_jobs_mount(run, present=True, check_mode=check_mode)
     if directory_result.failure_reason:
         module.warn(directory_result.failure_reason)
+    values = {
+        "paths": [
+            *(step.path for step in file_steps),
+            *(path for path, change in program_changes.items() if change.changed),
+        ],
+        "limited": params["state"] == "present" and not directory_result.failure_reason,
+        "outdated": outdated_contents,
+    }
     diff_before, diff_after = managed_files.format_diff(file_steps)
     if directory_result.changed:
         diff_before, diff_after = diff_before + directory_result.before, diff_after + directory_result.after
     return ModuleResult(
-        bool(file_steps) or directory_result.changed,
-        {
-            "paths": [step.path for step in file_steps],
-            "limited": params["state"] == "present" and not directory_result.failure_reason,
-        },
-        diff_before,
-        diff_after,
+        bool(file_steps) or directory_result.changed or program_result.changed,
+        values,
+        diff_before + program_result.before,
+        diff_after + program_result.after,
     )
 
 
@@ -117,7 +135,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "machine": {"type": "str"},
             "settings": {"type": "dict"},
-            "programs": {"type": "dict"},
+            **push.PUSH_OPTIONS,
         },
         supports_check_mode=True,
     )

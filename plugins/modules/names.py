@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
   state:
@@ -70,16 +71,21 @@ paths:
   elements: str
   returned: success
   sample: [/etc/hosts]
+outdated:
+  description: The contents that the host needs. The action sends them.
+  type: list
+  elements: str
+  returned: success
+  sample: [gpumesh-names]
 """
 
 import os
-import sys
 from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, program_archive, service
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, program_archive, push, service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
     LayerChange,
     ModuleResult,
@@ -96,13 +102,18 @@ _MEMBER_OPTIONS = {
 
 
 def work(module: AnsibleModule) -> ModuleResult:
-    """Write or remove the names in /etc/hosts, and what restores them."""
+    """Write or remove the names in /etc/hosts, and what restores them; change nothing while sources are missing."""
+    boot_changes = plan_boot_restore(module.params, service.service_manager(Tree()))
+    outdated_contents = push.missing_contents(boot_changes.values())
+    if outdated_contents and not module.check_mode:
+        return ModuleResult(False, {"paths": [], "outdated": outdated_contents})
     file_steps = managed_files.ensure_files(names.build_local_entries(module.params), module.check_mode)
     diff_before, diff_after = managed_files.format_diff(file_steps)
-    boot_changes = plan_boot_restore(module.params, service.service_manager(Tree()))
     changed_paths = [path for path, change in boot_changes.items() if change.changed]
     boot_result = apply_changes(
-        list(boot_changes.values()), {"paths": [*(step.path for step in file_steps), *changed_paths]}, module.check_mode
+        list(boot_changes.values()),
+        {"paths": [*(step.path for step in file_steps), *changed_paths], "outdated": outdated_contents},
+        module.check_mode,
     )
     return ModuleResult(
         bool(file_steps) or boot_result.changed,
@@ -114,7 +125,7 @@ def work(module: AnsibleModule) -> ModuleResult:
 
 def plan_boot_restore(params: Mapping[str, Any], service_manager: str) -> Dict[str, LayerChange]:
     """Return the files that restore the names when a container starts, by path. With systemd, there are none."""
-    program_name = f"gpumesh-names-{params['cluster']}"
+    program_name = f"{names.PROGRAM_NAME}-{params['cluster']}"
     program_path, settings_path = (
         f"/usr/local/sbin/{program_name}",
         os.path.join(params["supervisor_programs"], f"{program_name}.conf"),
@@ -125,10 +136,9 @@ def plan_boot_restore(params: Mapping[str, Any], service_manager: str) -> Dict[s
             program_path: program_archive.zipapp_change(program_path, None),
         }
     program_params = {key: params[key] for key in ("cluster", "state", "members", "address")}
-    zipapp_content = program_archive.build_zipapp(sys.executable, names.__name__, program_params)
     supervisor_config = names.render_boot_program(program_name, program_path).encode("utf-8")
     return {
-        program_path: program_archive.zipapp_change(program_path, zipapp_content),
+        program_path: push.program_change(params, names.PROGRAM_NAME, program_path, names.__name__, program_params),
         settings_path: program_archive.file_change(settings_path, supervisor_config),
     }
 
@@ -143,6 +153,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "members": {"type": "list", "elements": "dict", "options": _MEMBER_OPTIONS, "default": []},
             "address": {"type": "str"},
+            **push.PUSH_OPTIONS,
             "supervisor_programs": {"type": "path", "default": service.ServicePaths().supervisor_programs},
         },
         supports_check_mode=True,

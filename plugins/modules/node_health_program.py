@@ -33,6 +33,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
   state:
@@ -105,30 +106,36 @@ path:
   type: str
   returned: always
   sample: /usr/local/sbin/gpumesh-node-health
+outdated:
+  description: The contents that the host needs. The action sends them.
+  type: list
+  elements: str
+  returned: success
+  sample: [gpumesh-node-health]
 """
-
-import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive, push
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
 
 
 def work(module: AnsibleModule) -> ModuleResult:
-    """Write or remove the program."""
+    """Write or remove the program; change nothing while its sources are missing."""
     params = module.params
-    program_settings = {field_name: params[field_name] for field_name in program.HealthSettings._fields}
-    zipapp_content = (
-        program_archive.build_zipapp(sys.executable, program.__name__, program_settings)
+    program_settings = {field_name: params[field_name] for field_name in settings.HealthSettings._fields}
+    program_change = (
+        push.program_change(params, settings.PROGRAM_NAME, params["path"], settings.ENTRY_MODULE, program_settings)
         if params["state"] == "present"
-        else None
+        else program_archive.zipapp_change(params["path"], None)
     )
-    return apply_changes(
-        [program_archive.zipapp_change(params["path"], zipapp_content)], {"path": params["path"]}, module.check_mode
-    )
+    outdated_contents = push.missing_contents([program_change])
+    values = {"path": params["path"], "outdated": outdated_contents}
+    if outdated_contents and not module.check_mode:
+        return ModuleResult(False, values)
+    return apply_changes([program_change], values, module.check_mode)
 
 
 def main() -> None:
@@ -136,15 +143,16 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "path": {"type": "path", "default": "/usr/local/sbin/gpumesh-node-health"},
+            "path": {"type": "path", "default": settings.PROGRAM_PATH},
             "cluster": {"type": "str"},
             "machine": {"type": "str"},
             "folder": {"type": "path", "default": DEFAULT_DIRECTORY},
-            "drain_on": {"type": "list", "elements": "str", "default": list(program.DRAINING_CHECKS)},
+            "drain_on": {"type": "list", "elements": "str", "default": list(settings.DRAINING_CHECKS)},
             "max_disk_percent": {"type": "float", "default": 95},
             "rdma_rate_gbps": {"type": "float"},
             "mount_timeout": {"type": "float", "default": 10},
             "max_drained_percent": {"type": "float", "default": 25},
+            **push.PUSH_OPTIONS,
         },
         required_if=[("state", "present", ("cluster", "machine"))],
         supports_check_mode=True,

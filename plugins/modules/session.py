@@ -25,7 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
-  - gpumesh.cluster.supplied
+  - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
   state:
@@ -86,10 +86,6 @@ options:
     description: The interface of the mesh, if the cluster has one.
     type: str
     default: ""
-  plugin:
-    description: The source of the plugin in C.
-    type: str
-    default: ""
 """
 
 EXAMPLES = r"""
@@ -107,7 +103,7 @@ missing:
   returned: success
   sample: [podman]
 outdated:
-  description: The files whose contents the host needs. The action sends them.
+  description: The contents that the host needs. The action sends them.
   type: list
   elements: str
   returned: success
@@ -185,7 +181,6 @@ def main() -> None:
             "mounts_allowed": strings_option,
             "storage": {"type": "str", "default": DEFAULT_STORAGE_DIR},
             "mesh": text_option,
-            "plugin": text_option,
             **PUSH_OPTIONS,
         },
         supports_check_mode=True,

@@ -30,6 +30,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
   - gpumesh.cluster.daemon
+  - gpumesh.cluster.push
   - gpumesh.cluster.internal
 attributes:
   idempotent:
@@ -343,6 +344,12 @@ rest_certificates:
   type: list
   elements: str
   returned: O(state=served)
+outdated:
+  description: The contents that the host needs. The action sends them.
+  type: list
+  elements: str
+  returned: unless O(state=absent)
+  sample: [gpumesh-node-health]
 restarted:
   description: The daemons that were restarted, or would have been.
   type: list
@@ -356,16 +363,16 @@ import secrets
 import shlex
 import shutil
 import string
-import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
     managed_files,
     program_archive,
+    push,
     server_certificate,
     service,
 )
@@ -389,7 +396,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
 
 _DEFAULT_PATHS = service.ServicePaths()
 _PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/bin")
-_HEALTH_PROGRAM = "/usr/local/sbin/gpumesh-node-health"
 _DATABASE_DIRECTORY = "/var/lib/mysql/slurm_acct_db"
 #: Seconds until the controller must answer, and until a daemon must be ready.
 _CONTROLLER_TIMEOUT = 30.0
@@ -428,8 +434,12 @@ def work(module: AnsibleModule) -> ModuleResult:
         missing_programs.append("supervisor")
     if params["state"] == "present" and "slurmd" in missing_programs:
         _refuse_release(params, "would be", release.available_version(run))
-    values = {"missing": missing_programs, "restarted": [], "sessions": os.path.lexists(PLUGIN_PATH)}
+    values = {"missing": missing_programs, "restarted": [], "outdated": [], "sessions": os.path.lexists(PLUGIN_PATH)}
     if missing_programs and not module.check_mode:
+        return ModuleResult(False, values)
+    if params["state"] in ("present", "configured"):
+        values["outdated"] = push.missing_contents([_plan_health_program(params)])
+    if values["outdated"] and not module.check_mode:
         return ModuleResult(False, values)
     state_functions = {
         "present": _apply_node,
@@ -515,19 +525,23 @@ def _plan_health_program(params: Mapping[str, Any]) -> LayerChange:
     """Plan the program that checks the health of the node."""
     program_path = params["health_check"]
     if program_path:
-        program_settings = program.HealthSettings(
+        program_settings = health_settings.HealthSettings(
             params["cluster"],
             params["machine"],
             rdma_rate_gbps=params["health_rdma_rate_gbps"] or None,
             mount_timeout=params["health_mount_timeout"],
             max_drained_percent=params["health_max_drained_percent"],
         )
-        return program_archive.zipapp_change(
-            program_path, program_archive.build_zipapp(sys.executable, program.__name__, program_settings._asdict())
+        return push.program_change(
+            params,
+            health_settings.PROGRAM_NAME,
+            program_path,
+            health_settings.ENTRY_MODULE,
+            program_settings._asdict(),
         )
     if params["keep_checks"]:
         return LayerChange(False, "", "", lambda: None)
-    return program_archive.zipapp_change(_HEALTH_PROGRAM, None)
+    return program_archive.zipapp_change(health_settings.PROGRAM_PATH, None)
 
 
 def required_directories(params: Mapping[str, Any]) -> Dict[str, str]:
@@ -770,6 +784,7 @@ def main() -> None:
             "max_nodes": {"type": "int", "default": 1024},
             "task_prolog": {"type": "str", "default": ""},
             "health_check": {"type": "str", "default": ""},
+            **push.PUSH_OPTIONS,
             "health_check_interval": {"type": "int", "default": 300},
             "prolog": {"type": "str", "default": ""},
             "epilog": {"type": "str", "default": ""},

@@ -152,8 +152,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
-    background,
     command,
+    leased_process,
     managed_files,
     safe_path,
     volume_users,
@@ -306,7 +306,7 @@ def serve(params: Mapping[str, Any]) -> LayerChange:
     def apply_plan() -> None:
         if export_plan.server:
             # The server needs its port immediately, but a listener of an interrupted check may still use it.
-            background.end_earlier_runs("")
+            leased_process.end_earlier_runs("")
         serving.apply_server_plan(command.run, export_plan)
 
     return LayerChange(export_plan.changed, *serving.format_server_diff(export_plan), apply_plan)

@@ -23,7 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
-  - gpumesh.cluster.supplied
+  - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
   state:
@@ -58,7 +58,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 outdated:
-  description: The files whose contents the host needs. The action sends them.
+  description: The contents that the host needs. The action sends them.
   type: list
   elements: str
   returned: success

@@ -155,20 +155,21 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths, program, runs, show, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths, runs, show, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
     ENDED_STATES,
     HANG_TIMEOUT,
     RunRequest,
     TrainingRun,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import TrainSettings
 
 
 def work(module: AnsibleModule) -> ModuleResult:
     """Start or resume the run, or attach to it."""
     params = module.params
     run_host = runs.SubmitHost(run, paths.PROGRAM_PATH, params["volumes"])
-    run_request = parse_request(params, program.TrainSettings(params), may_create=not module.check_mode)
+    run_request = parse_request(params, TrainSettings(params), may_create=not module.check_mode)
     run_directory = store.open_if_run(run_request.folder)
     if run_directory is None:
         if module.check_mode:
@@ -189,9 +190,7 @@ def work(module: AnsibleModule) -> ModuleResult:
     )
 
 
-def parse_request(
-    params: Mapping[str, Any], program_settings: program.TrainSettings, may_create: bool = False
-) -> RunRequest:
+def parse_request(params: Mapping[str, Any], program_settings: TrainSettings, may_create: bool = False) -> RunRequest:
     """Parse the parameters. ``may_create``: the directory of the runs may be created. Raises GpumeshError."""
     try:
         command = tuple(shlex.split(params["command"]))

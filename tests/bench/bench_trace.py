@@ -20,13 +20,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import build_zipapp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import find_sources, load_traces
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+from program_builds import build_zipapp
 from traces import Scene
 
 SIZES = (8, 64)

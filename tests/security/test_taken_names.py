@@ -22,11 +22,12 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="attacks need accounts
 #: Starts a run, and copies its data, as gpumesh-train does it. Prints both directories, and what was wrong.
 _VICTIM = """
 import json, sys
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import program, stage
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import stage
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import TrainSettings
 volume, local, data, name = sys.argv[1:]
-settings = program.TrainSettings({"volumes": [volume], "run_dir": "", "stage_dir": local + "/gpumesh-{user}"})
+settings = TrainSettings({"volumes": [volume], "run_dir": "", "stage_dir": local + "/gpumesh-{user}"})
 found = settings.runs_dir("", True)
 folder = f"{found}/{name}"
 RunDirectory(folder).create(RunRequest(name=name, command=["true"], folder=folder))

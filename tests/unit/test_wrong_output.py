@@ -23,7 +23,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, handshakes, host, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
     arp,
-    lease,
     perftest,
     ports,
     protocol,
@@ -32,7 +31,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import claims
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
-    background,
+    lease,
+    leased_process,
     managed_files,
     mount_table,
     processes,
@@ -198,7 +198,12 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         nothing,
     ),
     ("range of ports", ports.parse_range, ("32768-60999",), nothing),
-    ("question", lambda text: background.parse_request(text.encode("utf-8", "replace")), ("stop 4242 777",), nothing),
+    (
+        "question",
+        lambda text: leased_process.parse_request(text.encode("utf-8", "replace")),
+        ("stop 4242 777",),
+        nothing,
+    ),
     ("lease", lease.parse_process, ("4242 777",), nothing),
     ("process", lease._parse_stat, ("42 (a) b) S 1 " + " ".join(map(str, range(40))),), nothing),
     ("version of Slurm", slurm_host.parse_version, ("slurm-wlm 24.11.5", "slurm 22.05.8-x"), nothing),

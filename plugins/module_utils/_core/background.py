@@ -1,68 +1,37 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a background process that outlives the module, and ends in any case.
-
-It is stopped or queried through an abstract Unix socket: no file, no process ID that may have been reused, and nothing
-is left behind by a host that loses power. Such names belong to the network namespace, as ports do.
-
-A request is one line: the command, then the connection of the requester. ``stop`` ends the process, ``replace`` ends
-one whose controller is gone or starts again; both are answered when its ports are free.
-"""
+"""Start processes that outlive this program. No other code of the collection does."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
-import socket
-import struct
-import threading
-import time
-from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set
+import subprocess
+from typing import Callable, Collection, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import lease
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
-
-_CREDENTIALS_FORMAT = struct.Struct("3i")
-#: The name that ``ps -o comm`` shows; 15 characters at most.
-PROCESS_NAME = "gpumesh-reach"
-_SOCKET_PREFIX = "gpumesh/reach/"
-#: The processes that a run of probes starts on a host, by the purpose in their names.
-_RUN_PURPOSES = ("listener", "runner")
-#: Seconds for the processes of earlier runs to end. Those that do not are ended by their alarm.
-_REPLACE_SECONDS = 5.0
-
-
-class ControlRequest(NamedTuple):
-    """A request to a background process, and the connection of its sender."""
-
-    command: str
-    ssh_connection: Optional[lease.ProcessIdentity]
-
-
-def new_lease(lifetime: int) -> lease.Lease:
-    """The lease of what this module starts."""
-    tree = Tree()
-    return lease.Lease(lifetime, lease.find_connection(tree, os.getpid()), tree)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, require_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 
 
 def run_in_background(
-    background_work: Callable[[], None], process_lease: lease.Lease, kept_descriptors: Collection[int]
+    background_work: Callable[[], None],
+    kept_descriptors: Collection[int] = (),
+    lifetime_seconds: int = 0,
+    process_name: str = "",
 ) -> None:
-    """Run ``background_work`` in a process with its own session; return immediately.
+    """Run ``background_work`` in a process with its own session, in the root directory; return immediately.
 
-    The process ends when ``process_lease`` is over. After its lifetime, the kernel ends it: the alarm does not depend
-    on our code. Of the open files, only the standard ones, on /dev/null, and ``kept_descriptors`` stay open.
+    After ``lifetime_seconds``, if any, the kernel ends it: the alarm does not depend on our code. Of the open files,
+    only the standard ones, on /dev/null, and ``kept_descriptors`` stay open. ``process_name``: what ``ps -o comm``
+    shows, 15 characters at most; that of this program if it is empty.
     """
     child = os.fork()
     if child:
         os.waitpid(child, 0)
         return
-    # The child must neither return into the module's code nor run its exit handlers.
+    # The child must neither return into the caller's code nor run its exit handlers.
     exit_status = 1
     try:
         os.setsid()
@@ -71,31 +40,43 @@ def run_in_background(
         for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.alarm(process_lease.lifetime_seconds)
-        # The process has the secret of its run, which must not be written to disk in a core dump.
+        signal.alarm(lifetime_seconds)
+        # The process may have secrets, which must not be written to disk in a core dump.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir("/")
         _close_other_files(kept_descriptors)
-        _name_process()
-        threading.Thread(target=_end_with_lease, args=(process_lease,), daemon=True).start()
+        if process_name:
+            _set_process_name(process_name)
         background_work()
         exit_status = 0
     finally:
         os._exit(exit_status)
 
 
-def _end_with_lease(term: lease.Lease) -> None:
-    term.wait_until_over()
-    os.kill(os.getpid(), signal.SIGTERM)
+def start_in_background(argv: Sequence[str]) -> None:
+    """Start a program that outlives this one, with its own session, without input or output, in the root directory.
+
+    Raises CommandError if it cannot be run. Its exit status is not collected.
+    """
+    dev_null = subprocess.DEVNULL
+    arguments = [require_program(argv), *argv[1:]]
+    try:
+        process = ChildProcess(
+            arguments, stdin=dev_null, stdout=dev_null, stderr=dev_null, cwd="/", start_new_session=True
+        )
+    except OSError as failure:
+        raise CommandError(argv, f"cannot be run: {failure.strerror}") from failure
+    # Without a return code, Python would warn that nothing has waited for the process.
+    process.returncode = 0
 
 
-def _close_other_files(keep: Collection[int]) -> None:
+def _close_other_files(kept_descriptors: Collection[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
-        if descriptor > 2 and descriptor not in keep:
+        if descriptor > 2 and descriptor not in kept_descriptors:
             try:
                 os.close(descriptor)
             except OSError:
@@ -103,122 +84,10 @@ def _close_other_files(keep: Collection[int]) -> None:
                 continue
 
 
-def _name_process() -> None:
+def _set_process_name(process_name: str) -> None:
     try:
         with open("/proc/self/comm", "w", encoding="ascii") as stream:
-            stream.write(PROCESS_NAME)
+            stream.write(process_name)
     except OSError:
         # The name only helps people who list processes.
         return
-
-
-def open_control_socket(purpose: str, run_id: str) -> socket.socket:
-    """The listening socket. Raises HostStateError if this run already has one."""
-    unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        unix_socket.bind(_socket_name(purpose, run_id))
-        unix_socket.listen(8)
-    except OSError as failure:
-        unix_socket.close()
-        raise HostStateError(
-            f"The {purpose} of run {run_id} already exists on this host: {failure.strerror}.",
-            "Use a new `run` for each run.",
-            run=run_id,
-        ) from failure
-    return unix_socket
-
-
-def is_authorized(connection: socket.socket) -> bool:
-    """Whether the other end belongs to root or to the user of this process: any user can connect to such a name."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS_FORMAT.size)
-    user = _CREDENTIALS_FORMAT.unpack(raw)[1]
-    return user in (0, os.geteuid())
-
-
-def parse_request(line: bytes) -> ControlRequest:
-    """The received command. An unknown one counts as a query of the state."""
-    command, _blank, connection_text = line.decode("ascii", "replace").strip().partition(" ")
-    return ControlRequest(command, lease.parse_process(connection_text))
-
-
-def query_process(purpose: str, run: str, command: str, timeout: float) -> Optional[Dict[str, Any]]:
-    """Return the reply of a background process; None if there is none. Raises HostStateError if it does not respond."""
-    return _query_socket(_socket_name(purpose, run), command, timeout)
-
-
-def end_earlier_runs(run: str, spared_runs: Collection[str] = ()) -> int:
-    """End what earlier runs have left on this host, unless another controller that still exists owns it.
-
-    ``spared_runs``: other runs of the same controller. Returns the number of processes that were asked to end.
-    """
-    kept_runs = {run, *spared_runs}
-    return _query_all([name for name in _list_sockets() if name.rpartition("/")[2] not in kept_runs], "replace")
-
-
-def find_foreign_ports(run: str) -> Set[int]:
-    """The TCP ports on which the listeners of other runs listen."""
-    foreign_ports: Set[int] = set()
-    for name in _list_sockets():
-        if name.startswith(_socket_name("listener", "")) and name != _socket_name("listener", run):
-            with contextlib.suppress(HostStateError):
-                foreign_ports.update((_query_socket(name, "ports", _REPLACE_SECONDS) or {}).get("ports", ()))
-    return foreign_ports
-
-
-def stop_all_runs() -> int:
-    """End what any run has left on this host, whose ports are needed.
-
-    Returns the number of processes that were asked to end.
-    """
-    return _query_all(_list_sockets(), "stop")
-
-
-def _query_all(names: List[str], command: str) -> int:
-    deadline = time.monotonic() + _REPLACE_SECONDS
-    queried_count = 0
-    for name in names:
-        try:
-            queried_count += _query_socket(name, command, max(0.1, deadline - time.monotonic())) is not None
-        except HostStateError:
-            # A stopped or busy process is ended by its alarm.
-            continue
-    return queried_count
-
-
-def _list_sockets() -> List[str]:
-    """The sockets of all runs that are bound in this network namespace."""
-    lines = (Tree().read("proc/self/net/unix") or "").splitlines()[1:]
-    bound_names = [line.split()[-1] for line in lines if len(line.split()) == 8]
-    # The kernel shows the zero byte at the start of an abstract name as @. A connection to it has the same name.
-    our_prefixes = tuple(f"@{_SOCKET_PREFIX}{purpose}/" for purpose in _RUN_PURPOSES)
-    return ["\0" + name[1:] for name in dict.fromkeys(bound_names) if name.startswith(our_prefixes)]
-
-
-def _query_socket(socket_name: str, command: str, response_timeout: float) -> Optional[Dict[str, Any]]:
-    question = f"{command} {lease.format_process(lease.find_connection(Tree(), os.getpid()))}\n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(response_timeout)
-        try:
-            client.connect(socket_name)
-            if not is_authorized(client):
-                return None
-            client.sendall(question.encode())
-            response_bytes = b"".join(iter(lambda: client.recv(1 << 16), b""))
-        except (ConnectionError, FileNotFoundError):
-            return None
-        except OSError as failure:
-            purpose, _slash, run = socket_name[len(_SOCKET_PREFIX) + 1 :].partition("/")
-            raise HostStateError(
-                f"The {purpose} of run {run} did not respond within {response_timeout:g} s.",
-                "It ends by itself at the end of its lifetime.",
-                run=run,
-            ) from failure
-    try:
-        response = parse_json(response_bytes)
-    except ValueError:
-        return None
-    return response if isinstance(response, dict) else None
-
-
-def _socket_name(purpose: str, run: str) -> str:
-    return f"\0{_SOCKET_PREFIX}{purpose}/{run}"

@@ -59,7 +59,7 @@ def run(
 
     Raises CommandError if the program is missing, exceeds a limit of time or output, or with ``check`` exits non-zero.
     """
-    program_path = _require_program(argv)
+    program_path = require_program(argv)
     process_environment = {**os.environ, "LC_ALL": "C", "LANGUAGE": "C", **(environment or {})}
     try:
         with ChildProcess(
@@ -130,24 +130,8 @@ def _write_chunk(descriptor: int, unwritten_input: memoryview) -> memoryview:
         return unwritten_input[:0]
 
 
-def start_in_background(argv: Sequence[str]) -> None:
-    """Start a background process that outlives this program, without input or output, in the root directory.
-
-    Raises CommandError if it cannot be run. Its exit status is not collected.
-    """
-    dev_null = subprocess.DEVNULL
-    arguments = [_require_program(argv), *argv[1:]]
-    try:
-        process = ChildProcess(
-            arguments, stdin=dev_null, stdout=dev_null, stderr=dev_null, cwd="/", start_new_session=True
-        )
-    except OSError as failure:
-        raise CommandError(argv, f"cannot be run: {failure.strerror}") from failure
-    # Without a return code, Python would warn that nothing has waited for the process.
-    process.returncode = 0
-
-
-def _require_program(argv: Sequence[str]) -> str:
+def require_program(argv: Sequence[str]) -> str:
+    """Return the path of the program of a command. Raises CommandError if the host does not have it."""
     program_path = find_program(argv[0])
     if program_path is None:
         raise CommandError(argv, "cannot be run: the program is not installed", remedy=f"Install {argv[0]}.")

@@ -9,17 +9,15 @@ Python of the host, since Python would compile an archive again in each run. Ano
 
 from __future__ import annotations
 
-import functools
 import glob
 import io
 import json
 import marshal
 import os
-import re
 import struct
 import zipfile
 from importlib.util import MAGIC_NUMBER
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
     remove_empty_directory,
@@ -29,14 +27,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange
 
 PROGRAM_MODE, FILE_MODE = 0o755, 0o644
-_PACKAGE_ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
-_ROOT_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: This pattern matches an import from a module of the collection, in parentheses or on one line.
-_IMPORT_STATEMENT = re.compile(
-    rf"^[ \t]*from[ \t]+({re.escape(_PACKAGE_ROOT)}[\w.]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n#]+))", re.MULTILINE
-)
-#: This pattern matches a name in such an import, without its alias.
-_IMPORTED_NAME = re.compile(r"(?:^|,)\s*(?:#[^\n]*\s*)*(\w+)")
 #: Files have a fixed time, so that the same content gives the same archive.
 _ARCHIVE_TIME = (1980, 1, 1, 0, 0, 0)
 #: Python uses bytecode with this header without checking the source; PEP 552.
@@ -52,74 +42,20 @@ sys.exit(main(json.loads({settings!r}), sys.argv[1:]))
 """
 
 
-def collect_sources(entry_module: str) -> Dict[str, str]:
-    """Return the source of each module that the program needs by dotted name. None of them is run."""
-    sources_by_name: Dict[str, str] = {}
-    pending_names = [entry_module]
-    while pending_names:
-        module_name = pending_names.pop()
-        if module_name not in sources_by_name:
-            source = _read_source(module_name)
-            if source is None:
-                raise ModuleNotFoundError(f"The collection has no module {module_name}.", name=module_name)
-            sources_by_name[module_name] = source
-            pending_names += find_imports(source)
-    return sources_by_name
-
-
-def find_imports(source: str) -> List[str]:
-    """Return the modules of the collection that a source imports, as a whole or by name.
-
-    Parsing a source as Python takes ten times as long, and each host does this in each run.
-    """
-    module_names: List[str] = []
-    for match in _IMPORT_STATEMENT.finditer(source):
-        module, imported_names = match.group(1), match.group(2) or match.group(3)
-        candidate_names = [f"{module}.{name}" for name in _IMPORTED_NAME.findall(imported_names)]
-        module_names += [name for name in candidate_names if _read_source(name) is not None] or [module]
-    return module_names
-
-
-@functools.lru_cache(maxsize=None)
-def _read_source(module_name: str) -> Optional[str]:
-    """Return the source of a module of the collection; None for another name, such as that of a function.
-
-    Asking Python for the location of a module would compile it, in the archive in which Ansible sends modules.
-    """
-    if not module_name.startswith(f"{_PACKAGE_ROOT}."):
-        return None
-    loader: Any = __spec__.loader
-    try:
-        content = loader.get_data(f"{_ROOT_DIRECTORY}/{module_name[len(_PACKAGE_ROOT) + 1 :].replace('.', '/')}.py")
-    except OSError:
-        return None
-    return None if content is None else content.decode("utf-8")
-
-
-def build_zipapp(interpreter: str, entry_module: str, settings: Mapping[str, Any]) -> bytes:
-    """Build the zipapp of a program: a line that names the interpreter, then the archive.
-
-    ``entry_module``: its first module, which has ``main(settings, arguments)`` and imports nothing of Ansible.
-    """
-    return assemble_zipapp(interpreter, entry_module, settings, _program_files(entry_module))
-
-
 def assemble_zipapp(
     interpreter: str, entry_module: str, settings: Mapping[str, Any], files_by_path: Mapping[str, bytes]
 ) -> bytes:
-    """Build the zipapp of a program from the files of a bundle."""
+    """Build the zipapp of a program from the files of a bundle.
+
+    ``entry_module``: its first module, which has ``main(settings, arguments)`` and imports nothing of Ansible.
+    """
     main_source = _MAIN_TEMPLATE.format(entry=entry_module, settings=json.dumps(settings, sort_keys=True))
     # The options isolate Python from site packages: what a user has installed must not change a program of root.
     return _build_archive(f"#!{interpreter} -IS\n".encode(), {**files_by_path, _MAIN_FILE: main_source.encode()})
 
 
-def bundle_sources(entry_module: str) -> bytes:
-    """Pack the sources of a program into a bundle: an archive that is the same for all hosts."""
-    return pack_sources(_program_files(entry_module))
-
-
 def pack_sources(files_by_path: Mapping[str, bytes]) -> bytes:
-    """Pack these files into a bundle."""
+    """Pack the sources of a program into a bundle: an archive that is the same for all hosts."""
     return _build_archive(b"", files_by_path)
 
 
@@ -130,20 +66,6 @@ def unpack_sources(archive_content: bytes) -> Dict[str, bytes]:
     except zipfile.BadZipFile:
         return {}
     return {name: source for name, source in files_by_path.items() if name.endswith(".py") and name != _MAIN_FILE}
-
-
-def _program_files(entry_module: str) -> Dict[str, bytes]:
-    """Return the sources of a program, and __init__.py of all packages, by path in the archive."""
-    files_by_path = {
-        f"{name.replace('.', '/')}.py": text.encode() for name, text in collect_sources(entry_module).items()
-    }
-    package_paths = {path.rpartition("/")[0] for path in files_by_path}
-    for package_path in sorted(package_paths):
-        path_parts = package_path.split("/")
-        files_by_path.update(
-            {"/".join([*path_parts[:depth], "__init__.py"]): b"" for depth in range(1, len(path_parts) + 1)}
-        )
-    return files_by_path
 
 
 def _build_archive(first_line: bytes, files_by_path: Mapping[str, bytes]) -> bytes:
@@ -214,12 +136,10 @@ def zipapp_change(path: str, program: Optional[bytes]) -> LayerChange:
     )
 
 
-def file_change(path: str, content: bytes) -> LayerChange:
+def file_change(path: str, content: bytes, mode: int = FILE_MODE) -> LayerChange:
     """Return the change to the desired file of a program, which everybody may read."""
-    current_content = read_current(path, FILE_MODE)
-    return _build_change(
-        path, current_content, current_content == content, lambda: _write_file(path, content, FILE_MODE)
-    )
+    current_content = read_current(path, mode)
+    return _build_change(path, current_content, current_content == content, lambda: _write_file(path, content, mode))
 
 
 def missing_content_change(path: str, mode: int, name: str) -> LayerChange:

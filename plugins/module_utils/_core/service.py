@@ -15,7 +15,7 @@ import socket
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import leased_process
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
@@ -371,7 +371,7 @@ def apply_plan(run: Runner, init_system: str, daemon: Daemon, service_paths: Ser
     """Apply the plan. Raises HostStateError with the end of the log if the daemon does not start."""
     if plan.commands and daemon.state != "absent":
         # An interrupted check may still be listening on the daemon's port.
-        background.stop_all_runs()
+        leased_process.stop_all_runs()
     if daemon.reload and plan.restarts_daemon and plan.before == plan.after:
         # The reload precedes the restart, since nothing would show afterwards that a reload is due. Some daemons
         # restart themselves on a reload, and some cannot apply everything, so the state is read again.

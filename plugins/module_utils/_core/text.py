@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from typing import Any, Optional, Union
+from typing import Any, Iterable, Optional, Union
 
 #: No counter, size or process ID of a host has more digits; Python raises an error for thousands of digits.
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
@@ -16,6 +16,8 @@ _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 #: The categories of control characters, direction changes, surrogates, and line separators.
 _CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+#: The number of names for which a sentence has room.
+MAX_NAMED = 6
 
 
 def parse_whole_number(text: Optional[str]) -> Optional[int]:
@@ -29,6 +31,21 @@ def parse_json(text: Union[str, bytes]) -> Any:
         return json.loads(text)
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
+
+
+def join_names(names: Iterable[object], conjunction: str = "and", max_named: Optional[int] = MAX_NAMED) -> str:
+    """Join names in a sentence: ``n1``, ``n1 and n2``, ``n1, n2 and n3``; empty if there are none.
+
+    Without a ``conjunction``, there are only commas. Of more names than ``max_named``, the last ones are counted, at
+    least two: ``n1, n2 and 9 more``. None: all are named.
+    """
+    texts = [str(name) for name in names]
+    if max_named is not None and len(texts) > max_named:
+        named_texts = texts[: max_named - 1]
+        return f"{', '.join(named_texts)} {conjunction or 'and'} {len(texts) - len(named_texts)} more"
+    if not conjunction or len(texts) < 2:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:-1])} {conjunction} {texts[-1]}"
 
 
 def printable(text: str) -> str:

@@ -18,13 +18,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import p
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 
+#: The boot program; the name of a cluster follows.
+PROGRAM_NAME = "gpumesh-names"
 _HOSTS_PATH = "/etc/hosts"
 #: This pattern matches the block of any cluster.
 _CLUSTER_BLOCKS = re.compile(r"(?ms)^# BEGIN (gpumesh cluster [^\n]+)\n.*?^# END \1(?:\n|\Z)")
 
 
 def build_file_entries(params: Mapping[str, Any], host_name: str, hosts_text: str) -> List[Dict[str, Any]]:
-    """Return the entries of /etc/hosts for host_files.
+    """Return the entries of /etc/hosts for managed_files.
 
     ``params``: the parameters of the module; ``host_name``: the name of this host; ``hosts_text``: the current content.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import display_width
 
 #: Letters for the verdicts, and their meanings. Colours are not visible in logs and to colour-blind readers.
@@ -41,8 +41,6 @@ _MAX_DRAWN_MEMBERS = 100
 _CORNER_LABEL = "from \\ to"
 #: The number of faults that are described.
 _MAX_DESCRIBED_FAULTS = 100
-#: The number of peers of a group that are named individually.
-_MAX_NAMED_PEERS = 6
 
 
 def draw_matrix(pairs: Sequence[Mapping[str, Any]]) -> str:
@@ -159,12 +157,8 @@ def _describe_faults(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _describe_group(similar_pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     first_pair = similar_pairs[0]
     same_receiver = all(pair["to"] == first_pair["to"] for pair in similar_pairs)
-    senders = _format_machines(
-        [str(pair["from"]) for pair in similar_pairs] if same_receiver else [str(first_pair["from"])]
-    )
-    receivers = (
-        str(first_pair["to"]) if same_receiver else _format_machines([str(pair["to"]) for pair in similar_pairs])
-    )
+    senders = join_names([pair["from"] for pair in similar_pairs] if same_receiver else [first_pair["from"]], "")
+    receivers = str(first_pair["to"]) if same_receiver else join_names((pair["to"] for pair in similar_pairs), "")
     verdict_meaning = str(_verdict_symbol(str(first_pair["verdict"]))[1])
     example = f"For example {first_pair['from']} → {first_pair['to']}: " if len(similar_pairs) > 1 else ""
     fault_lines = [printable(f"{senders} → {receivers}: {verdict_meaning}. {example}{first_pair['message']}")]
@@ -180,9 +174,3 @@ def _group_pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str
         for pair in pairs:
             pairs_by_group.setdefault((shared_end, str(pair["verdict"]), str(pair[shared_end])), []).append(pair)
     return pairs_by_group
-
-
-def _format_machines(machine_names: Sequence[str]) -> str:
-    if len(machine_names) <= _MAX_NAMED_PEERS:
-        return ", ".join(machine_names)
-    return f"{', '.join(machine_names[: _MAX_NAMED_PEERS - 1])} and {len(machine_names) - _MAX_NAMED_PEERS + 1} others"

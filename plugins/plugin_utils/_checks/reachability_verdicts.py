@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import PeerResult, PortResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.path_mtu import is_black_hole
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
     ExpectedMember,
     ReachabilityEvidence,
@@ -404,7 +405,7 @@ def _format_ports(port_results: Sequence[PortResult]) -> str:
         numbers = sorted(port["port"] for port in port_results if port["protocol"] == protocol)
         if numbers:
             protocol_parts.append(f"{protocol.upper()} {', '.join(str(number) for number in numbers)}")
-    return " and ".join(protocol_parts) or "no port"
+    return join_names(protocol_parts) or "no port"
 
 
 def _check_translation(pair: _MemberPair) -> ReachabilityFinding | None:

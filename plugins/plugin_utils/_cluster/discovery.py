@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.duplicate_machines import group_same_machines
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
     InterfaceJudge,
@@ -16,7 +16,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_pl
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import (
     find_shared,
-    format_names,
     format_speed,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table, wrap_text
@@ -243,7 +242,7 @@ def _format_rejection(rejected_subnet: Mapping[str, Any]) -> str:
         host for host, absence_reason in rejected_subnet["reasons"].items() if absence_reason == "no address in it"
     ]
     return (
-        f"{rejected_subnet['reason']}; not on {format_names(absent_hosts)}"
+        f"{rejected_subnet['reason']}; not on {join_names(absent_hosts)}"
         if absent_hosts
         else str(rejected_subnet["reason"])
     )
@@ -260,7 +259,7 @@ def _unreachable_rows(report_document: Mapping[str, Any]) -> list[dict[str, Any]
 def _list_warnings(report_document: Mapping[str, Any]) -> list[str]:
     """List everything that will cause problems later, one sentence each."""
     warnings = [
-        f"{format_names(same_machine)} are the same machine: correct ansible_host."
+        f"{join_names(same_machine)} are the same machine: correct ansible_host."
         for same_machine in group_same_machines(report_document["hosts"])
     ]
     for host, host_facts in report_document["hosts"].items():

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topology import list_relayed_pairs, read_mesh
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.duplicate_machines import (
     find_member_by_address,
@@ -20,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.duplicate
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import HostResponse
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_choice import choose_subnet
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import build_options
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared, format_names
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import find_tailnet_address
 
 #: The stamp of a record that is drafted only for comparison, and to find early what the module would refuse.
@@ -281,7 +282,7 @@ def _refuse_unreachable(hosts: Mapping[str, InventoryHost], facts: Mapping[str, 
 
 def _refuse_duplicates(hosts: Mapping[str, InventoryHost], facts: Mapping[str, Mapping[str, Any]]) -> None:
     for same_machine in group_same_machines({machine: facts[machine] for machine in hosts}):
-        host_names = format_names([f"{machine} ({hosts[machine].connection_address})" for machine in same_machine])
+        host_names = join_names([f"{machine} ({hosts[machine].connection_address})" for machine in same_machine])
         raise InputError(
             f"Nothing has been changed. {host_names} are the same machine.",
             "Correct ansible_host of the wrong one, or keep only one of the names in the inventory.",
@@ -328,7 +329,7 @@ def _refuse_renamed_members(
         if matching_member is None and current_members and not was_removed:
             raise InputError(
                 f"{introduction} a copy of the record of cluster '{record['name']}', but is not in it.",
-                f"If it is one of its members ({format_names(current_members)}) under another name, keep only that name in the inventory; "
+                f"If it is one of its members ({join_names(current_members)}) under another name, keep only that name in the inventory; "
                 "to rename it, remove it first (playbook remove). If it is a clone of one, install it again.",
                 machines=[machine, *current_members],
             )

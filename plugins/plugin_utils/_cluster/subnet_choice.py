@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import Network
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
     DEFAULT_OPTIONS,
@@ -19,7 +20,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets i
     describe_duplicates,
     find_shared,
     find_unique_addresses,
-    format_names,
 )
 
 #: The number of hosts that an error describes in full.
@@ -44,7 +44,7 @@ def _requested_subnet_error(
     if duplicated_hosts:
         return InputError(
             f"{requested_subnet} is not one network: {describe_duplicates(hosts_by_duplicate)}.",
-            f"Use separate addresses for {format_names(duplicated_hosts)}, or choose another subnet.{_suggest_subnet(facts, options)}",
+            f"Use separate addresses for {join_names(duplicated_hosts)}, or choose another subnet.{_suggest_subnet(facts, options)}",
             subnet=str(requested_subnet),
             hosts=duplicated_hosts,
         )
@@ -59,7 +59,7 @@ def _requested_subnet_error(
     remedy = f"{suggestion.strip().rstrip('.')}, or put" if suggestion else "Put"
     return InputError(
         " ".join(host_descriptions),
-        f"{remedy} {format_names(missing_hosts)} on the cluster network.",
+        f"{remedy} {join_names(missing_hosts)} on the cluster network.",
         subnet=str(requested_subnet),
         hosts=missing_hosts,
     )

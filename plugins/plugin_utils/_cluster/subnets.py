@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import Network
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
     DEFAULT_OPTIONS,
@@ -23,10 +24,8 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_pl
 #: The maximum number of reasons "has no address in it" that are written. A thousand hosts with a private subnet each
 #: would need a million; the subnets on the most hosts come first, the others only have the number of their hosts.
 MAX_ABSENCE_REASONS = 20_000
-
-#: The number of hosts that a sentence names before it counts the rest.
-_MAX_NAMED = 5
-
+#: The maximum number of clauses of a reason.
+_MAX_CLAUSES = 5
 #: Significant steps of speed and MTU. Smaller differences are ignored: an MTU of 1450 or 1500 decides nothing.
 _SPEED_STEPS = (100, 1000, 2500, 5000, 10_000, 20_000, 25_000, 40_000, 50_000, 100_000, 200_000, 400_000, 800_000)
 _MTU_STEPS = (1280, 1400, 1500, 2000, 4000, 8900, 60_000)
@@ -105,7 +104,7 @@ def find_unique_addresses(
 def describe_duplicates(hosts_by_duplicate: Mapping[str, Sequence[str]]) -> str:
     """The addresses that several hosts have, as a clause."""
     return "; ".join(
-        f"{address} is on {format_names(hosts)}" for address, hosts in sorted(hosts_by_duplicate.items())[:_MAX_NAMED]
+        f"{address} is on {join_names(hosts)}" for address, hosts in sorted(hosts_by_duplicate.items())[:_MAX_CLAUSES]
     )
 
 
@@ -127,8 +126,10 @@ def _rejection_reason(
         for unusable_address in unusable_addresses
     }
     if not unique_by_host:
-        return "; ".join(sorted(unusable_reasons)[:_MAX_NAMED])
-    return f"on {len(unique_by_host)} of {len(address_survey.host_names)} hosts only: {format_names(sorted(unique_by_host))}"
+        return "; ".join(sorted(unusable_reasons)[:_MAX_CLAUSES])
+    return (
+        f"on {len(unique_by_host)} of {len(address_survey.host_names)} hosts only: {join_names(sorted(unique_by_host))}"
+    )
 
 
 def _describe_rejected(
@@ -276,7 +277,7 @@ def _score_tier(address_by_host: Mapping[str, HostAddress]) -> tuple[int, str]:
     if lowest_tier == HARDWARE:
         return points, "physical everywhere"
     weakest_hosts = [host for host, tier in tier_by_host.items() if tier == lowest_tier]
-    location = "everywhere" if len(weakest_hosts) == len(tier_by_host) else f"on {format_names(weakest_hosts)}"
+    location = "everywhere" if len(weakest_hosts) == len(tier_by_host) else f"on {join_names(weakest_hosts)}"
     return points, f"{'a tunnel' if lowest_tier == OVERLAY else 'virtual'} {location}"
 
 
@@ -285,10 +286,10 @@ def _score_rdma(address_by_host: Mapping[str, HostAddress]) -> tuple[int, str]:
     if not active_by_host:
         return 0, "no RDMA"
     if len(active_by_host) < len(address_by_host):
-        return 0, f"RDMA on {format_names(list(active_by_host))} only"
+        return 0, f"RDMA on {join_names(list(active_by_host))} only"
     link_layers = sorted({str((host_address.rdma or {}).get("link_layer")) for host_address in active_by_host.values()})
     rdma_devices = sorted({str((host_address.rdma or {}).get("device")) for host_address in active_by_host.values()})
-    return _RDMA_POINTS, f"RDMA everywhere ({'/'.join(link_layers)}, {format_names(rdma_devices)})"
+    return _RDMA_POINTS, f"RDMA everywhere ({'/'.join(link_layers)}, {join_names(rdma_devices)})"
 
 
 def _score_speed(host_addresses: Sequence[HostAddress]) -> tuple[int, str]:
@@ -312,14 +313,17 @@ def _score_mtu(address_by_host: Mapping[str, HostAddress]) -> tuple[int, str]:
     if len(mtus) == 1:
         return points, f"MTU {smallest_mtu}"
     limited_hosts = [host for host, host_address in address_by_host.items() if host_address.mtu == smallest_mtu]
-    return points, f"MTU differs: {smallest_mtu} on {format_names(limited_hosts)}, up to {max(mtus)} elsewhere"
+    return (
+        points,
+        f"MTU differs: {smallest_mtu} on {join_names(limited_hosts)}, up to {max(mtus)} elsewhere",
+    )
 
 
 def _score_names(address_by_host: Mapping[str, HostAddress]) -> tuple[int, str]:
     interface_names = sorted({host_address.interface for host_address in address_by_host.values()})
     if len(interface_names) == 1:
         return _SAME_NAME_POINTS, f"{interface_names[0]} on every host"
-    return 0, f"different names: {format_names(interface_names)}"
+    return 0, f"different names: {join_names(interface_names)}"
 
 
 def _format_capacity(network: Network) -> str:
@@ -329,10 +333,3 @@ def _format_capacity(network: Network) -> str:
 
 def _address_family(network: Network) -> str:
     return "inet" if network.version == 4 else "inet6"
-
-
-def format_names(names: Sequence[str]) -> str:
-    """Format names as ``n1, n2 and n3``; if there are more than a handful, the rest are counted."""
-    if len(names) > _MAX_NAMED:
-        return f"{', '.join(names[:_MAX_NAMED])} and {len(names) - _MAX_NAMED} more"
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

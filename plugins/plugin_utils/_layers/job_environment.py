@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.files import PROGRAM_FILES
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer, Options, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
+    ProgramSources,
+    read_role_file,
+    source_digests,
+)
 
 ROLE_OPTIONS = (
     "job_environment_port_range",
@@ -23,7 +29,8 @@ ROLE_OPTIONS = (
     "job_environment_logins",
 )
 
-_PROGRAM_DIRECTORY = Path(__file__).resolve().parents[3] / "roles" / "job_environment" / "files"
+#: Isolated and without site-packages: it runs before each task, and nothing of the user's may change what it does.
+_INTERPRETER_LINES = {"task_prolog.py": b"#!/usr/bin/python3 -IS\n"}
 _LOGIN_SCRIPT = "gpumesh_job.sh"
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Ports below this one are privileged.
@@ -45,13 +52,21 @@ def desired_parameters(record: model.Record, machine: str, options: Mapping[str,
             options["job_environment_dialects"],
             options["job_environment_variables"],
         ),
-        "programs": {
-            path.name: path.read_text(encoding="utf-8")
-            for path in sorted(_PROGRAM_DIRECTORY.iterdir())
-            if options["job_environment_logins"] or path.name != _LOGIN_SCRIPT
-        },
+        "digests": source_digests(
+            {
+                name: source
+                for name, source in program_sources().items()
+                if options["job_environment_logins"] or name != _LOGIN_SCRIPT
+            }
+        ),
         "rdma": options["job_environment_rdma"],
     }
+
+
+@cache
+def program_sources() -> ProgramSources:
+    """The contents of the files that the module job_environment installs, by their names in the role."""
+    return {name: _INTERPRETER_LINES.get(name, b"") + read_role_file("job_environment", name) for name in PROGRAM_FILES}
 
 
 def environment_settings(

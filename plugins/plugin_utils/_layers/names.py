@@ -8,10 +8,17 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
+    ProgramSources,
+    bundle_program,
+    source_digests,
+)
 
 
 class NamedMember(NamedTuple):
@@ -24,6 +31,12 @@ class NamedMember(NamedTuple):
     machine: str
     host_names: tuple[str, ...]
     addresses: tuple[str, ...]
+
+
+@cache
+def boot_program_sources() -> ProgramSources:
+    """The sources of the program that restores the names when a container starts, without its settings."""
+    return {names.PROGRAM_NAME: bundle_program(names.__name__)}
 
 
 def named_members(record: model.Record) -> list[NamedMember]:
@@ -51,6 +64,7 @@ def desired_parameters(record: model.Record, machine: str, state: str = "present
             for named_member in named_members(record)
         ],
         "address": derive.cluster_address(record, derive.find_member(record, machine)),
+        "digests": source_digests(boot_program_sources()),
     }
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models, network, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
+    ProgramSources,
+    bundle_program,
+    read_role_file,
+    source_digests,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import writable_volumes
 
 #: The options of the role that all members need.
@@ -30,7 +33,6 @@ ROLE_OPTIONS = (
     "session_mounts_allowed",
     "session_storage_dir",
 )
-_PLUGIN_SOURCE = Path(__file__).resolve().parents[3] / "roles" / "session" / "files" / "gpumesh_session.c"
 #: Debian's packages for what is missing on a host. Other distributions have not been tested.
 PACKAGE_BY_PROGRAM = {
     "podman": "podman",
@@ -56,15 +58,17 @@ def desired_parameters(record: model.Record, machine: str, options: Mapping[str,
     return {
         **session_settings(record, machine, options),
         "state": "present",
-        "plugin": _PLUGIN_SOURCE.read_text(encoding="utf-8"),
         "digests": source_digests(program_sources()),
     }
 
 
 @cache
 def program_sources() -> ProgramSources:
-    """The contents of the program that the module session installs, without the settings of a host."""
-    return {models.PROGRAM_NAME: program_archive.bundle_sources(models.ENTRY_MODULE)}
+    """The sources of the program and of the plugin for Slurm, without the settings of a host."""
+    return {
+        models.PROGRAM_NAME: bundle_program(models.ENTRY_MODULE),
+        models.PLUGIN_SOURCE_NAME: read_role_file("session", models.PLUGIN_SOURCE_NAME),
+    }
 
 
 def session_settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:

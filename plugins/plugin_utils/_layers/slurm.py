@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
@@ -15,6 +17,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
     current_pair,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, rest
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
+    ProgramSources,
+    bundle_program,
+    source_digests,
+)
 
 #: The options of the role that a host needs.
 HOST_OPTIONS = (
@@ -106,6 +113,12 @@ def refuse_too_many_nodes(record: model.Record, userspace_only: Collection[str],
         )
 
 
+@cache
+def health_program_sources() -> ProgramSources:
+    """The sources of the program that checks the health of a node, without its settings."""
+    return {health_settings.PROGRAM_NAME: bundle_program(health_settings.ENTRY_MODULE)}
+
+
 def configuration_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the module that writes the configuration.
 
@@ -126,6 +139,7 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
         "max_nodes": options["slurm_max_nodes"],
         "task_prolog": _TASK_PROLOG,
         "health_check": health_check,
+        "digests": source_digests(health_program_sources()) if health_check else {},
         "health_check_interval": options["slurm_health_check_interval"],
         "health_mount_timeout": options["slurm_health_mount_timeout"],
         "health_rdma_rate_gbps": options["slurm_health_rdma_rate_gbps"],

@@ -10,10 +10,14 @@ from functools import cache
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer, Options, Ports
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, source_digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
+    ProgramSources,
+    bundle_program,
+    collect_sources,
+    source_digests,
+)
 
 ROLE_OPTIONS = ("train_run_dir", "train_stage_dir")
 
@@ -29,11 +33,10 @@ def program_sources() -> ProgramSources:
     program_entries = {paths.PROGRAM_NAME: paths.ENTRY_MODULE, paths.TRACE_NAME: paths.TRACE_ENTRY_MODULE}
     # These modules import nothing of the collection.
     module_sources = {
-        f"{name}.py": program_archive.collect_sources(entry)[entry].encode()
-        for name, entry in paths.IMPORTABLE_MODULES.items()
+        f"{name}.py": collect_sources(entry)[entry].encode() for name, entry in paths.IMPORTABLE_MODULES.items()
     }
     return {
-        **{name: program_archive.bundle_sources(entry) for name, entry in program_entries.items()},
+        **{name: bundle_program(entry) for name, entry in program_entries.items()},
         **module_sources,
     }
 

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_builds import build_zipapp
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import build_zipapp
 from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
 
 pytestmark = pytest.mark.skipif(
@@ -118,9 +119,7 @@ class Cluster:
             store.write(plan.commit(plan.Draft(stored.record, [*draft.changes, *stored.changes]), STAMP))
         for machine in MACHINES:
             (self.nodes / machine).write_text("{}", encoding="utf-8")
-            settings = program.HealthSettings(
-                "lab", machine, str(folder / "records"), [CHECK], 95, mount_timeout=SECONDS
-            )
+            settings = HealthSettings("lab", machine, str(folder / "records"), [CHECK], 95, mount_timeout=SECONDS)
             self._write(folder / machine, build_zipapp(sys.executable, program.__name__, settings._asdict()))
         script = SCONTROL.format(python=sys.executable, folder=str(self.nodes))
         self._write(folder / "bin" / "scontrol", script.encode())

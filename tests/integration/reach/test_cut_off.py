@@ -174,8 +174,8 @@ def test_a_service_gets_its_port(net: Network) -> None:
         assert "ports" in listened, listened
     code = (
         "import socket\n"
-        "from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background\n"
-        "background.stop_all_runs()\n"
+        "from ansible_collections.gpumesh.cluster.plugins.module_utils._core import leased_process\n"
+        "leased_process.stop_all_runs()\n"
         f"for port in {PORTS}:\n"
         "    socket.create_server(('0.0.0.0', port))\n"
     )

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from program_builds import build_zipapp
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, node, plan, program
@@ -211,7 +212,7 @@ class Session:
     def __init__(self, path: Path) -> None:
         self.path = path
         program_archive.zipapp_change(
-            str(path), program_archive.build_zipapp(sys.executable, program.__name__, SETTINGS._asdict())
+            str(path), build_zipapp(sys.executable, program.__name__, SETTINGS._asdict())
         ).apply()
 
     def call(self, verb: str) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from program_builds import build_zipapp
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
@@ -388,7 +389,7 @@ def await_nothing(job: int, when: str) -> None:
 def _installed(hosts: None, tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "gpumesh-session"
     program_archive.zipapp_change(
-        str(path), program_archive.build_zipapp(sys.executable, program.__name__, settings("gmh-a")._asdict())
+        str(path), build_zipapp(sys.executable, program.__name__, settings("gmh-a")._asdict())
     ).apply()
     yield str(path)
     for job in node.leftover_jobs():

@@ -20,6 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     train,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import boot_program_sources
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
@@ -49,6 +51,7 @@ def test_the_record_stays_on_the_controller() -> None:
         "state": "present",
         "members": [{"address": "10.0.0.1", "names": ["n1"]}, {"address": "10.0.0.2", "names": ["n2"]}],
         "address": "10.0.0.1",
+        "digests": source_digests(boot_program_sources()),
     }
     assert module_arguments_of(names, {"record": RECORD, "state": "absent"}) == {"cluster": "lab", "state": "absent"}
 

@@ -19,7 +19,7 @@ RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend
 
 def run_names(record: Any, **variables: Any) -> Played:
     given = {"inventory_hostname": "n1", **variables}
-    return play(ActionModule, {"record": record}, {"gpumesh.cluster.names": [{"changed": True}]}, given)
+    return play(ActionModule, {"record": record}, {"gpumesh.cluster.names": [{"changed": True, "outdated": []}]}, given)
 
 
 def test_the_record_can_be_given_by_the_name_of_its_variable() -> None:

@@ -39,7 +39,7 @@ def test_a_host_receives_the_members_and_the_closed_networks() -> None:
     assert (module, given["machine"], given["state"]) == (MODULE, "n2", "present")
     assert given["members"] == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
     assert "10.0.0.0/24" in given["closed"]
-    assert "slurm_spank_task_init_privileged" in given["plugin"]
+    assert set(given["digests"]) == {"gpumesh-session", "gpumesh_session.c"}
 
 
 def test_the_public_address_of_a_member_is_closed_too() -> None:
@@ -63,7 +63,7 @@ def test_packages_that_are_missing_are_installed() -> None:
 def test_the_program_is_pushed_to_a_host_that_lacks_it() -> None:
     played = run_session(
         {**UNCHANGED, "missing": ["podman"]},
-        {**UNCHANGED, "outdated": ["gpumesh-session"]},
+        {**UNCHANGED, "outdated": ["gpumesh-session", "gpumesh_session.c"]},
         {**UNCHANGED, "changed": True},
     )
     assert [module for module, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE, MODULE]

@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from action_runs import Played, play
+from action_runs import Played, play, unpacked
 from ansible.errors import AnsibleUndefinedVariable
 
 from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import (
     DBD_CONFIG_PATH,
     TOKEN_KEY,
+    health_program_sources,
     packages_for_programs,
     program_path,
     required_programs,
@@ -33,8 +35,8 @@ MESHED = {
         for number, member in enumerate(RECORD["members"], 1)
     ],
 }
-UNCHANGED = {"changed": False, "missing": [], "withdrawn": []}
-STORED = {"changed": False, "missing": [], "socket": "/run/mysqld/mysqld.sock", "database": False}
+UNCHANGED = {"changed": False, "missing": [], "outdated": [], "withdrawn": []}
+STORED = {"changed": False, "missing": [], "outdated": [], "socket": "/run/mysqld/mysqld.sock", "database": False}
 
 STOPPING = ("gpumesh.cluster.daemon", "ansible.builtin.file")
 
@@ -304,6 +306,17 @@ def test_slurmd_of_a_pod_is_as_new_as_the_library() -> None:
     members = [{**one, "mesh": mesh} if one["machine"] == "n2" else one for one in MESHED["members"]]
     pod = {**MESHED, "mesh": {**MESHED["mesh"], "backend": "tailscale"}, "members": members}
     assert "/etc/ld.so.preload" in module_arguments_of({"record": pod})["daemons"][0]["reads"]
+
+
+def test_the_health_program_is_pushed_after_the_packages() -> None:
+    lacking = {**UNCHANGED, "outdated": ["gpumesh-node-health"]}
+    played = run_slurm_action({}, {**UNCHANGED, "missing": ["slurmd"]}, lacking, {**UNCHANGED, "changed": True})
+    *_earlier, before, after = [given for module, given in played.ran if module == "gpumesh.cluster.slurm"]
+    assert unpacked(after.pop("contents")) == health_program_sources()
+    assert before == after and source_digests(health_program_sources()) == before["digests"]
+    assert played.result["changed"]
+    assert "contents" not in run_slurm_action({}, lacking, check_mode=True).ran[-1][1]
+    assert module_arguments_of({}, slurm_health_check="")["digests"] == {}
 
 
 def test_missing_packages_are_installed() -> None:

@@ -30,7 +30,7 @@ def module_results(database: bool = False, others: Sequence[str] = (), there: Se
     ``database``: it has to be created; ``others``: other databases; ``there``: whether the database's folder and the
     configuration of slurmdbd exist.
     """
-    run = {"changed": False, "missing": [], "socket": SOCKET, "database": database}
+    run = {"changed": False, "missing": [], "outdated": [], "socket": SOCKET, "database": database}
     return {
         "gpumesh.cluster.slurm": [run],
         "community.mysql.mysql_user": [CHANGED],

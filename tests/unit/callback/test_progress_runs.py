@@ -172,7 +172,7 @@ def test_the_same_error_of_many_hosts_is_printed_once(files: Path) -> None:
     assert text.count("the same as") == 1
     for phase in "bc":
         assert len(re.findall(rf"✕ {phase}[12]: Refuse\n    ", text)) == 2, text
-    assert "Failed on a1, a2 and 4 more" in text
+    assert "Failed on a1, a2, b1, b2, c1, c2 after" in text
 
 
 def test_run_without_hosts_is_reported(files: Path) -> None:

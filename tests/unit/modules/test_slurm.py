@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from module_runs import module_arguments, result_of, start, write_programs
+from program_builds import push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
 from ansible_collections.gpumesh.cluster.plugins.modules import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import health_program_sources
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 SLURMD = {"name": "slurmd", "command": "/usr/sbin/slurmd -D", "reads": [], "drop_in": "[Unit]\n"}
@@ -36,6 +38,7 @@ def _given(tmp_path: Path) -> dict[str, Any]:
         "machine": "n2",
         "address": "10.0.0.2",
         "health_check": str(tmp_path / "checks"),
+        **push_options(health_program_sources()),
         "daemons": [SLURMD],
         "supervisor_programs": str(tmp_path),
     }
@@ -115,6 +118,12 @@ def test_missing_programs_are_reported_before_anything_changes(programs: Path, g
         programs, given, programs=["no-such-program"], _ansible_check_mode=True, _ansible_diff=True
     )
     assert would["changed"] and "no-such-program" in would["diff"]["after"]
+
+
+def test_the_health_program_is_requested_before_anything_changes(programs: Path, given: dict[str, Any]) -> None:
+    lacking = run_slurm_module(programs, given, contents={})
+    assert (lacking["changed"], lacking["outdated"]) == (False, ["gpumesh-node-health"])
+    assert not list(Path(given["directory"]).iterdir())
 
 
 @pytest.mark.parametrize(("rate", "stored"), [(0, "null"), (400, "400.0")])

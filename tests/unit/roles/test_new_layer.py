@@ -123,7 +123,10 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 {"name": "Say", "ansible.builtin.debug": {"msg": f"<{entry} {layer} on {{{{ inventory_hostname }}}}>"}}
             ]
             (root / "roles" / layer / "tasks" / f"{entry}.yml").write_text(json.dumps(tasks), encoding="utf-8")
-    for action, result in (("cluster_info", "{}"), ("host_owner", '{"member": True, "foreign_claims": task_vars["others"]}')):
+    for action, result in (
+        ("cluster_info", "{}"),
+        ("host_owner", '{"member": True, "foreign_claims": task_vars["others"]}'),
+    ):
         (root / "plugins" / "action" / f"{action}.py").write_text(
             "from ansible.plugins.action import ActionBase\n\n\nclass ActionModule(ActionBase):\n"
             f"    def run(self, tmp=None, task_vars=None):\n        return {result}\n",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
+
 #: The largest number of nodes of which every pair is measured, in 28 runs. With more nodes, pairs of neighbours are
 #: measured, and halves if those are all fast.
 _MAX_NODES_FOR_ALL_PAIRS = 8
@@ -75,7 +77,7 @@ def _judge_pairs(nodes: List[str], measurements: _CachedMeasurements) -> Culprit
                 f"Every pair of {', '.join(nodes)} is fast enough on its own: "
                 "something that they share is slow, such as a switch.",
             )
-        return Culprit("none", (), f"{' and '.join(nodes)} are fast enough in a second measurement.")
+        return Culprit("none", (), f"{join_names(nodes)} are fast enough in a second measurement.")
     if len(slow_pairs) == len(node_pairs):
         names = ", ".join(nodes)
         return Culprit("group", tuple(nodes), f"Every pair of {names} is slow: check what all of them share.")
@@ -88,7 +90,7 @@ def _judge_pairs(nodes: List[str], measurements: _CachedMeasurements) -> Culprit
     unexplained_pairs = [pair for pair in slow_pairs if not set(pair) & set(slow_nodes)]
     if slow_nodes and not unexplained_pairs:
         return Culprit(
-            "node", tuple(slow_nodes), f"Every pair with {' or '.join(slow_nodes)} is slow, but no other pair is."
+            "node", tuple(slow_nodes), f"Every pair with {join_names(slow_nodes, 'or')} is slow, but no other pair is."
         )
     problem_parts = [
         f"the link between {first_node} and {second_node}" for first_node, second_node in unexplained_pairs

@@ -13,6 +13,7 @@ from typing import List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import ParsedOutput, ResultRow
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import Threshold
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 
 #: The exit status of nccl-tests.
 _EXIT_STATUS_TEXTS = {
@@ -83,10 +84,10 @@ def _check_ranks(parsed_output: ParsedOutput, expected_run: ExpectedRun) -> Opti
     seen_hosts = {device["host"] for device in parsed_output["devices"]}
     absent = sorted(set(range(expected_run.rank_count)) - seen_ranks)
     if absent:
-        rank_names = ", ".join(str(rank) for rank in absent[:8]) + (" and more" if len(absent) > 8 else "")
+        rank_names = join_names(absent)
         return CollectiveProblem(
             "missing_rank",
-            f"{len(seen_ranks)} of {expected_run.rank_count} ranks took part: rank {rank_names} is missing.",
+            f"{len(seen_ranks)} of {expected_run.rank_count} ranks took part: rank {rank_names} {'is' if len(absent) == 1 else 'are'} missing.",
             "Check that each rank can be started on each node, and that Slurm's MPI plugin matches the MPI (srun --mpi=list).",
         )
     if len(seen_ranks) > expected_run.rank_count or len(parsed_output["devices"]) != len(seen_ranks):
@@ -109,7 +110,7 @@ def _describe_timeout(parsed_output: ParsedOutput, expected_run: ExpectedRun) ->
     ranks = {device["rank"] for device in parsed_output["devices"]}
     silent_ranks = sorted(set(range(expected_run.rank_count)) - ranks)
     progress_text = f"after {largest_row['size_bytes']} bytes" if largest_row else "before the first size"
-    silent_text = f" Rank {', '.join(map(str, silent_ranks[:8]))} never reported." if silent_ranks and ranks else ""
+    silent_text = f" Rank {join_names(silent_ranks)} never reported." if silent_ranks and ranks else ""
     # The launcher kills all ranks at the time limit; a single rank must have ended before.
     deaths = [line for line in parsed_output["failures"] if _find_killed_rank([line])]
     cause = f" It had lost {_find_killed_rank(deaths)}." if len(deaths) == 1 and expected_run.rank_count > 1 else ""

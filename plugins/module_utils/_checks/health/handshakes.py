@@ -16,7 +16,7 @@ from typing import Dict, Iterable, List, Mapping, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import Judgement, failed, passed
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names, parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.handshake_trigger import trigger_handshake
 
 #: Seconds. WireGuard retries every 5 s, and a busy host may need more than one attempt.
@@ -101,7 +101,7 @@ def judge_handshakes(
     return failed(
         good_count,
         len(key_by_machine),
-        f"{interface_name} has {' and '.join(parts)}.",
+        f"{interface_name} has {join_names(parts)}.",
         "Check that the UDP port of the endpoint is open, then run the mesh playbook.",
         "peers",
     )

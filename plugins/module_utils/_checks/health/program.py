@@ -23,15 +23,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.logs import DAEMON_LOGS, limit_logs
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
-    HARDWARE_CHECKS,
     CheckContext,
     run_selected_checks,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
+    VOLUME_CHECK,
+    HealthSettings,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
     find_member,
     node_requirements,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
@@ -39,13 +41,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_as_root
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode, parse_nodes_text
 
 #: The prefix of each reason of this program. It differs from that of slurm_node: only a passed check resumes an
 #: unhealthy node.
 REASON_PREFIX = "gpumesh health: "
-#: The maximum number of processes that are named in a line.
-_MAX_NAMED_PROCESSES = 5
 #: Slurm shows reasons in one line of a table.
 _MAX_REASON_LENGTH = 400
 #: The end of a reason that was cut.
@@ -71,19 +72,6 @@ _JOB_RELATED_REASONS = (KILL_FAILED, DUPLICATE_JOB)
 _JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
 _STEP_DAEMONS = ("slurmstepd", "slurmstepd-wlm")
 
-#: The check of the shared volumes.
-VOLUME_CHECK = "storage.mounts"
-
-#: The checks that make a node unfit for all jobs. The clock, swap, names and connections to other members are not among
-#: them: they are judged by the check playbook, and one dead peer must not drain the others.
-DRAINING_CHECKS = (
-    "health.gpu_count",
-    *HARDWARE_CHECKS,
-    "health.memlock",
-    "health.disk",
-    VOLUME_CHECK,
-)
-
 #: Faults of a single card. That several nodes have one is a coincidence: no common cause excuses it, and jobs fail on
 #: each of these nodes. All other checks can fail everywhere for one reason: a file server (storage.mounts), a switch or
 #: subnet manager (health.rdma), an upgrade of the driver (health.fabric_manager), a setting (health.memlock), or a
@@ -99,19 +87,6 @@ SINGLE_CARD_CHECKS = (
 )
 #: A node with one of these neither runs jobs nor reports what it has: its comment is from an earlier time.
 _SILENT_FLAGS = {"not_responding", "powered_down", "powering_down"}
-
-
-class HealthSettings(NamedTuple):
-    """The node, and the faults for which it is drained."""
-
-    cluster: str
-    machine: str
-    folder: str = DEFAULT_DIRECTORY
-    drain_on: Sequence[str] = DRAINING_CHECKS
-    max_disk_percent: float = 95.0
-    rdma_rate_gbps: Optional[float] = None
-    mount_timeout: float = 10.0
-    max_drained_percent: float = 25.0
 
 
 class NodeAction(NamedTuple):
@@ -272,7 +247,7 @@ def decide_action(
     if drained_for_job and leftover_processes:
         return NodeAction(
             "none",
-            f"stays drained, since these are still there: {', '.join(leftover_processes[:_MAX_NAMED_PROCESSES])}",
+            f"stays drained, since these are still there: {join_names(leftover_processes)}",
         )
     return NodeAction(
         "resume", f"other nodes have it too: {', '.join(excused_checks)}" if excused_checks else "fit again"

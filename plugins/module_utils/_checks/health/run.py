@@ -285,17 +285,6 @@ def _limit_ssh_seconds(context: CheckContext) -> float:
     return logins.max_login_seconds(len(context.expected_state.ssh_peers))
 
 
-#: The checks of what programs compute and communicate with.
-HARDWARE_CHECKS = (
-    "health.gpu_ecc",
-    "health.gpu_retired",
-    "health.gpu_xid",
-    "health.nvlink",
-    "health.fabric_manager",
-    "health.pcie",
-    "health.rdma",
-)
-
 ALL_CHECKS = (
     HealthCheck("health.gpu_count", "The number of GPUs matches the record", _check_gpu_count, 15.0),
     HealthCheck(

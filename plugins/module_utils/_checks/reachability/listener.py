@@ -16,14 +16,13 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
-    lease,
     perftest,
     protocol,
     sockets,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import RdmaEndpoint
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.payload import PayloadCache
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background, command
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command, lease, leased_process
 
 #: Seconds in which a stranger must authenticate, and after which a silent session is closed. Long, since a prober may
 #: be busy with other peers.
@@ -109,9 +108,9 @@ class Listener:
 
     async def _handle_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if not background.is_authorized(writer.get_extra_info("socket")):
+            if not leased_process.is_authorized(writer.get_extra_info("socket")):
                 return
-            question = background.parse_request(await asyncio.wait_for(reader.readline(), _HANDSHAKE_TIMEOUT))
+            question = leased_process.parse_request(await asyncio.wait_for(reader.readline(), _HANDSHAKE_TIMEOUT))
             must_end = question.command == "stop" or (
                 question.command == "replace" and self._process_lease.yields_to(question.ssh_connection)
             )

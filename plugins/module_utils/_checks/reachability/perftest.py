@@ -9,6 +9,7 @@ import re
 from typing import Callable, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import RdmaEndpoint
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import Gid, RdmaPort
 
 #: The measurements and their programs.
@@ -34,7 +35,7 @@ def choose_endpoint(
     if not active_ports:
         return _no_endpoint(f"no port of {', '.join(sorted({port['device'] for port in rdma_ports}))} is active")
     if missing:
-        return _no_endpoint(f"{' and '.join(missing)} of perftest {'are' if len(missing) > 1 else 'is'} not installed")
+        return _no_endpoint(f"{join_names(missing)} of perftest {'are' if len(missing) > 1 else 'is'} not installed")
     chosen_port = min(
         active_ports,
         key=lambda port: (

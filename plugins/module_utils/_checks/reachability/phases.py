@@ -36,7 +36,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     ReachabilityLimits,
     ThroughputResult,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background, command
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command, leased_process
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
@@ -79,9 +79,9 @@ def start_listener(
 
     Listeners of interrupted runs are ended first, since they occupy the ports. Those of ``spared`` runs stay.
     """
-    background.end_earlier_runs(run_id, spared)
+    leased_process.end_earlier_runs(run_id, spared)
     rdma_endpoint = _choose_rdma_endpoint(local_member)
-    control_socket = background.open_control_socket("listener", run_id)
+    control_socket = leased_process.open_control_socket("listener", run_id)
     listening_sockets: List[socket.socket] = []
     try:
         port_states, listening_sockets = sockets.open_ports(
@@ -92,7 +92,7 @@ def start_listener(
             run_id,
         )
         if any(port["state"] == "service" for port in port_states):
-            foreign_ports = background.find_foreign_ports(run_id)
+            foreign_ports = leased_process.find_foreign_ports(run_id)
             for port in port_states:
                 if port["state"] == "service" and port["port"] in foreign_ports:
                     port["state"] = "busy"
@@ -101,8 +101,8 @@ def start_listener(
             run_id, token, local_member.own_address, mtu, visiting_machines, rdma_endpoint
         )
         keep = [open_socket.fileno() for open_socket in (control_socket, *listening_sockets)]
-        term = background.new_lease(requested_ports.lifetime_seconds)
-        background.run_in_background(
+        term = leased_process.new_lease(requested_ports.lifetime_seconds)
+        leased_process.run_leased(
             lambda: listener.run_listener(settings, listening_sockets, control_socket, term), term, keep
         )
         return ListenerReport(port_states, rdma_endpoint)
@@ -122,9 +122,9 @@ def stop_run(run: Optional[str]) -> bool:
     Returns False if there were none.
     """
     if run is None:
-        return background.end_earlier_runs("") > 0
+        return leased_process.end_earlier_runs("") > 0
     stop_responses = [
-        background.query_process(purpose, run, "stop", _CONTROL_TIMEOUT) for purpose in ("listener", "runner")
+        leased_process.query_process(purpose, run, "stop", _CONTROL_TIMEOUT) for purpose in ("listener", "runner")
     ]
     return any(answer is not None for answer in stop_responses)
 
@@ -177,14 +177,14 @@ def start_throughput(
     if not send_slots:
         return 0
     max_duration = runner.max_run_seconds(send_slots, runner.half_round_seconds(peers, measured_seconds), len(peers))
-    control = background.open_control_socket("runner", run_id)
+    control = leased_process.open_control_socket("runner", run_id)
     try:
         by_name = {peer["machine"]: peer for peer in peers}
-        term = background.new_lease(max_duration + _RESULT_SECONDS)
+        term = leased_process.new_lease(max_duration + _RESULT_SECONDS)
         work = runner.ThroughputRunner(
             local_member, token, by_name, send_slots, measured_seconds, _choose_rdma_endpoint(local_member), term
         )
-        background.run_in_background(lambda: work.run(peers[0]["machine"], control), term, [control.fileno()])
+        leased_process.run_leased(lambda: work.run(peers[0]["machine"], control), term, [control.fileno()])
     finally:
         control.close()
     return max_duration
@@ -192,7 +192,7 @@ def start_throughput(
 
 def collect_throughput(run: str, timeout: float) -> List[ThroughputResult]:
     """The measurements, once they are complete. Raises HostStateError."""
-    runner_response = background.query_process("runner", run, "collect", timeout)
+    runner_response = leased_process.query_process("runner", run, "collect", timeout)
     if runner_response is None:
         raise HostStateError(
             f"There is no measurement of run {run} on this host.",

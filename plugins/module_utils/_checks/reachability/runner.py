@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import lease, perftest, protocol
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import perftest, protocol
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
     LocalMember,
     ProbedPeer,
@@ -22,7 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     ThroughputResult,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.schedule import SendSlot
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background, command
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command, lease, leased_process
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
 
@@ -150,10 +150,10 @@ class ThroughputRunner:
 
         Returns False after the last one. The collector waits, and other requests may come meanwhile.
         """
-        if not background.is_authorized(client_socket):
+        if not leased_process.is_authorized(client_socket):
             client_socket.close()
             return True
-        question = background.parse_request(client_socket.makefile("rb").readline())
+        question = leased_process.parse_request(client_socket.makefile("rb").readline())
         if question.command == "collect":
             self._process_lease.follow(question.ssh_connection)
             threading.Thread(target=self._send_results, args=(client_socket,), daemon=True).start()

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, push
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import FILE_MODE, PROGRAM_MODE
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import folder
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import (
@@ -19,14 +21,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_enviro
 )
 
 #: The programs of the role, with their paths and modes.
-_PROGRAM_FILES = {
-    "job_environment.bash": ("/etc/gpumesh/job_environment.bash", None),
-    "task_prolog.py": ("/etc/gpumesh/task_prolog", "0755"),
-    "job_epilog.sh": ("/etc/gpumesh/job_epilog", "0755"),
-    "gpumesh_job.sh": ("/etc/profile.d/gpumesh_job.sh", None),
+PROGRAM_FILES = {
+    "job_environment.bash": ("/etc/gpumesh/job_environment.bash", FILE_MODE),
+    "task_prolog.py": ("/etc/gpumesh/task_prolog", PROGRAM_MODE),
+    "job_epilog.sh": ("/etc/gpumesh/job_epilog", PROGRAM_MODE),
+    "gpumesh_job.sh": ("/etc/profile.d/gpumesh_job.sh", FILE_MODE),
 }
-#: Isolated and without site-packages: it runs before each task, and nothing of the user's may change what it does.
-_INTERPRETER_LINES = {"task_prolog.py": "#!/usr/bin/python3 -IS\n"}
 _SETTINGS_PATH = "/etc/gpumesh/job_environment.json"
 _TMPFILES_PATH = "/etc/tmpfiles.d/gpumesh-jobs.conf"
 _LIMITS_PATH = "/etc/security/limits.d/60-gpumesh.conf"
@@ -35,22 +35,16 @@ _MANAGED_HEADER = "# Written by gpumesh.cluster.\n"
 
 
 def desired_entries(params: Mapping[str, Any], host: JobHost) -> List[Dict[str, Any]]:
-    """Return the desired files, for managed_files. ``params``: the module's parameters."""
+    """Return the desired files, except the programs, for managed_files. ``params``: the module's parameters."""
     job_settings = add_rdma_devices(params["settings"], host.rdma_devices, params["rdma"])
-    program_entries = [
-        {"path": path, "content": _INTERPRETER_LINES.get(name, "") + params["programs"][name], "mode": mode}
-        for name, (path, mode) in _PROGRAM_FILES.items()
-        if name in params["programs"]
-    ]
     removed_entries = [
         {"path": path, "state": "absent"}
-        for name, (path, _mode) in _PROGRAM_FILES.items()
-        if name not in params["programs"]
+        for name, (path, _mode) in PROGRAM_FILES.items()
+        if name not in params["digests"]
     ]
     return [
         {"path": "/etc/gpumesh", "state": "directory"},
         {"path": _SETTINGS_PATH, "content": json.dumps(job_settings, indent=1) + "\n"},
-        *program_entries,
         *removed_entries,
         # The directory is like /tmp: each user's task writes its hostfile there, and only the owner may remove it.
         # It has no age, since jobs may run for weeks: the epilog removes a job's files, and a reboot all of the tmpfs.
@@ -84,11 +78,20 @@ def desired_entries(params: Mapping[str, Any], host: JobHost) -> List[Dict[str, 
     ]
 
 
+def program_changes(params: Mapping[str, Any]) -> Dict[str, LayerChange]:
+    """Return the changes to the desired programs by path. ``params``: the module's parameters."""
+    return {
+        path: push.pushed_file_change(params, name, path, mode)
+        for name, (path, mode) in PROGRAM_FILES.items()
+        if name in params["digests"]
+    }
+
+
 def removal_entries(cluster: str) -> List[Dict[str, Any]]:
     """Return the entries that remove these files. /etc/gpumesh stays: it may have files of other layers."""
     paths = [
         _SETTINGS_PATH,
-        *(path for path, _mode in _PROGRAM_FILES.values()),
+        *(path for path, _mode in PROGRAM_FILES.values()),
         _TMPFILES_PATH,
         folder.JOBS_DIRECTORY,
         _LIMITS_PATH,
@@ -121,4 +124,9 @@ def find_differences(run: Runner, params: Mapping[str, Any]) -> managed_files.La
     host = read_job_host(run, Tree())
     refuse_ephemeral_ports(params["settings"], host.local_ports)
     # The mount is not compared: only mounting would show whether a container may mount.
-    return managed_files.differences(desired_entries(params, host))
+    messages, nothing_exists = managed_files.differences(desired_entries(params, host))
+    changed_paths = [path for path, change in program_changes(params).items() if change.changed]
+    return managed_files.LayerDifferences(
+        [*messages, *map(managed_files.describe_difference, changed_paths)],
+        nothing_exists and len(changed_paths) == len(params["digests"]),
+    )

@@ -25,8 +25,9 @@ import select
 import signal
 import socket
 import time
-from typing import Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.background import run_in_background
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text, remove_file, write_atomic
@@ -57,8 +58,9 @@ _REPLACE_DELAY = 0.3
 _READY_SECONDS, _IDLE_READY_SECONDS, _QUERY_INTERVAL, _SESSION_WAIT = 15.0, 2.0, 0.25, 15.0
 #: The number of times that an announcement is sent, since a datagram may get lost.
 _ANNOUNCEMENT_COUNT = 3
-#: Seconds after which an armed process gives up.
+#: Seconds after which an armed process gives up, and after which the kernel ends it in any case.
 _ARMED_SECONDS = 3600.0
+_LIFETIME_SECONDS = 3660
 
 
 class SwitchResult(NamedTuple):
@@ -172,8 +174,11 @@ def arm_host(host: WireguardHost, desired_interface: DesiredInterface) -> bool:
     ]
     disarm_host(interface_name)
     listener = _open_listener(desired_interface)
-    if os.fork() == 0:
-        _run_in_background(host, interface_name, listener, AnnouncementHandler(awaited_peers))
+    run_in_background(
+        lambda: _await_announcements(host, interface_name, listener, AnnouncementHandler(awaited_peers)),
+        [listener.fileno()],
+        _LIFETIME_SECONDS,
+    )
     listener.close()
     return True
 
@@ -337,28 +342,13 @@ def _try_bind(listener: socket.socket, address: str, port: int) -> bool:
     return True
 
 
-def _run_in_background(
+def _await_announcements(
     host: WireguardHost, interface_name: str, udp_listener: socket.socket, announcement_handler: AnnouncementHandler
-) -> NoReturn:
-    """Become the background process: out of the module's session, without its open files, for an hour at most."""
-    exit_status = 1
-    try:
-        os.setsid()
-        if os.fork() != 0:
-            os._exit(0)
-        dev_null = os.open(os.devnull, os.O_RDWR)
-        for number in range(3):
-            os.dup2(dev_null, number)
-        os.closerange(3, udp_listener.fileno())
-        os.closerange(udp_listener.fileno() + 1, 1024)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        write_atomic(_pid_path(interface_name), f"{os.getpid()} {_process_start_time(os.getpid())}\n", 0o644)
-        _handle_announcements(host, interface_name, udp_listener, announcement_handler)
-        remove_file(_pid_path(interface_name))
-        exit_status = 0
-    finally:
-        # sys.exit would run the rest of the module, which belongs to the parent.
-        os._exit(exit_status)
+) -> None:
+    """Handle announcements for an hour at most, while a file names this process."""
+    write_atomic(_pid_path(interface_name), f"{os.getpid()} {_process_start_time(os.getpid())}\n", 0o644)
+    _handle_announcements(host, interface_name, udp_listener, announcement_handler)
+    remove_file(_pid_path(interface_name))
 
 
 def _handle_announcements(

@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service impo
     service_manager,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
 
 _PLUGIN_DIRECTORIES = (
@@ -97,7 +98,7 @@ def parse_cgroups(mounts_text: str, controllers_text: str, systemd_runs: bool) -
     )
     missing_controllers = [name for name in _V1_CONTROLLERS if name not in usable_controllers]
     if missing_controllers:
-        return CgroupSupport("none", (), f"no writable control group for {' and '.join(missing_controllers)}")
+        return CgroupSupport("none", (), f"no writable control group for {join_names(missing_controllers)}")
     return CgroupSupport("v1", usable_controllers)
 
 

@@ -15,6 +15,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names, read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import server
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.server import PeerLogin, UserAccount
 
@@ -22,8 +23,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.
 SIGNING_KEY_NAME = "SIGNING"
 _CERTIFICATE_SUFFIX = "-cert.pub"
 _PUBLIC_SUFFIX = ".pub"
-#: How many addresses a message contains.
-_MAX_NAMED_ADDRESSES = 3
 #: The kinds of keys in the order in which clients prefer them. DSA is omitted: clients have refused it for long.
 _HOST_KEY_KINDS = ("ed25519", "ecdsa", "rsa")
 
@@ -134,7 +133,7 @@ def explain_refusals(users: Sequence[str], host_trust: HostTrust) -> List[str]:
                 for reason in server.explain_refusals(user, account, response.settings, login):
                     addresses_by_reason.setdefault(reason, []).append(login.peer_address)
         for reason, addresses in addresses_by_reason.items():
-            users_by_refusal.setdefault((_format_addresses(addresses), reason), []).append(user)
+            users_by_refusal.setdefault((join_names(addresses, ""), reason), []).append(user)
     for (source_addresses, reason), user_names in users_by_refusal.items():
         reasons.append(f"the SSH server would not accept {', '.join(user_names)} from {source_addresses}: {reason}")
     return reasons
@@ -154,11 +153,6 @@ def count_unqueried_members(host_trust: HostTrust, logins: Sequence[PeerLogin]) 
         sum(len(response.logins) for response in responses) for responses in host_trust.responses_by_user.values()
     ]
     return len(logins) - min(covered, default=len(logins))
-
-
-def _format_addresses(addresses: Sequence[str]) -> str:
-    more = f" and {len(addresses) - _MAX_NAMED_ADDRESSES} more" if len(addresses) > _MAX_NAMED_ADDRESSES else ""
-    return ", ".join(addresses[:_MAX_NAMED_ADDRESSES]) + more
 
 
 def find_exposed_keys(trust_directory: str, users: Sequence[str]) -> List[str]:

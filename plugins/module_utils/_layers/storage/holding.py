@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import leased_process
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
 
 #: The time limit for a response. The process takes the lock first, which requires the volume's server.
@@ -20,11 +20,11 @@ def start_lock_owner(mount_point: str, run_id: str, machine: str, volume: str, l
 
     Returns why that failed, or an empty string. Raises HostStateError after a time limit.
     """
-    listening_socket = background.open_control_socket(_socket_purpose(volume, machine), run_id)
+    listening_socket = leased_process.open_control_socket(_socket_purpose(volume, machine), run_id)
     try:
-        background.run_in_background(
+        leased_process.run_leased(
             lambda: _run_lock_owner(listening_socket, mount_point, run_id, machine),
-            background.new_lease(lease_seconds),
+            leased_process.new_lease(lease_seconds),
             [listening_socket.fileno()],
         )
     finally:
@@ -39,7 +39,7 @@ def release_lock(volume: str, run_id: str, machine: str) -> str:
 
 
 def _ask_lock_owner(volume: str, run_id: str, machine: str, question: str) -> str:
-    response = background.query_process(_socket_purpose(volume, machine), run_id, question, _RESPONSE_TIMEOUT)
+    response = leased_process.query_process(_socket_purpose(volume, machine), run_id, question, _RESPONSE_TIMEOUT)
     return "the process that held it has died" if response is None else str(response["trouble"])
 
 
@@ -49,8 +49,8 @@ def _run_lock_owner(listening_socket: socket.socket, mount_point: str, run_id: s
     while question != "release":
         connection, _address = listening_socket.accept()
         with connection:
-            if background.is_authorized(connection):
-                question = background.parse_request(connection.recv(64)).command
+            if leased_process.is_authorized(connection):
+                question = leased_process.parse_request(connection.recv(64)).command
                 connection.sendall(json.dumps({"trouble": failure_reason}).encode())
 
 

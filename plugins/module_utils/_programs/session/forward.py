@@ -19,10 +19,10 @@ import time
 from typing import List, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import processes
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.background import start_in_background
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
     ChildProcess,
     Runner,
-    start_in_background,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names

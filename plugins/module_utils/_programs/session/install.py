@@ -29,12 +29,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     ENTRY_MODULE,
     PLUGIN_PATH,
+    PLUGIN_SOURCE_NAME,
+    PROGRAM_NAME,
     PROGRAM_PATH,
     SessionSettings,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import REQUIRED_PROGRAMS
 
-_PLUGIN_SOURCE = f"{LIBRARY_DIRECTORY}/gpumesh_session.c"
+_PLUGIN_SOURCE = f"{LIBRARY_DIRECTORY}/{PLUGIN_SOURCE_NAME}"
 _COMPILER_FLAGS = ("-O2", "-Wall", "-fPIC", "-shared")
 _SLURM_HEADERS = "/usr/include/slurm"
 _HOST_PROGRAMS = ("nft", "ip", "sysctl", "gcc", "sshd")
@@ -108,9 +110,9 @@ def plan_changes(run: Runner, params: Mapping[str, Any]) -> Dict[str, LayerChang
         }
     settings = parse_settings(params)
     return {
-        PLUGIN_PATH: _plan_plugin(run, params["plugin"]),
+        PLUGIN_PATH: _plan_plugin(run, params),
         node.TABLE_FILE: _plan_rules(run, network.format_table(SessionSettings(**settings))),
-        PROGRAM_PATH: push.program_change(params, PROGRAM_PATH, ENTRY_MODULE, settings),
+        PROGRAM_PATH: push.program_change(params, PROGRAM_NAME, PROGRAM_PATH, ENTRY_MODULE, settings),
     }
 
 
@@ -162,14 +164,16 @@ def _plan_rules(run: Runner, rules_text: str) -> LayerChange:
     return LayerChange(is_changed, current_text, rules_text, apply)
 
 
-def _plan_plugin(run: Runner, plugin_source: str) -> LayerChange:
+def _plan_plugin(run: Runner, params: Mapping[str, Any]) -> LayerChange:
     """Plan the compilation of the plugin against the headers of the installed Slurm.
 
-    The source that it was compiled from is kept.
+    The source that it was compiled from is kept, after a line with the version of Slurm.
     """
-    slurm_version = _read_slurm_version()
-    stamped_source = f"/* For Slurm {slurm_version}. */\n{plugin_source}"
     installed_source = read_text(_PLUGIN_SOURCE) or ""
+    desired_source = push.desired_content(params, PLUGIN_SOURCE_NAME, installed_source.partition("\n")[2].encode())
+    if desired_source is None:
+        return LayerChange(True, "", f"{PLUGIN_PATH}: the plugin\n", lambda: None, PLUGIN_SOURCE_NAME)
+    stamped_source = f"/* For Slurm {_read_slurm_version()}. */\n{desired_source.decode()}"
     is_changed = installed_source != stamped_source or not os.path.lexists(PLUGIN_PATH)
 
     def apply() -> None:

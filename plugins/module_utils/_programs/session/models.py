@@ -16,6 +16,7 @@ PROGRAM_PATH = f"/usr/local/bin/{PROGRAM_NAME}"
 ENTRY_MODULE = f"{__name__.rpartition('.')[0]}.program"
 #: The plugin for Slurm.
 PLUGIN_PATH = f"{LIBRARY_DIRECTORY}/gpumesh_session.so"
+PLUGIN_SOURCE_NAME = "gpumesh_session.c"
 #: The directory for large data, with directories of jobs and, by default, of users. Only root can create them.
 STORAGE_ROOT = "/var/lib/gpumesh/session"
 DEFAULT_STORAGE_DIR = f"{STORAGE_ROOT}/users/{{user}}"

@@ -22,11 +22,11 @@ import threading
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.background import start_in_background
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_error
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import (
     Runner,
     find_program,
-    start_in_background,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
     CommandError,
@@ -422,10 +422,10 @@ def remove_all_jobs(run: Runner) -> None:
 
 def start_watching(run: Runner) -> None:
     """Start watching in the background."""
-    run_in_background(run, "watch")
+    start_own_task(run, "watch")
 
 
-def run_in_background(run: Runner, verb: str) -> None:
+def start_own_task(run: Runner, verb: str) -> None:
     """Start a task of root as a background process, outside the cgroup of slurmd, which has started this one."""
     program_path = os.path.abspath(sys.argv[0])
     if runs_systemd():

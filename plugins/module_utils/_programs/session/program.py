@@ -126,7 +126,7 @@ def _epilog(_settings: SessionSettings, _arguments: Sequence[str]) -> int:
 def _guard(settings: SessionSettings, _arguments: Sequence[str]) -> int:
     node.start_watching(run_command)
     if settings.machine == settings.manager:
-        node.run_in_background(run_command, "publish")
+        node.start_own_task(run_command, "publish")
     return 0
 
 

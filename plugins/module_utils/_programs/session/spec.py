@@ -11,6 +11,7 @@ import shlex
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.time_limit import number_refusal, parse_minutes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     HOST_NETWORK,
@@ -43,7 +44,7 @@ def parse_spec(document: Any) -> SessionSpec:
     if unknown:
         raise InputError(
             f"A session has no option session_{unknown[0]}.",
-            f"Its options are {_join_names(_SESSION_OPTIONS, 'session_')}.",
+            f"Its options are {join_names((f'session_{name}' for name in _SESSION_OPTIONS), max_named=None)}.",
         )
     session_name = str(options.get("name") or "")
     if not _SESSION_NAME.fullmatch(session_name):
@@ -135,7 +136,8 @@ def _parse_role(role_number: int, value: Any) -> Role:
     unknown = sorted(str(key) for key in value if key not in _ROLE_FIELDS)
     if unknown:
         raise InputError(
-            f"{prefix} has the unknown field '{unknown[0]}'.", f"Its fields are {_join_names(_ROLE_FIELDS)}."
+            f"{prefix} has the unknown field '{unknown[0]}'.",
+            f"Its fields are {join_names(_ROLE_FIELDS, max_named=None)}.",
         )
     if not _ROLE_NAME.fullmatch(role_name):
         raise InputError(
@@ -182,7 +184,7 @@ def refuse_mounts(spec: SessionSpec, allowed_directories: Sequence[str]) -> None
             ):
                 raise InputError(
                     f"session_roles: {role.name}: the mount of {directory} is not allowed.",
-                    f"Use a directory below {' or '.join(allowed_directories)}."
+                    f"Use a directory below {join_names(allowed_directories, 'or', max_named=None)}."
                     if allowed_directories
                     else "Ask the administrator to set session_mounts_allowed.",
                 )
@@ -295,8 +297,3 @@ def _parse_boolean(option_name: str, value: Any) -> bool:
     if str(value).lower() not in booleans_by_text:
         raise InputError(f"{option_name} is '{value}'.", "Give true or false.")
     return booleans_by_text[str(value).lower()]
-
-
-def _join_names(names: Sequence[str], prefix: str = "") -> str:
-    prefixed_names = [prefix + name for name in names]
-    return f"{', '.join(prefixed_names[:-1])} and {prefixed_names[-1]}"

@@ -32,8 +32,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.ra
     bounded_int,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.read import read_events
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.gpumesh_profile import CLOCK_EVENT_PREFIX
 
+#: As in gpumesh_profile, which imports nothing of the collection, and of which a report needs nothing else.
+CLOCK_EVENT_PREFIX = "gpumesh clock "
 _STEP_NAME = re.compile(r"ProfilerStep#([0-9]{1,9})")
 _ANCHOR_NAME = re.compile(re.escape(CLOCK_EVENT_PREFIX) + "([0-9]{1,19})")
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")

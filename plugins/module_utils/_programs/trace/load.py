@@ -20,7 +20,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     InputError,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import open_regular_file, refuse_foreign_link
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json, parse_whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
+    join_names,
+    parse_json,
+    parse_whole_number,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import rank_metadata, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.digest import digest_trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import RankTrace
@@ -151,10 +155,7 @@ def _check_recording(trace_dir: Path, metadata_by_name: Mapping[str, RankMetadat
             if getattr(metadata, field):
                 names_by_value.setdefault(getattr(metadata, field), []).append(name)
         if len(names_by_value) > 1:
-            name_lists = [
-                ", ".join(names[:_MAX_LISTED]) + (" and others" if len(names) > _MAX_LISTED else "")
-                for names in names_by_value.values()
-            ]
+            name_lists = [join_names(names, "") for names in names_by_value.values()]
             raise InputError(
                 f"{trace_dir} has traces of different recordings: {'; '.join(name_lists)}.",
                 "Delete those of the earlier recording, and record each profile in its own directory.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any, Dict, List, NamedTuple, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import (
     Analysis,
     RankShare,
@@ -95,9 +96,7 @@ def find_warnings(run: Analysis) -> List[AnalysisWarning]:
 def _missing_traces(run: Analysis) -> List[AnalysisWarning]:
     if not run.missing_ranks:
         return []
-    rank_list = ", ".join(map(str, run.missing_ranks[:_MAX_LISTED])) + (
-        " and others" if len(run.missing_ranks) > _MAX_LISTED else ""
-    )
+    rank_list = join_names(run.missing_ranks)
     return [
         AnalysisWarning(
             f"{pluralize(len(run.missing_ranks), 'rank')} {'has' if len(run.missing_ranks) == 1 else 'have'} no trace",
@@ -170,7 +169,7 @@ def explain_slow_ranks(run: Analysis) -> Tuple[str, str]:
     waiting_time = median(share.waiting for share in run.shares if share not in slow_shares)
     is_single = len(slow_shares) == 1
     parts = [(slow.other, "the program's own time is"), (slow.computing, "computing takes")]
-    differences = " and ".join(
+    differences = join_names(
         f"{description} {format_ms(abs(time))} {'longer' if time > 0 else 'less'}"
         for time, description in sorted(parts, reverse=True)
         if abs(time) > _MIN_SHARE * slow.cost

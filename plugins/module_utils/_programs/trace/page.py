@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.page_style i
     THEME_BUTTON,
     THEME_SCRIPT,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import drawing
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.messages import (
     STEP_PARTS,
@@ -70,7 +71,7 @@ def render_page(runs: Sequence[Analysis], created_at: str, timeline_files: Seque
 
     ``timeline_files``: the files for Perfetto, one per run; ``figures_file``: the JSON file.
     """
-    title = " and ".join(run.name for run in runs)
+    title = join_names(run.name for run in runs)
     nav = [("findings", "What to do"), ("steps", "A step"), ("timeline", "Time line"), ("ranks", "Ranks")]
     if any(run.links for run in runs):
         nav.append(("links", "Links"))
@@ -146,7 +147,7 @@ def _render_lead(runs: Sequence[Analysis], created_at: str) -> str:
     first_run = runs[0]
     has_problem = any(run.slow or run.slow_links for run in runs)
     mark_kind = "fail" if has_problem else "error" if any(find_warnings(run) for run in runs) else "pass"
-    run_names = " and ".join(f"run {escape(run.name)}" for run in runs)
+    run_names = join_names(f"run {escape(run.name)}" for run in runs)
     run_summaries = " · ".join(
         f"{escape(run.name)}: {pluralize(len(run.shares), 'rank')} on {pluralize(len(run.nodes), 'node')}, "
         f"steps {run.steps[0]} to {run.steps[-1]}"
@@ -298,8 +299,8 @@ def _render_steps(runs: Sequence[Analysis]) -> str:
 
 def _render_typical_step(runs: Sequence[Analysis], timeline_files: Sequence[str]) -> str:
     longest_step = max(run.typical_step.end - run.typical_step.start for run in runs)
-    steps = " and ".join(dict.fromkeys(f"step {run.typical_step.number}" for run in runs))
-    file_links = " and ".join(f"<code>{escape(path)}</code>" for path in timeline_files)
+    steps = join_names(dict.fromkeys(f"step {run.typical_step.number}" for run in runs))
+    file_links = join_names(f"<code>{escape(path)}</code>" for path in timeline_files)
     intro = (
         f"All ranks in {steps}, whose duration is typical, by the clock of rank 0. All steps and operations are in "
         f"{file_links}: open it at https://ui.perfetto.dev, which does not upload it."

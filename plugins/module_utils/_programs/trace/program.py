@@ -28,7 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.lo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import Analysis, RankTrace
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import TRACE_NAME
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.program import TrainSettings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import TrainSettings
 
 _RECORD_COMMAND = "record"
 _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]

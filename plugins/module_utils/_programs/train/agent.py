@@ -33,6 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     load,
     processes,
     protocol,
+    rank_modules,
     run_environment,
     stack_place,
     stage,
@@ -226,7 +227,7 @@ class Agent:
         """Start the ranks, or first copy the data that they need. Raises OSError, GpumeshError."""
         task = self._task
         processes.kill_ranks(task.folder, task.attempt)
-        helper_sources = profiles.module_sources()
+        helper_sources = rank_modules.module_sources()
         try:
             remove_leftovers()
             self._local_directory = tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX)

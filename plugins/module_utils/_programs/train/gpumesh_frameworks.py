@@ -294,7 +294,7 @@ def hf(run: Any) -> Any:
     """
     callback_class = importlib.import_module("transformers").TrainerCallback
 
-    class ProgressCallback(callback_class):  # type: ignore[misc,valid-type]
+    class TrainerProgressCallback(callback_class):  # type: ignore[misc,valid-type]
         """A callback whose methods have the names and parameters that Trainer calls."""
 
         def __init__(self) -> None:
@@ -329,7 +329,7 @@ def hf(run: Any) -> Any:
             self._saved = state.global_step
             self._report_progress(state)
 
-    return ProgressCallback()
+    return TrainerProgressCallback()
 
 
 def lightning(run: Any) -> Any:
@@ -341,7 +341,7 @@ def lightning(run: Any) -> Any:
     package_name = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
     callback_class = importlib.import_module(package_name).Callback
 
-    class ProgressCallback(callback_class):  # type: ignore[misc,valid-type]
+    class LightningProgressCallback(callback_class):  # type: ignore[misc,valid-type]
         """A callback whose methods have the names and parameters that Trainer calls."""
 
         def __init__(self) -> None:
@@ -388,4 +388,4 @@ def lightning(run: Any) -> Any:
             """Report a batch of a validation, which is a sign of life."""
             self._report_progress(trainer)
 
-    return ProgressCallback()
+    return LightningProgressCallback()

@@ -14,16 +14,18 @@ from typing import Callable, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
-    HARDWARE_CHECKS,
     CheckContext,
     run_selected_checks,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
+    HARDWARE_CHECKS,
+    VOLUME_CHECK,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 #: The exit status of the command on an unhealthy node.
 UNHEALTHY_STATUS = 14
-_MOUNT_CHECK = "storage.mounts"
 #: Seconds in which a volume must respond.
 _MOUNT_TIMEOUT = 5.0
 
@@ -37,7 +39,7 @@ def examine(
 ) -> List[CheckResult]:
     """Return the checks that this node fails. ``uses_gpus``: whether the run uses GPUs."""
     expected = ExpectedState(external_mounts=mount_points, read_only_mounts=mount_points, mount_timeout=_MOUNT_TIMEOUT)
-    check_names = [*(HARDWARE_CHECKS if uses_gpus else ()), *([_MOUNT_CHECK] if mount_points else ())]
+    check_names = [*(HARDWARE_CHECKS if uses_gpus else ()), *([VOLUME_CHECK] if mount_points else ())]
     results = (
         run_selected_checks(CheckContext(expected, sysfs_tree or Tree(), runner, find_tool), None, check_names)
         if check_names

@@ -20,18 +20,22 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
 
 def desired_changes(params: Mapping[str, Any]) -> Dict[str, LayerChange]:
     """Return the desired files by path, from the parameters of the module train."""
-    module_paths = [f"{paths.LIBRARY_DIR}/{name}.py" for name in paths.IMPORTABLE_MODULES]
+    module_paths = {f"{name}.py": f"{paths.LIBRARY_DIR}/{name}.py" for name in paths.IMPORTABLE_MODULES}
     if params["state"] == "absent":
         program_changes = {
             path: program_archive.zipapp_change(path, None) for path in (paths.PROGRAM_PATH, paths.TRACE_PATH)
         }
-        return {**program_changes, **{path: program_archive.module_removal(path) for path in module_paths}}
+        return {**program_changes, **{path: program_archive.module_removal(path) for path in module_paths.values()}}
     train_settings = {name: params[name] for name in ("volumes", "run_dir", "stage_dir")}
     trace_settings = {**train_settings, "library": paths.LIBRARY_DIR}
     return {
-        paths.PROGRAM_PATH: push.program_change(params, paths.PROGRAM_PATH, paths.ENTRY_MODULE, train_settings),
-        paths.TRACE_PATH: push.program_change(params, paths.TRACE_PATH, paths.TRACE_ENTRY_MODULE, trace_settings),
-        **{path: push.pushed_file_change(params, path) for path in module_paths},
+        paths.PROGRAM_PATH: push.program_change(
+            params, paths.PROGRAM_NAME, paths.PROGRAM_PATH, paths.ENTRY_MODULE, train_settings
+        ),
+        paths.TRACE_PATH: push.program_change(
+            params, paths.TRACE_NAME, paths.TRACE_PATH, paths.TRACE_ENTRY_MODULE, trace_settings
+        ),
+        **{path: push.pushed_file_change(params, name, path) for name, path in module_paths.items()},
     }
 
 

@@ -16,18 +16,11 @@ The profile of an attempt is in its own directory, on the shared volume:
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
-    gpumesh_frameworks,
-    gpumesh_profile,
-    gpumesh_run,
-    gpumesh_track,
-)
 
 _PROFILE_PATTERN = re.compile(r"(torch|nsys)(?::([0-9]{1,6}))?")
 #: The default amount, in steps or seconds, and the maximum: a trace may have 10 MB per step.
@@ -88,19 +81,6 @@ def profile_directory(run_dir: str, attempt: int) -> str:
 def is_complete(profile_dir: Path, rank_count: int) -> bool:
     """Whether there are profiles of all ranks, so that they need not be recorded again."""
     return sum(len(list(profile_dir.glob(pattern))) for pattern in _COMPLETE_PROFILE_FILES) >= rank_count > 0
-
-
-def module_sources() -> Dict[str, str]:
-    """The modules that a Python program of a rank can import, by file name."""
-    return {f"{module_name}.py": inspect.getsource(module) for module_name, module in _RANK_MODULES.items()}
-
-
-_RANK_MODULES = {
-    "gpumesh_run": gpumesh_run,
-    "gpumesh_profile": gpumesh_profile,
-    "gpumesh_track": gpumesh_track,
-    "gpumesh_frameworks": gpumesh_frameworks,
-}
 
 
 def required_commands(requested_profile: str) -> List[str]:

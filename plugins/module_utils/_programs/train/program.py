@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import getpass
 import os
 import signal
 import sys
@@ -21,7 +20,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     HostStateError,
     InputError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import expand_user_path
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import find_job_variables
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import health as node_health
@@ -35,7 +33,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import HANG_TIMEOUT, RunRequest
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import PROGRAM_NAME, STAGE_DIR
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import PROGRAM_NAME
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import TrainSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import RunDirectory
 
 #: Common synonyms of the commands.
@@ -55,37 +54,6 @@ _RECENT_OUTAGE = 60.0
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_RESTART_COUNT")
 #: Options that sbatch also has.
 _SHARED_WITH_SBATCH = ("-h", "--help", "--name", "--nodes", "--gpus-per-node", "--time", "--partition")
-
-
-class TrainSettings:
-    """The settings with which the program was installed. ``volumes``: mount points that all nodes see."""
-
-    def __init__(self, installed_settings: Mapping[str, Any]) -> None:
-        self.volumes: List[str] = list(installed_settings["volumes"])
-        self.run_dir: str = str(installed_settings["run_dir"])
-        self.stage_dir: str = str(installed_settings.get("stage_dir") or STAGE_DIR)
-
-    def runs_dir(self, requested_dir: str, create: bool = False) -> str:
-        """Return the directory with the runs of this user. Raises GpumeshError if there is none.
-
-        ``create``: a run is to be created there.
-        """
-        if requested_dir:
-            return os.path.abspath(requested_dir)
-        if self.run_dir or self.volumes:
-            dir_pattern = self.run_dir or f"{self.volumes[0]}/{{user}}/runs"
-            try:
-                return expand_user_path(dir_pattern, getpass.getuser(), 0o755 if create else None)
-            except OSError as lookup_failure:
-                raise HostStateError(
-                    f"{lookup_failure.filename or dir_pattern} cannot be used: {lookup_failure.strerror}.",
-                    "Set --run-dir to a directory on a shared volume that you can write to.",
-                ) from lookup_failure
-        raise InputError("The cluster has no shared volume.", "Set --run-dir to a directory that all nodes share.")
-
-    def staging_dir(self, requested_dir: str) -> str:
-        """Return the directory of this user's data copies on the nodes."""
-        return os.path.normpath(os.path.join("/", requested_dir or self.stage_dir.replace("{user}", getpass.getuser())))
 
 
 def main(installed_settings: Mapping[str, Any], arguments: Sequence[str]) -> int:

@@ -36,7 +36,7 @@ _SRUN_EXIT_TIMEOUT = 1.0
 #: controller may still be busy with the end of the last one, and excluding a node by mistake costs more.
 _PROBE_TIMEOUT = 8.0
 _PATIENT_PROBE_TIMEOUT = 25.0
-#: The reason for a node of the job that is up, but cannot be used; see Prober._is_cut_off.
+#: The reason for a node of the job that is up, but cannot be used; see NodeProber._is_cut_off.
 _CUT_OFF_REASON = "is not found by Slurm, which has taken another node out of the job"
 #: Seconds for a node to report its health.
 _EXAMINATION_TIMEOUT = 30.0
@@ -137,7 +137,7 @@ class AgentStep:
         self._process.wait()
 
 
-class Prober:
+class NodeProber:
     """Queries to the controller and to nodes, which may take long: in threads, so that the ranks' messages are still
     read.
     """

@@ -54,7 +54,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     TrainingRun,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import MASTER_PORTS
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.step import AgentStep, Prober
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.step import AgentStep, NodeProber
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.store import (
     RunDirectory,
     unwritable_error,
@@ -198,7 +198,7 @@ class Supervisor:
         self.request: RunRequest = run_directory.read_request()
         self._run: TrainingRun = run_directory.read_or_restore()
         examination_command = [supervisor_id.program_path, "examine", str(run_directory.path)]
-        self.prober = Prober(
+        self.prober = NodeProber(
             runner,
             supervisor_id.job_id,
             examination_command,

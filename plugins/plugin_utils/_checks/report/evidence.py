@@ -13,6 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import REASON_PREFIX
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import find_pods, member_views
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes as slurm_nodes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import rdma
@@ -330,7 +331,7 @@ def _find_slowest_pair(pairs: Sequence[Pair]) -> Pair:
 
 def _explain_too_few(link_kinds: Collection[str]) -> str:
     """Explain why links of these kinds are not judged."""
-    sentence = f"Measured, but not judged: there are too few links {' and '.join(sorted(link_kinds))} to compare."
+    sentence = f"Measured, but not judged: there are too few links {join_names(sorted(link_kinds))} to compare."
     return sentence if link_kinds == {_POD_LINKS} else f"{sentence} Set check_min_bandwidth_gbps to require a minimum."
 
 

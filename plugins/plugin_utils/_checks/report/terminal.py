@@ -9,20 +9,13 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import format_headline
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import collect_findings, count_pairs
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import format_table
 
-_MAX_NAMED_HOSTS = 6
 #: The maximum number of pairs, and of findings of one kind, that are shown individually.
 _MAX_NAMED_PAIRS = 100
-
-
-def _format_hosts(host_names: list[str]) -> str:
-    if len(host_names) <= _MAX_NAMED_HOSTS:
-        return ", ".join(host_names)
-    return f"{', '.join(host_names[:3])} and {len(host_names) - 3} more"
 
 
 def _wrap_paragraph(text: str, width: int, indent: str, hanging_indent: str | None = None) -> list[str]:
@@ -54,7 +47,10 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
             verdict["checks"], (status,), merge_by_remedy="summary" in verdict["reachability"]
         )
         for finding in matching_findings[:_MAX_NAMED_PAIRS]:
-            lines += ["", f"{status_sign} {_format_hosts(finding['hosts'])}: {finding['purpose']} ({finding['id']})"]
+            lines += [
+                "",
+                f"{status_sign} {join_names(finding['hosts'], '')}: {finding['purpose']} ({finding['id']})",
+            ]
             lines += _wrap_paragraph(finding["reason"], width, "    ")
             if finding["actual"] != "–" or finding["required"] != "–":
                 lines.append(f"    found {printable(finding['actual'])}, required {finding['required']}")
@@ -67,7 +63,7 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
         checks_by_reason: dict[tuple[str, str], list[str]] = {}
         for finding in skipped_findings:
             check_name = f"{finding['id']}: {finding['measured']}" if finding["measured"] else finding["id"]
-            checks_by_reason.setdefault((_format_hosts(finding["hosts"]), finding["reason"]), []).append(check_name)
+            checks_by_reason.setdefault((join_names(finding["hosts"], ""), finding["reason"]), []).append(check_name)
         lines += ["", "Skipped:"]
         for (hosts, reason), check_names in checks_by_reason.items():
             lines += _wrap_paragraph(f"{hosts}: {reason} ({', '.join(check_names)})", width, "  ", "    ")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import explain_wrong_mount
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import (
@@ -360,7 +361,7 @@ def _check_users(volume_evidence: VolumeEvidence) -> Check:
         id_descriptions = [
             f"{user_id} on {', '.join(machines)}" for user_id, machines in sorted(machines_by_id.items())
         ]
-        sentences.append(f"{user_name} is {' and '.join(id_descriptions)}.")
+        sentences.append(f"{user_name} is {join_names(id_descriptions)}.")
     return make_check(
         *_USERS_TITLE,
         None,

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import (
     LOST_OUTCOMES,
     Phase,
@@ -17,7 +17,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tal
     PlayTask,
 )
 
-_NAMED_HOSTS = 5
 #: These keys of a failed result are more informative than its message. The numbers are those of the lines to show.
 _OUTPUT_LIMITS = (("stderr", 20), ("module_stderr", 20), ("stdout", 20), ("module_stdout", 20))
 
@@ -32,13 +31,6 @@ def format_duration(duration: float) -> str:
     if whole_seconds < 3600:
         return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
     return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02d} min"
-
-
-def format_hosts(host_names: Sequence[str]) -> str:
-    """Join the names of hosts, or only the first few if there are many."""
-    if len(host_names) <= _NAMED_HOSTS:
-        return ", ".join(host_names)
-    return f"{', '.join(host_names[:2])} and {len(host_names) - 2} more"
 
 
 def pluralize(count: int, noun: str) -> str:
@@ -60,7 +52,7 @@ def format_live_line(phase: Phase, task: PlayTask | None, now: float, width: int
         if task.host_count > 1:
             line_parts.append(f"{finished_count} of {task.host_count} hosts")
         if task.waiting_hosts and (finished_count or task.host_count == 1) and now - task.started_at > 2:
-            line_parts.append(f"waiting for {format_hosts(task.waiting_hosts)}")
+            line_parts.append(f"waiting for {join_names(task.waiting_hosts, '')}")
     time_suffix = f"  {format_duration(now - phase.started_at)}"
     return shorten("  ".join(printable(part) for part in line_parts), width - len(time_suffix)) + time_suffix
 
@@ -73,7 +65,7 @@ def format_changes(task: PlayTask, check_mode: bool) -> str | None:
     longest_time = max(task.durations[host] for host in hosts)
     verb = "would change" if check_mode else "changed"
     time_note = f"  ({format_duration(longest_time)})" if longest_time >= 2 else ""
-    return f"{verb}  {printable(task.name)}: {format_hosts(task.changed_hosts())}{time_note}"
+    return f"{verb}  {printable(task.name)}: {join_names(task.changed_hosts(), '')}{time_note}"
 
 
 def format_phase(phase: Phase, width: int) -> str:

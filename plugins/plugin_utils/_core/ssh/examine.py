@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh import keys, known_hosts, settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import (
     SHELL_REMEDY,
@@ -386,7 +387,7 @@ class HostExamination:
         if "publickey" not in allowed_methods:
             return SilentHostError(
                 "password_wanted",
-                f"{destination} accepts no keys from {user}, only {' or '.join(allowed_methods) or 'nothing'}.",
+                f"{destination} accepts no keys from {user}, only {join_names(allowed_methods, 'or') or 'nothing'}.",
                 "Set ansible_password, use --ask-pass, or allow PubkeyAuthentication in its sshd_config.",
                 **login_details,
             )

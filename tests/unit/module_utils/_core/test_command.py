@@ -1,26 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Commands with limits of time and output, and background programs."""
+"""Commands with limits of time and output."""
 
 from __future__ import annotations
 
 import sys
-import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run, start_in_background
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
-
-_STARTS = f"""
-import sys
-from {run.__module__} import start_in_background
-start_in_background(["sh", "-c", 'sleep 0.3; pwd > "$1.part"; mv "$1.part" "$1"', "x", sys.argv[1]])
-"""
 
 
 def test_command_with_endless_output_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,19 +44,3 @@ def test_command_is_killed_at_its_timeout(script: str) -> None:
     """The last script leaves a process that still has the output open."""
     with pytest.raises(CommandError, match="did not end within 0.5 s"):
         run(["sh", "-c", script], timeout=0.5)
-
-
-def test_background_program_outlives_its_parent(tmp_path: Path) -> None:
-    output_path = tmp_path / "told"
-    done = run([sys.executable, "-W", "error", "-c", _STARTS, str(output_path)])
-    assert (done.stdout, done.stderr) == ("", "") and not output_path.exists()
-    end = time.monotonic() + 120
-    while not output_path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    assert output_path.read_text() == "/\n"
-
-
-def test_missing_program_is_named() -> None:
-    with pytest.raises(CommandError, match="Install gpumesh-nothing"):
-        start_in_background(["gpumesh-nothing"])

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import io
 import os
 import subprocess
@@ -16,67 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from program_builds import build_zipapp
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 
-ROOT = program_archive.__name__.rpartition("._core.")[0]
-MODULE_UTILS = Path(program_archive.__file__).parents[1]
-
 #: This program needs other modules of the collection, and otherwise only the standard library.
 SETTINGS = dict.fromkeys(SessionSettings._fields, "")
-BUILT = program_archive.build_zipapp(sys.executable, program.__name__, SETTINGS)
-
-
-def test_imports_match_those_that_python_finds() -> None:
-    paths = sorted(MODULE_UTILS.rglob("*.py"))
-    assert len(paths) > 100
-    for path in paths:
-        source = path.read_text(encoding="utf-8")
-        expected = {
-            name
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ROOT)
-            for name in (
-                [f"{node.module}.{alias.name}" for alias in node.names if is_module(f"{node.module}.{alias.name}")]
-                or [str(node.module)]
-            )
-        }
-        assert set(program_archive.find_imports(source)) == expected, path
-
-
-def is_module(name: str) -> bool:
-    """Whether the collection has a file or package for this module."""
-    path = MODULE_UTILS.joinpath(*name[len(ROOT) + 1 :].split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()
-
-
-def test_sources_are_collected_from_an_ansible_archive_without_running_them(tmp_path: Path) -> None:
-    archive = tmp_path / "modules.zip"
-    folder = Path(*ROOT.split("."))
-    paths = {folder / path.relative_to(MODULE_UTILS): path.read_bytes() for path in MODULE_UTILS.rglob("*.py")}
-    packages = {above / "__init__.py" for path in paths for above in path.parents if above != Path()}
-    with zipfile.ZipFile(archive, "w") as writer:
-        for path, content in {**dict.fromkeys(packages, b""), **paths}.items():
-            writer.writestr(str(path), content)
-    code = (
-        "import hashlib, sys\n"
-        f"sys.path.insert(0, {str(archive)!r})\n"
-        f"from {ROOT}._core import program_archive\n"
-        f"assert program_archive.__file__.startswith({str(archive)!r})\n"
-        "before = set(sys.modules)\n"
-        f"built = program_archive.build_zipapp(sys.executable, {program.__name__!r}, {SETTINGS!r})\n"
-        f"print(sorted(name for name in set(sys.modules) - before if name.startswith({ROOT!r})))\n"
-        "print(hashlib.sha256(built).hexdigest())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["[]", hashlib.sha256(BUILT).hexdigest()]
-
-
-def test_missing_module_is_named() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        program_archive.collect_sources(f"{ROOT}.no_such_module")
+BUILT = build_zipapp(sys.executable, program.__name__, SETTINGS)
 
 
 def install_program(tmp_path: Path) -> Path:
@@ -117,7 +63,7 @@ def test_another_python_uses_the_sources(tmp_path: Path) -> None:
 def test_traceback_shows_the_source_file(tmp_path: Path) -> None:
     path = tmp_path / "program"
     # The settings of the program are missing.
-    program_archive.zipapp_change(str(path), program_archive.build_zipapp(sys.executable, program.__name__, {})).apply()
+    program_archive.zipapp_change(str(path), build_zipapp(sys.executable, program.__name__, {})).apply()
     done = subprocess.run([str(path), "list"], check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert f'File "{path}/{program.__name__.replace(".", "/")}.py", line' in done.stderr
@@ -158,7 +104,7 @@ def test_damaged_archive_raises_no_unexpected_error() -> None:
 def test_new_setting_is_a_change(tmp_path: Path) -> None:
     path = install_program(tmp_path)
     assert program_archive.zipapp_change(
-        str(path), program_archive.build_zipapp(sys.executable, program.__name__, {**SETTINGS, "machine": "n1"})
+        str(path), build_zipapp(sys.executable, program.__name__, {**SETTINGS, "machine": "n1"})
     ).changed
 
 

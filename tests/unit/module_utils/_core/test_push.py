@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_builds import build_zipapp, push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive, push
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange
@@ -18,20 +19,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
     ENTRY_MODULE,
     SessionSettings,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import encode_source, source_digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import programs
 
 MODULES = Path(__file__).parents[4] / "plugins" / "modules"
 ROOT = program_archive.__name__.rpartition("._core.")[0]
 SETTINGS = dict.fromkeys(SessionSettings._fields, "")
-CONTENTS = {"program": program_archive.bundle_sources(ENTRY_MODULE), "one.py": b"x = 1\n"}
-DIGEST_PARAMS = {"digests": source_digests(CONTENTS)}
-CONTENT_PARAMS = {**DIGEST_PARAMS, "contents": {name: encode_source(content) for name, content in CONTENTS.items()}}
+CONTENTS = {"program": programs.bundle_program(ENTRY_MODULE), "one.py": b"x = 1\n"}
+CONTENT_PARAMS = push_options(CONTENTS)
+DIGEST_PARAMS = {"digests": CONTENT_PARAMS["digests"]}
 
 
 def list_sent_modules(module: str) -> set[str]:
     """Return what is sent with a module: the modules of module_utils that it imports, directly or indirectly."""
     source = (MODULES / f"{module}.py").read_text(encoding="utf-8")
-    found = {name for entry in program_archive.find_imports(source) for name in program_archive.collect_sources(entry)}
+    found = {name for entry in programs.find_imports(source) for name in programs.collect_sources(entry)}
     return {name[len(ROOT) + 1 :] for name in found}
 
 
@@ -41,6 +42,8 @@ def list_sent_modules(module: str) -> set[str]:
         ("train", {"_programs.train.install", "_programs.train.paths"}),
         ("session", {f"_programs.session.{name}" for name in ("install", "network", "node", "plan")}),
         ("layer_info", {"_programs.train.install", "_programs.train.paths", "_programs.session.install"}),
+        ("slurm", {"_checks.health.settings"}),
+        ("node_health_program", {"_checks.health.settings"}),
     ],
 )
 def test_installing_modules_do_not_import_the_programs(module: str, own: set[str]) -> None:
@@ -51,6 +54,8 @@ def test_installing_modules_do_not_import_the_programs(module: str, own: set[str
         "_programs.train.install",
         "_programs.train.paths",
     }
+    if module != "layer_info":
+        assert {name for name in found if name.startswith("_checks.health.")} <= {"_checks.health.settings"}
     # The modules for sessions remove what jobs have left behind, and check the settings.
     needed = ("install", "network", "node", "plan", "routing", "runtime", "models", "ssh", "trash")
     assert {name for name in found if name.startswith("_programs.session.")} <= {
@@ -59,7 +64,7 @@ def test_installing_modules_do_not_import_the_programs(module: str, own: set[str
 
 
 def plan_program(path: Path, params: dict[str, Any] | None = None, **settings: str) -> LayerChange:
-    return push.program_change(params or DIGEST_PARAMS, str(path), ENTRY_MODULE, {**SETTINGS, **settings})
+    return push.program_change(params or DIGEST_PARAMS, "program", str(path), ENTRY_MODULE, {**SETTINGS, **settings})
 
 
 @pytest.fixture(name="path")
@@ -71,7 +76,7 @@ def _path(tmp_path: Path) -> Path:
 
 
 def test_pushed_program_equals_a_locally_built_one(path: Path) -> None:
-    built = program_archive.build_zipapp(sys.executable, ENTRY_MODULE, SETTINGS)
+    built = build_zipapp(sys.executable, ENTRY_MODULE, SETTINGS)
     assert program_archive.strip_bytecode(path.read_bytes()) == built
     assert plan_program(path)[:3] == (False, "", "")
     assert not program_archive.zipapp_change(str(path), built).changed
@@ -94,7 +99,7 @@ def test_present_sources_are_reused_for_new_settings(path: Path) -> None:
     assert part[:3] == (True, f"{path}: the previous program\n", f"{path}: the program\n")
     part.apply()
     assert not plan_program(path, machine="n2").changed
-    assert program_archive.strip_bytecode(path.read_bytes()) == program_archive.build_zipapp(
+    assert program_archive.strip_bytecode(path.read_bytes()) == build_zipapp(
         sys.executable, ENTRY_MODULE, {**SETTINGS, "machine": "n2"}
     )
 
@@ -120,7 +125,7 @@ def test_any_other_program_is_replaced(path: Path, how: str) -> None:
         path.write_bytes(b"#!/bin/sh\n")
     elif how == "other program":
         program_archive.zipapp_change(
-            str(path), program_archive.build_zipapp(sys.executable, f"{ROOT}._layers.names", SETTINGS)
+            str(path), build_zipapp(sys.executable, f"{ROOT}._layers.names", SETTINGS)
         ).apply()
     else:
         content = bytearray(path.read_bytes())
@@ -139,18 +144,18 @@ def test_newer_program_is_requested(path: Path) -> None:
     newer = program_archive.pack_sources({**program_archive.unpack_sources(CONTENTS["program"]), "newer.py": b""})
     params = {"digests": {"program": push.content_digest(newer)}}
     assert push.missing_contents([plan_program(path, params)]) == ["program"]
-    plan_program(path, {**params, "contents": {"program": encode_source(newer)}}).apply()
+    plan_program(path, {**params, "contents": {"program": programs.encode_source(newer)}}).apply()
     assert not plan_program(path, params).changed
     assert push.missing_contents([plan_program(path)]) == ["program"]
 
 
 def test_differing_file_is_requested(tmp_path: Path) -> None:
     path = tmp_path / "lib" / "one.py"
-    assert push.missing_contents([push.pushed_file_change(DIGEST_PARAMS, str(path))]) == ["one.py"]
-    push.pushed_file_change(CONTENT_PARAMS, str(path)).apply()
+    assert push.missing_contents([push.pushed_file_change(DIGEST_PARAMS, "one.py", str(path))]) == ["one.py"]
+    push.pushed_file_change(CONTENT_PARAMS, "one.py", str(path)).apply()
     assert path.read_bytes() == CONTENTS["one.py"] and path.stat().st_mode & 0o7777 == 0o644
-    assert not push.pushed_file_change(DIGEST_PARAMS, str(path)).changed
+    assert not push.pushed_file_change(DIGEST_PARAMS, "one.py", str(path)).changed
     path.chmod(0o600)
-    assert push.pushed_file_change(DIGEST_PARAMS, str(path)).missing_content == "one.py"
-    push.pushed_file_change(CONTENT_PARAMS, str(path)).apply()
-    assert not push.pushed_file_change(DIGEST_PARAMS, str(path)).changed
+    assert push.pushed_file_change(DIGEST_PARAMS, "one.py", str(path)).missing_content == "one.py"
+    push.pushed_file_change(CONTENT_PARAMS, "one.py", str(path)).apply()
+    assert not push.pushed_file_change(DIGEST_PARAMS, "one.py", str(path)).changed

@@ -510,7 +510,7 @@ class TestMatrix:
         text = draw_matrix(pairs_with_faults(50, {(name, "n7"): "no_answer" for name in names if name != "n7"}))
         assert max(len(line) for line in text.split("\n")[:53]) <= 80
         assert text.count("→ n7") == 2
-        assert "and 44 others → n7" in text
+        assert "and 44 more → n7" in text
 
     def test_large_clusters_show_only_faulty_members(self) -> None:
         text = draw_matrix(pairs_with_faults(120, {("n5", "n9"): "nat"}))

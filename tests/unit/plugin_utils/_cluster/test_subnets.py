@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import subnets
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_choice import choose_subnet
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import build_options
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared, format_names
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import CASE_NAMES, FIXTURES
 
 ACTIVE = {"device": "mlx5_0", "port": 1, "state": "active", "link_layer": "InfiniBand", "rate_gbps": 400.0, "gids": []}
@@ -458,16 +458,6 @@ def test_recorded_hosts_have_the_expected_candidates(case: str) -> None:
             "wireguard_tailscale": ["203.0.113.0/24", "10.110.0.0/24"],
         }[case]
     )
-
-
-def test_format_names() -> None:
-    assert [format_names(list("abcdefg"[:count])) for count in (0, 1, 2, 3, 7)] == [
-        "",
-        "a",
-        "a and b",
-        "a, b and c",
-        "a, b, c, d, e and 2 more",
-    ]
 
 
 def many_hosts(count: int) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_programs_are_included(logins: bool) -> None:
     assert (sent["cluster"], sent["machine"], sent["rdma"]) == ("lab", "n1", False)
     assert sent["settings"] == environment_settings(build_record("a"), "n1", RANGE, ["torchrun"])
     programs = {"job_environment.bash", "job_epilog.sh", "task_prolog.py"}
-    assert set(sent["programs"]) == programs | ({"gpumesh_job.sh"} if logins else set())
+    assert set(sent["digests"]) == programs | ({"gpumesh_job.sh"} if logins else set())
 
 
 @pytest.mark.parametrize("ports", [[], [15000], [24999, 15000], [80, 90], [60000, 70000], [15000, 15000]])

@@ -14,19 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_builds import build_zipapp, push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
+    DRAINING_CHECKS,
+    VOLUME_CHECK,
+    HealthSettings,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import build_zipapp, collect_sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import collect_sources
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import health_program_sources
 from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules import entry, run
 
 DISK = "health.disk"
 OURS = f"{program.REASON_PREFIX}health.disk: / has 99 % of its space in use"
 #: According to the record, this machine has a hundred GPUs. The other check passes.
 UNFIT, FIT = "health.gpu_count", "health.swap"
+PUSHED = push_options(health_program_sources())
 
 
 def result(status: str, name: str = DISK, reason: str = "/ has 99 % of its space in use.") -> Any:
@@ -206,7 +214,7 @@ def test_no_job_starts_on_a_broken_card_even_if_many_nodes_have_one(tmp_path: Pa
             0, scontrol_output if argv[-1] == "n1" else scontrol_output + line.format("n2", "IDLE"), ""
         )
 
-    settings = program.HealthSettings("lab", "n1", "", [check], 95)
+    settings = HealthSettings("lab", "n1", "", [check], 95)
     action = program.publish_and_act(runner, settings, [result("fail", check, "2 errors.")], Tree(str(tmp_path)))
     assert (action.action_kind, action.is_unfit, commands) == ("none", True, [])
 
@@ -229,7 +237,7 @@ def test_node_that_does_not_report_faults_is_not_counted(tmp_path: Path, state: 
         other_node = f"NodeName=n2 State={state} Comment={program.COMMENT_PREFIX}{DISK}\n"
         return CommandResult(0, scontrol_output if argv[-1] == "n1" else scontrol_output + other_node, "")
 
-    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    settings = HealthSettings("lab", "n1", "", [DISK], 95)
     action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
     assert (action.action_kind, action.is_unfit) == (("none", False) if shared else ("drain", True))
 
@@ -248,7 +256,7 @@ def test_resumed_node_reports_its_faults_again(tmp_path: Path) -> None:
             0, scontrol_output if argv[-1] == "n1" else scontrol_output + line.format("n2", "IDLE"), ""
         )
 
-    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    settings = HealthSettings("lab", "n1", "", [DISK], 95)
     action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
     assert (action.action_kind, action.is_unfit) == ("resume", False)
     assert commands == ["nodename=n1 state=resume", f"nodename=n1 comment={program.COMMENT_PREFIX}{DISK}"]
@@ -284,7 +292,7 @@ def test_fault_of_a_reserved_node_is_reported_once(tmp_path: Path) -> None:
         mine = line.format("n1")
         return CommandResult(0, mine if argv[-1] == "n1" else "".join(line.format(f"n{n}") for n in range(1, 5)), "")
 
-    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    settings = HealthSettings("lab", "n1", "", [DISK], 95)
     action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
     assert (action.action_kind, commands) == ("none", [])
 
@@ -323,7 +331,7 @@ class InstalledNode:
 
     def install(self, **changes: Any) -> dict[str, Any]:
         return run("node_health_program", path=str(self.file), cluster="lab", machine="n1",
-                   folder=str(self.folder / "records"), **{"drain_on": [FIT], **changes})  # fmt: skip
+                   folder=str(self.folder / "records"), **{**PUSHED, "drain_on": [FIT], **changes})  # fmt: skip
 
     def show(self, state: str = "IDLE", reason: str = "") -> None:
         tail = f" Reason={reason} [root@2026-11-20T20:31:00]" if reason else ""
@@ -354,6 +362,10 @@ def host(tmp_path: Path) -> InstalledNode:
 def test_the_module_installs_once_and_removes(host: InstalledNode) -> None:
     assert host.file.stat().st_mode & 0o777 == 0o755
     assert not host.install()["changed"]
+    newer = {"gpumesh-node-health": "another digest"}
+    outdated = host.install(digests=newer, contents={})
+    assert (outdated["changed"], outdated["outdated"]) == (False, ["gpumesh-node-health"])
+    assert not host.install(contents={})["changed"], "the host has these sources"
     assert host.install(max_disk_percent=50)["changed"]
     host.file.chmod(0o644)
     assert host.install(max_disk_percent=50)["changed"]
@@ -415,7 +427,7 @@ def test_node_drained_for_a_job_is_resumed_without_leftovers(tmp_path: Path, has
     (process / "stat").write_text("71 (x) S 1 71\n", encoding="utf-8")
     (process / "status").write_text("Uid:\t0\t0\t0\t0\n", encoding="utf-8")
     (process / "exe").symlink_to(f"/usr/sbin/{'slurmstepd' if has_leftovers else 'slurmd'}")
-    settings = program.HealthSettings("lab", "n1", "", [DISK], 95)
+    settings = HealthSettings("lab", "n1", "", [DISK], 95)
     program.publish_and_act(runner, settings, [result("pass")], Tree(str(tmp_path)))
     resumed = ["update nodename=n1 state=resume", *(["release 17"] if reason == program.DUPLICATE_JOB else [])]
     assert commands == ([] if has_leftovers else resumed)
@@ -466,7 +478,7 @@ def test_expected_state_comes_from_the_record() -> None:
         "mesh": {"backend": "wireguard"},
         "storage": {"volumes": volumes},
     }
-    settings = program.HealthSettings("lab", "n1", "", program.DRAINING_CHECKS, 95)
+    settings = HealthSettings("lab", "n1", "", DRAINING_CHECKS, 95)
     expected = program.build_expected_state(record, settings)
     assert expected.rdma == "roce"
     assert (expected.gpus, list(expected.mounts), expected.cluster_address) == (8, ["/mnt/b"], "10.99.0.1")
@@ -479,11 +491,11 @@ def test_expected_state_comes_from_the_record() -> None:
 def test_module_and_program_have_the_same_default(tmp_path: Path) -> None:
     """Every name in it is that of a check."""
     names = {check.check_id for check in ALL_CHECKS}
-    assert set(program.DRAINING_CHECKS) <= names
+    assert set(DRAINING_CHECKS) <= names
     path = tmp_path / "health"
-    run("node_health_program", path=str(path), cluster="lab", machine="n1")
+    run("node_health_program", path=str(path), cluster="lab", machine="n1", **PUSHED)
     with zipfile.ZipFile(path) as archive:
-        assert json.dumps(list(program.DRAINING_CHECKS)) in archive.read("__main__.py").decode()
+        assert json.dumps(list(DRAINING_CHECKS)) in archive.read("__main__.py").decode()
     assert path.read_bytes().startswith(f"#!{sys.executable} -IS\n".encode())
 
 
@@ -497,7 +509,7 @@ class NodeWithWaitingJob:
 
     def examine(self, *_given: Any) -> list[Any]:
         self.remaining_failures -= 1
-        failing = [program.VOLUME_CHECK] * (self.remaining_failures >= 0) + [self.other_check] * bool(
+        failing = [VOLUME_CHECK] * (self.remaining_failures >= 0) + [self.other_check] * bool(
             self.other_check and self.paused
         )
         return [result("fail", name) for name in failing]
@@ -520,7 +532,7 @@ class NodeWithWaitingJob:
             "cluster": "lab",
             "machine": "n1",
             "folder": str(folder / "records"),
-            "drain_on": [program.VOLUME_CHECK],
+            "drain_on": [VOLUME_CHECK],
         }
         environment = {"SLURM_SCRIPT_CONTEXT": context, "SLURM_JOB_ID": "7"}
         return program.main(settings, [], environment, self.runner, Tree(str(folder)), ())

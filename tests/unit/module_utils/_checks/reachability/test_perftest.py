@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import listener, perftest, runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.lease import Lease
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import LocalMember
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import command
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.lease import Lease
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 FIXTURES = Path(__file__).parent / "fixtures" / "perftest"

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import lease, listener, prober
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import listener, prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import (
     LocalMember,
     PeerResult,
@@ -27,7 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachabili
     ReachabilityLimits,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.prober import Prober
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import lease, leased_process
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 HERE = "127.0.0.1"
@@ -62,12 +62,12 @@ async def serving(number: int = 1) -> AsyncIterator[list[int]]:
     run = uuid4().hex
     opened = [socket.create_server((HERE, 0)) for _port in range(number)]
     settings = listener.ListenerSettings(run, "T0ken", HERE, 1500, [], NO_RDMA)
-    with background.open_control_socket("listener", run) as control:
+    with leased_process.open_control_socket("listener", run) as control:
         for listener_socket in (control, *opened):
             listener_socket.setblocking(False)
         work = asyncio.ensure_future(listener.Listener(settings, lease.Lease(60, None, Tree())).serve(opened, control))
         yield [listener_socket.getsockname()[1] for listener_socket in opened]
-        await asyncio.to_thread(background.query_process, "listener", run, "stop", 5.0)
+        await asyncio.to_thread(leased_process.query_process, "listener", run, "stop", 5.0)
         await work
 
 

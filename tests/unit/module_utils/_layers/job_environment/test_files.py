@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_builds import push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import missing_contents
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host import rdma
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files, host
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import program_sources
 
 SETTINGS = {
     "cluster": "lab",
@@ -25,8 +28,7 @@ SETTINGS = {
     "rdma": {"devices": [], "peers": ["n1", "n2"]},
     "variables": {},
 }
-PROGRAMS = dict.fromkeys(("job_environment.bash", "task_prolog.py", "job_epilog.sh", "gpumesh_job.sh"), "text\n")
-PARAMS = {"cluster": "lab", "machine": "n1", "settings": SETTINGS, "programs": PROGRAMS, "rdma": True}
+PARAMS = {"cluster": "lab", "machine": "n1", "settings": SETTINGS, **push_options(program_sources()), "rdma": True}
 PLAIN = host.JobHost(None, False, [])
 
 
@@ -34,16 +36,38 @@ def entries_by_path(params: Any, node: host.JobHost) -> dict[str, Any]:
     return {entry["path"]: entry for entry in files.desired_entries(params, node)}
 
 
-def test_prolog_ignores_the_user_environment() -> None:
-    prolog = entries_by_path(PARAMS, PLAIN)["/etc/gpumesh/task_prolog"]
-    assert (prolog["content"], prolog["mode"]) == ("#!/usr/bin/python3 -IS\ntext\n", "0755")
+@pytest.fixture(name="program_paths")
+def _program_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The paths of the programs by name, in this folder."""
+    paths = {name: tmp_path / Path(path).name for name, (path, _mode) in files.PROGRAM_FILES.items()}
+    modes = {name: mode for name, (_path, mode) in files.PROGRAM_FILES.items()}
+    monkeypatch.setattr(files, "PROGRAM_FILES", {name: (str(path), modes[name]) for name, path in paths.items()})
+    return paths
+
+
+def test_prolog_ignores_the_user_environment(program_paths: dict[str, Path]) -> None:
+    for change in files.program_changes(PARAMS).values():
+        change.apply()
+    prolog = program_paths["task_prolog.py"]
+    assert prolog.read_text(encoding="utf-8").startswith("#!/usr/bin/python3 -IS\n# Copyright")
+    assert prolog.stat().st_mode & 0o7777 == 0o755
+    assert program_paths["gpumesh_job.sh"].stat().st_mode & 0o7777 == 0o644
+
+
+def test_programs_are_requested_where_they_differ(program_paths: dict[str, Path]) -> None:
+    assert missing_contents(files.program_changes({**PARAMS, "contents": {}}).values()) == list(program_paths)
+    for change in files.program_changes(PARAMS).values():
+        change.apply()
+    program_paths["job_epilog.sh"].write_text("exit 1\n", encoding="ascii")
+    assert missing_contents(files.program_changes({**PARAMS, "contents": {}}).values()) == ["job_epilog.sh"]
 
 
 def test_unconfigured_program_is_removed() -> None:
     login = "/etc/profile.d/gpumesh_job.sh"
-    without = {name: text for name, text in PROGRAMS.items() if name != "gpumesh_job.sh"}
-    assert entries_by_path(PARAMS, PLAIN)[login]["content"] == "text\n"
-    assert entries_by_path({**PARAMS, "programs": without}, PLAIN)[login] == {"path": login, "state": "absent"}
+    without = {name: digest for name, digest in PARAMS["digests"].items() if name != "gpumesh_job.sh"}
+    assert login not in entries_by_path(PARAMS, PLAIN) and login in files.program_changes(PARAMS)
+    assert entries_by_path({**PARAMS, "digests": without}, PLAIN)[login] == {"path": login, "state": "absent"}
+    assert login not in files.program_changes({**PARAMS, "digests": without})
 
 
 def test_tmpfiles_entry_has_no_age() -> None:
@@ -63,7 +87,7 @@ def test_memlock_limit_depends_on_the_host() -> None:
 def test_removal_keeps_the_shared_directory() -> None:
     there = {
         path for path, entry in entries_by_path(PARAMS, PLAIN).items() if path not in ("/etc/gpumesh", "/run/gpumesh")
-    }
+    } | files.program_changes(PARAMS).keys()
     gone = files.removal_entries("lab")
     assert {entry["path"] for entry in gone} == there
     assert {entry["state"] for entry in gone} == {"absent"}
@@ -159,7 +183,7 @@ def test_overlap_with_ephemeral_ports_is_refused(ports: Any, refused: bool) -> N
 
 
 def test_differences_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = {**PARAMS, "programs": {}}
+    here = {**PARAMS, "digests": {}}
     monkeypatch.setattr(files, "read_job_host", lambda *_: PLAIN)
     monkeypatch.setattr(files, "desired_entries", lambda *_: [{"path": str(tmp_path / "settings"), "content": "{}\n"}])
     assert files.find_differences(None, here) == ([f"{tmp_path}/settings is missing"], True)

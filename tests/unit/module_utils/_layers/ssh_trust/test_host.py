@@ -146,7 +146,7 @@ def test_all_refusal_reasons_are_reported() -> None:
     said = (
         "no user bob",
         "/nonexistent",
-        "alice, carol from 10.0.0.2, 10.0.0.3, 10.0.0.4 and 4 more: AllowUsers",
+        "alice, carol from 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5, 10.0.0.6 and 2 more: AllowUsers",
         "dave from 10.0.0.4, 10.0.0.5: AllowUsers",
     )
     for reason, words in zip(host.explain_refusals(list(accounts), here), said, strict=True):

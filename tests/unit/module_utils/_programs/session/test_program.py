@@ -107,7 +107,7 @@ def test_manager_resumes_forwards_after_a_boot(
     bin_folder: Path, monkeypatch: pytest.MonkeyPatch, machine: str, verbs: list[str]
 ) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(program.node, "run_in_background", lambda _run, verb: begun.append(verb))
+    monkeypatch.setattr(program.node, "start_own_task", lambda _run, verb: begun.append(verb))
     assert program.main({**_SETTINGS, "machine": machine}, ["guard"]) == 0
     assert begun == verbs
 

@@ -24,7 +24,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
     gpumesh_frameworks,
     gpumesh_run,
-    profile,
+    rank_modules,
 )
 
 
@@ -338,6 +338,6 @@ def test_checkpoint_needs_weights(tmp_path: Path) -> None:
 
 
 def test_module_is_standalone_and_available_in_every_rank() -> None:
-    assert "gpumesh_frameworks.py" in profile.module_sources()
-    assert "ansible_collections" not in profile.module_sources()["gpumesh_frameworks.py"]
+    assert "gpumesh_frameworks.py" in rank_modules.module_sources()
+    assert "ansible_collections" not in rank_modules.module_sources()["gpumesh_frameworks.py"]
     assert callable(gpumesh_run.hf) and callable(gpumesh_run.lightning) and callable(gpumesh_run.newest_checkpoint)

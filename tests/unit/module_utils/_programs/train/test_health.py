@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import health, program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.step import Prober
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.step import NodeProber
 
 EXAMINE_COMMAND = ["/usr/local/bin/gpumesh-train", "examine", "/x/nano"]
 
@@ -58,7 +58,7 @@ def test_only_suspects_are_examined_and_unhealthy_nodes_are_excluded() -> None:
             "n5": CommandError(["srun"], "did not end within 30 s"),
         },
     )
-    asking = Prober(slurm, 41, EXAMINE_COMMAND, 8)
+    asking = NodeProber(slurm, 41, EXAMINE_COMMAND, 8)
     nodes = ["n1", "n2", "n3", "n4", "n5", "n6"]
     assert asking.find_usable_nodes(nodes, ["n6"], ["n2", "n4", "n5", "n6"]) == ["n1", "n4"]
     assert sorted(slurm.examined) == ["n2", "n4", "n5"]
@@ -82,7 +82,7 @@ class BusySlurm(FakeSlurm):
 
 
 def test_busy_controller_excludes_no_node() -> None:
-    asking = Prober(BusySlurm("n1|allocated\nn2|allocated\n", {}), 41)
+    asking = NodeProber(BusySlurm("n1|allocated\nn2|allocated\n", {}), 41)
     assert asking.find_usable_nodes(["n1", "n2"], []) == ["n1", "n2"]
     # Ranks that wait for a silent node do not wait as long.
     assert not asking.can_run_step("n1")
@@ -116,7 +116,7 @@ class ShrunkSlurm(FakeSlurm):
 )
 def test_cut_off_node_is_recognised_by_its_slurmd(left: int, cut_off: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
-        asking = Prober(ShrunkSlurm(left, ["n1"], ["n3"], slurmd.getsockname()[1]), 41, allocated_count=4)
+        asking = NodeProber(ShrunkSlurm(left, ["n1"], ["n3"], slurmd.getsockname()[1]), 41, allocated_count=4)
         assert asking.find_usable_nodes(["n1", "n2", "n3", "n4"], []) == ["n1"]
         assert asking.cut_off == cut_off
         assert (asking.is_alive("n1"), asking.is_alive("n3"), asking.is_alive("n4")) == (True, False, bool(cut_off))
@@ -125,7 +125,7 @@ def test_cut_off_node_is_recognised_by_its_slurmd(left: int, cut_off: list[str])
 
 def test_failed_examination_excludes_no_node() -> None:
     slurm = FakeSlurm("n1|allocated\n", {"n1": CommandResult(2, "", "srun: error: Unable to create step")})
-    assert Prober(slurm, 41, EXAMINE_COMMAND).find_usable_nodes(["n1"], [], ["n1"]) == ["n1"]
+    assert NodeProber(slurm, 41, EXAMINE_COMMAND).find_usable_nodes(["n1"], [], ["n1"]) == ["n1"]
 
 
 def test_returning_node_is_examined_before_reuse() -> None:
@@ -133,7 +133,7 @@ def test_returning_node_is_examined_before_reuse() -> None:
         "",
         {"n1": CommandResult(0, "", ""), "n2": CommandResult(14, "storage.mounts: /mnt/shared is not mounted\n", "")},
     )
-    asking = Prober(slurm, 41, EXAMINE_COMMAND)
+    asking = NodeProber(slurm, 41, EXAMINE_COMMAND)
     for node in ("n1", "n2"):
         asking.recheck_node(node)
     assert sorted(asking.recheck_results.get(timeout=60) for _node in range(2)) == [("n1", True), ("n2", False)]
@@ -211,12 +211,12 @@ def test_volume_that_fails_everywhere_makes_no_node_unhealthy(
 ) -> None:
     answers = {node: CommandResult(14 if reason else 0, f"{reason}\n", "") for node, reason in reasons.items()}
     slurm = FakeSlurm("".join(f"{node}|allocated\n" for node in reasons), answers)
-    asking = Prober(slurm, 41, EXAMINE_COMMAND)
+    asking = NodeProber(slurm, 41, EXAMINE_COMMAND)
     assert asking.find_usable_nodes(list(reasons), [], suspects) == fit
     assert sorted(asking.unusable_reasons) == sorted(set(reasons) - set(fit))
 
 
 def test_volume_that_hangs_everywhere_makes_no_node_unhealthy() -> None:
     hung = {node: CommandError(["srun", f"--nodelist={node}"], f"did not end on {node}") for node in ("n1", "n2")}
-    asking = Prober(FakeSlurm("n1|allocated\nn2|allocated\n", hung), 41, EXAMINE_COMMAND)
+    asking = NodeProber(FakeSlurm("n1|allocated\nn2|allocated\n", hung), 41, EXAMINE_COMMAND)
     assert asking.find_usable_nodes(["n1", "n2"], [], ["n2"]) == ["n1", "n2"]

@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import LayerDifferences
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import missing_contents
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP, compare_modules
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install, paths, profile
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install, paths, rank_modules
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import encode_source, source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import program_sources
 
@@ -45,7 +45,7 @@ def apply_changes(**changes: str) -> None:
 
 def test_controller_has_the_modules_of_a_run() -> None:
     modules = {name: content.decode() for name, content in program_sources().items() if name.endswith(".py")}
-    assert modules == profile.module_sources()
+    assert modules == rank_modules.module_sources()
 
 
 def test_only_differing_files_are_outdated() -> None:

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from program_builds import build_zipapp
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import (
     add_bytecode,
     assemble_zipapp,
-    build_zipapp,
-    collect_sources,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import program
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import collect_sources
 
 #: The stand-ins for Slurm's commands find the process of the job in the file "job".
 SLURM = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.lease import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.lease import (
     Lease,
     ProcessIdentity,
     find_connection,

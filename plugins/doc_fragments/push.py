@@ -10,11 +10,11 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   digests:
-    description: The digests of the contents of the files to install, by name. Set on the controller.
+    description: The digests of the programs to install, by name. Set on the controller.
     type: dict
     default: {}
   contents:
-    description: The contents of files that differ on the host, by name, compressed. Set on the controller.
+    description: The sources that differ on the host, by name, compressed. Set on the controller.
     type: dict
     default: {}
 """

@@ -1,0 +1,131 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Processes that outlive the program that started them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import background
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.background import start_in_background
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
+
+PLUGINS = Path(background.__file__).parents[2]
+_STARTS = f"""
+import sys
+from {start_in_background.__module__} import start_in_background
+start_in_background(["sh", "-c", 'sleep 0.3; pwd > "$1.part"; mv "$1.part" "$1"', "x", sys.argv[1]])
+"""
+#: Writes what a background process sees, and waits if that is requested.
+_WORKS = f"""
+import json, os, resource, signal, sys, time
+from {background.__name__} import run_in_background
+path, name, lifetime, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+kept, other = os.open("/etc/passwd", os.O_RDONLY), os.open("/etc/group", os.O_RDONLY)
+parent = os.getpid()
+def work():
+    report = {{
+        "session": os.getsid(0) not in (os.getsid(parent), os.getpid()),
+        "directory": os.getcwd(),
+        "files": sorted(os.readlink(f"/proc/self/fd/{{n}}") for n in (0, 1, 2, kept)),
+        "closed": not os.path.exists(f"/proc/self/fd/{{other}}"),
+        "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+        "name": open("/proc/self/comm").read().strip(),
+        "pid": os.getpid(),
+    }}
+    with open(path + ".part", "w") as stream:
+        json.dump(report, stream)
+    os.rename(path + ".part", path)
+    time.sleep(seconds)
+run_in_background(work, [kept], lifetime, name)
+print("returned")
+"""
+
+
+def start_work(path: Path, name: str = "", lifetime: int = 0, seconds: float = 0) -> dict[str, Any]:
+    """Start the work, and return what it reports after its parent has ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WORKS, str(path), name, str(lifetime), str(seconds)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("returned\n", ""), "only the parent returns"
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_background_process_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
+    report = start_work(tmp_path / "report", "gpumesh-test", seconds=0)
+    assert report["session"] and report["closed"]
+    assert (report["directory"], report["core"], report["name"]) == ("/", 0, "gpumesh-test")
+    assert report["files"] == ["/dev/null", "/dev/null", "/dev/null", "/etc/passwd"]
+
+
+def test_background_process_ends_after_its_lifetime(tmp_path: Path) -> None:
+    started_at = time.monotonic()
+    pid = start_work(tmp_path / "report", lifetime=2, seconds=600)["pid"]
+    while is_running(pid):
+        assert time.monotonic() < started_at + 60
+        time.sleep(0.1)
+
+
+def test_background_process_without_a_lifetime_can_be_stopped(tmp_path: Path) -> None:
+    pid = start_work(tmp_path / "report", seconds=600)["pid"]
+    assert is_running(pid)
+    run(["kill", f"-{signal.SIGTERM}", str(pid)])
+    deadline = time.monotonic() + 60
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_only_one_module_starts_processes_that_outlive_their_parent() -> None:
+    """Others fork for a time limit, or start ranks and steps in sessions of their own, whose end they await."""
+    found = {
+        str(path.relative_to(PLUGINS / "module_utils"))
+        for path in PLUGINS.rglob("*.py")
+        if re.search(r"\bos\.(fork|setsid)\(|start_new_session=True", path.read_text(encoding="utf-8"))
+    }
+    assert found == {
+        "_core/background.py",
+        "_core/subprocess_deadline.py",
+        "_programs/train/agent.py",
+        "_programs/train/step.py",
+    }
+
+
+def test_background_program_outlives_its_parent(tmp_path: Path) -> None:
+    output_path = tmp_path / "told"
+    done = run([sys.executable, "-W", "error", "-c", _STARTS, str(output_path)])
+    assert (done.stdout, done.stderr) == ("", "") and not output_path.exists()
+    end = time.monotonic() + 120
+    while not output_path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert output_path.read_text() == "/\n"
+
+
+def test_missing_program_is_named() -> None:
+    with pytest.raises(CommandError, match="Install gpumesh-nothing"):
+        start_in_background(["gpumesh-nothing"])
