@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -207,6 +209,113 @@ def _dead(lab: TrainLab) -> Iterator[list[str]]:
     lab.idle()
 
 
+def test_it_goes_on_after_its_supervisor_is_lost_before_the_first_attempt(lab: TrainLab, dead: list[str]) -> None:
+    """While two jobs wait for the volume, one loses its batch script, and the other one the node of its own."""
+    lab.idle()
+    nodes = {"early-script": [BARE], "early-node": ["gpu2", "gpu3"]}
+    hidden = [node for names in nodes.values() for node in names]
+    jobs, hosts = {}, {}
+    for name, names in nodes.items():
+        held = ("--sbatch", f"--nodelist={','.join(names)}", "--hold")
+        lab.begin(name, "--nodes", str(len(names)), *held)
+        jobs[name] = lab.run(MANAGER, "squeue", "--noheader", f"--name={name}", "--format=%A").strip()
+    try:
+        for node in hidden:
+            lab.run(node, "sh", "-c", HIDE["absent"])
+        lab.run(MANAGER, "sh", "-c", RELEASE)
+        steps = ("squeue", "--noheader", "--steps", "--format=%j")
+        lab.wait("standbys watch both", lambda: lab.run(MANAGER, *steps).count("gpumesh-standby") == 2, PATIENCE)
+        for name, job in jobs.items():
+            shown = lab.run(MANAGER, "scontrol", "--oneliner", "show", "job", job).split()
+            hosts[name] = next(word.partition("=")[2] for word in shown if word.startswith("BatchHost="))
+        lab.run(hosts["early-script"], "pkill", "-KILL", "-f", r"slurm_script$|gpumesh-train supervise ")
+        lab.kill(hosts["early-node"])
+        dead.append(hosts["early-node"])
+        # With --no-kill, the job would keep the other node.
+        restarts = ("squeue", "--noheader", f"--jobs={','.join(jobs.values())}", "--Format=restartcnt")
+        lab.wait("Slurm starts both again", lambda: lab.run(MANAGER, *restarts).split() == ["1", "1"], PATIENCE)
+    finally:
+        for node in set(hidden) - set(dead):
+            lab.run(node, "sh", "-c", SHOW["absent"])
+    lab.revive(*dead)
+    dead.clear()
+    for name, job in jobs.items():
+        found = lab.finish(name, 2 * PATIENCE)
+        assert causes(found) == [("finished", None, "")], found
+        assert str(found["job"]) == job and lab.result(name).samples == f"samples {SAMPLES!r}"
+
+
+def supervisor_says(lab: TrainLab, name: str, words: str) -> bool:
+    return words in (lab.runs / name / "supervisor.log").read_text(encoding="utf-8")
+
+
+@contextlib.contextmanager
+def refused_jobs(lab: TrainLab, name: str, job: str) -> Iterator[None]:
+    """The run needs another job, as before a preemption, and Slurm refuses it: the partition is drained."""
+    partition = ("scontrol", "update", "PartitionName=cluster")
+    lab.run(MANAGER, *partition, "State=DRAIN")
+    try:
+        lab.run(MANAGER, "scancel", "--batch", "--signal=USR1", job)
+        refused = "another job will be requested again"
+        lab.wait("Slurm refuses a job", lambda: supervisor_says(lab, name, refused), PATIENCE, 0.3)
+        yield
+    finally:
+        lab.run(MANAGER, *partition, "State=UP")
+
+
+def test_it_goes_on_after_a_refused_job_and_a_time_limit_that_passes_without_the_controller(lab: TrainLab) -> None:
+    lab.idle()
+    limits = ("--nodes", "2", "--time", "2m", "--grace", "5", "--sbatch", f"--exclude={MANAGER}")
+    run = Patient(lab, "limit", *limits, steps=4 * STEPS)
+    with refused_jobs(lab, "limit", str(at_random_step(lab, "limit", 1)["job"])):
+        assert supervisor_says(lab, "limit", "Required partition not available")
+    second = lab.again("limit", 2)["attempts"][1]
+    lab.run(MANAGER, "systemctl", "stop", "slurmctld")
+    try:
+        waits = "waiting for the controller, to submit another job"
+        lab.wait("the next job waits", lambda: supervisor_says(lab, "limit", waits), PATIENCE)
+        # The controller is there again only when the time of the job is over.
+        time.sleep(max(0.0, second["begin"] + 130.0 - time.time()))
+    finally:
+        lab.run(MANAGER, "systemctl", "start", "slurmctld")
+    run.hurry()
+    found = lab.finish("limit", 2 * PATIENCE)
+    *ended, last = causes(found)
+    assert set(ended) == {("warned", None, "")} and last == ("finished", None, ""), found
+    assert "time limit" in found["attempts"][1]["cause"]["detail"], found
+    check_steps(found)
+    assert lab.result("limit").samples == f"samples {all_samples(4 * STEPS)!r}"
+
+
+def is_shown_cancelled(lab: TrainLab, name: str) -> bool:
+    return lab.train("show", name).stdout.startswith(f"{name}: cancelled")
+
+
+def test_scancel_ends_the_run_with_the_job_that_follows_or_has_not_started(lab: TrainLab) -> None:
+    lab.idle()
+    lab.begin("cancelled", "--nodes", "2", "--sbatch", f"--exclude={MANAGER}", steps=100_000)
+    job = str(at_random_step(lab, "cancelled", 1)["job"])
+    cancelled_at = time.time()
+    lab.run(MANAGER, "scancel", job)
+    attempt = lab.finish("cancelled")["attempts"][-1]
+    # Ranks have 3 s to exit. The machine may be busy.
+    assert attempt["cause"]["kind"] == "cancelled" and attempt["end"] - cancelled_at < 10, attempt
+    lab.await_idle(MANAGER)
+    lab.train("resume", "--detach", "cancelled")
+    job = str(lab.again("cancelled", 2)["job"])
+    with refused_jobs(lab, "cancelled", job):
+        lab.run(MANAGER, "scancel", job)
+        found = lab.finish("cancelled")
+    assert found["state"] == "cancelled", found
+    lab.train("resume", "--detach", "cancelled")
+    lab.begin("pending", "--nodes", "2", "--sbatch", "--hold")
+    for name in ("cancelled", "pending"):
+        lab.run(MANAGER, "scancel", f"--name={name}")
+        lab.wait("the run is cancelled", partial(is_shown_cancelled, lab, name), PATIENCE)
+    lab.await_idle(MANAGER)
+    assert lab.run(MANAGER, "squeue", "--noheader") == ""
+
+
 def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two_attempts(
     lab: TrainLab, dead: list[str]
 ) -> None:
@@ -355,41 +464,49 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
     lab.wait("the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
 
 
-def test_nodes_that_were_away_are_used_again_in_this_job_or_in_another(lab: TrainLab, dead: list[str]) -> None:
+def test_a_node_that_was_away_is_used_again_and_another_one_takes_the_place_of_a_dead_one(
+    lab: TrainLab, dead: list[str]
+) -> None:
     lab.idle()
-    without = f"--exclude={MANAGER},{BARE}"
-    lab.begin("grow", "--nodes", "2", "--min-nodes", "1", "--sbatch", without, steps=100_000)
-    found = at_random_step(lab, "grow", 1)
-    victim = next(node for node in found["attempts"][0]["nodes"] if node != found["attempts"][0]["supervisor"])
-    # It is still in the job, unless it is away for so long that Slurm takes it out.
-    interface = lab.interface(victim)
-    lab.link(victim, interface, "down")
+    lab.run(MANAGER, "scontrol", "update", f"nodename={BARE}", "state=drain", "reason=later")
     try:
-        lab.again("grow", 2)
+        lab.begin("grow", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}", steps=100_000)
+        found = at_random_step(lab, "grow", 1)
+        victim = next(node for node in found["attempts"][0]["nodes"] if node != found["attempts"][0]["supervisor"])
+        # It is still in the job, unless it is away for so long that Slurm takes it out.
+        interface = lab.interface(victim)
+        lab.link(victim, interface, "down")
+        try:
+            lab.again("grow", 2)
+        finally:
+            lab.link(victim, interface, "up")
+        found = lab.again("grow", 3)
+        check_grown(found, victim, victim)
+        lab.kill(victim)
+        dead.append(victim)
+        lab.again("grow", 4)
+        away = f" · away: {victim}"
+        lab.wait("it is told", lambda: away in lab.train("show", "grow").stdout, PATIENCE)
+        assert "held idle" not in lab.train("show", "grow").stdout
     finally:
-        lab.link(victim, interface, "up")
-    found = lab.again("grow", 3)
-    check_grown(found, victim)
-    lab.kill(victim)
-    dead.append(victim)
-    lab.again("grow", 4)
-    state = ("sinfo", "--noheader", f"--nodes={victim}", "--format=%T")
-    lab.wait("Slurm has taken it out of the job", lambda: lab.run(MANAGER, *state).startswith("down"), PATIENCE)
-    lab.revive(victim)
+        lab.run(MANAGER, "scontrol", "update", f"nodename={BARE}", "state=resume")
+    # The run has never had this one.
     found = lab.again("grow", 5)
-    check_grown(found, victim)
+    check_grown(found, victim, BARE)
     assert found["attempts"][4]["job"] != found["attempts"][3]["job"]
-    assert f"grown: {victim} is back, and another job can have all nodes" in lab.train("show", "grow").stdout
+    assert f"grown: {BARE} is idle, and another job can have all nodes" in lab.train("show", "grow").stdout
     check_steps(found)
     lab.train("cancel", "grow")
 
 
-def check_grown(found: dict[str, Any], victim: str) -> None:
-    """The last three attempts have lost the node, done without it, and have it again, and no healthy node was named."""
+def check_grown(found: dict[str, Any], victim: str, newcomer: str) -> None:
+    """The last three attempts have lost a node, done without it, and have it or another one, and no healthy node was
+    named.
+    """
     assert [set(attempt["nodes"]) for attempt in found["attempts"][-3:]] == [
         {"gpu2", "gpu3"},
         {"gpu2", "gpu3"} - {victim},
-        {"gpu2", "gpu3"},
+        {"gpu2", "gpu3"} - {victim} | {newcomer},
     ]
     ends = [attempt["cause"] for attempt in found["attempts"][-3:-1]]
     assert [(end["kind"], end["rank"], end["node"]) for end in ends] == [("node", None, victim), ("grown", None, "")]

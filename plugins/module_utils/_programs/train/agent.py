@@ -55,8 +55,10 @@ _KEEPALIVE_INTERVAL = 1.0
 _SUPERVISOR_TIMEOUT = 10.0
 #: Seconds without the first message, the task, which comes as soon as srun has started the agents of all nodes.
 _TASK_TIMEOUT = 60.0
-#: Seconds for a rank to exit after SIGTERM.
+#: Seconds for a rank to exit after SIGTERM, and when Slurm ends the job, such as after scancel: it sends SIGTERM to the
+#: ranks as well, and whoever cancels a job expects its end within seconds.
 _TERMINATION_GRACE = 5.0
+_CANCELLATION_GRACE = 3.0
 #: The number of bytes of a rank's last output that are kept for the supervisor. The stacks of C++ that NCCL and JAX
 #: print after an error are several thousand long.
 _TAIL_BYTES = 16384
@@ -184,7 +186,7 @@ class RankProcess:
 
 
 class Agent:
-    """All ranks of this node. ``end`` may be called by a signal handler."""
+    """All ranks of this node. ``cancel`` may be called by a signal handler."""
 
     def __init__(self, task: AgentTask, node: str, event_stream: IO[str]) -> None:
         self._task = task
@@ -371,9 +373,17 @@ class Agent:
             self.send_event("state", rank=rank.number, stopped=stop_reason, place=stack_location, error=rank_error)
 
     def end(self) -> None:
-        """End the ranks: send SIGTERM, and kill those that are still there after a grace period."""
+        """End the ranks."""
+        self._end_within(_TERMINATION_GRACE)
+
+    def cancel(self) -> None:
+        """End the ranks, since the job ends."""
+        self._end_within(_CANCELLATION_GRACE)
+
+    def _end_within(self, grace: float) -> None:
+        """Send SIGTERM, and kill the ranks that are still there after a grace period in seconds."""
         if self._kill_deadline is None:
-            self._kill_deadline = time.monotonic() + _TERMINATION_GRACE
+            self._kill_deadline = time.monotonic() + grace
             for rank in self._live_ranks():
                 rank.signal(signal.SIGTERM)
                 # A stopped process would not handle SIGTERM.

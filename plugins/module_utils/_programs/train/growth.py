@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide when an attempt with too few nodes ends, so that the next one uses nodes again that were away.
+"""Decide when an attempt with too few nodes ends, so that the next one has the requested number again.
 
-The restart costs time, so an attempt ends right after a checkpoint. Nodes that are still in the job are queried. A node
-that Slurm has taken out of the job, such as one that has rebooted, can be used by another job only. Nothing here waits
-or runs anything.
+The restart costs time, so an attempt ends right after a checkpoint. Nodes that are still in the job are queried. Any
+other node, such as one that has rebooted and that Slurm has taken out of the job, can be used by another job only. Slurm
+itself is asked which nodes suit. Nothing here waits or runs anything.
 """
 
 from __future__ import annotations
@@ -23,20 +23,30 @@ _IDLE_STATE = "idle"
 
 
 class Growth(NamedTuple):
-    """Nodes that can be used again.
+    """Nodes that can be used in addition.
 
-    ``needs_new_job``: only another job can use them, since Slurm has taken them out of this one.
+    ``needs_new_job``: only another job can use them, since they are not in this one. ``former``: the run has had all of
+    them before.
     """
 
     nodes: Tuple[str, ...]
     needs_new_job: bool
+    former: bool = True
 
     @property
     def cause(self) -> Cause:
         """The cause by which the attempt ends, which blames nobody."""
         verb = "is" if len(self.nodes) == 1 else "are"
         job_clause = ", and another job can have all nodes" if self.needs_new_job else ""
-        return Cause("grown", f"{', '.join(self.nodes)} {verb} back{job_clause}")
+        state = "back" if self.former else "idle"
+        return Cause("grown", f"{', '.join(self.nodes)} {verb} {state}{job_clause}")
+
+
+class OfferRequest(NamedTuple):
+    """The question which nodes Slurm would give the run: how many, and without which ones."""
+
+    node_count: int
+    excluded_nodes: List[str]
 
 
 def find_growth(
@@ -45,15 +55,16 @@ def find_growth(
     allocated_nodes: Sequence[str],
     node_states: Mapping[str, str],
     responding_nodes: Collection[str],
+    offered_nodes: Collection[str] = (),
 ) -> Optional[Growth]:
     """Return the nodes that the next attempt could use in addition to those of the last one; None if there are none.
 
     ``allocated_nodes``: the nodes of the job when it started; ``node_states``: their states in Slurm;
-    ``responding_nodes``: unused nodes of the job that respond and are healthy. Nodes that were excluded for their own
-    fault remain excluded. Another job needs all missing nodes: it might otherwise wait in the queue for the others.
+    ``responding_nodes``: unused nodes of the job that respond and are healthy; ``offered_nodes``: other nodes that Slurm
+    would give the run. Nodes that were excluded for their own fault remain excluded. Another job needs all missing
+    nodes: it might otherwise wait in the queue for the others.
     """
-    current_nodes, barred_nodes = attempts[-1].nodes, decide.barred_nodes(attempts)
-    missing_count = request.nodes - len(current_nodes)
+    missing_count = request.nodes - len(attempts[-1].nodes)
     if missing_count <= 0:
         return None
     usable_nodes = [
@@ -63,11 +74,17 @@ def find_growth(
     ]
     if usable_nodes:
         return Growth(tuple(usable_nodes[:missing_count]), False)
-    known_nodes = {node for attempt in attempts for node in (*attempt.nodes, *attempt.allocated)}
-    idle_nodes = sorted(
-        node for node in known_nodes.difference(current_nodes, barred_nodes) if node_states.get(node) == _IDLE_STATE
-    )
-    return Growth(tuple(idle_nodes[:missing_count]), True) if len(idle_nodes) >= missing_count else None
+    former_nodes = {node for attempt in attempts for node in (*attempt.nodes, *attempt.allocated)}
+    idle_nodes = sorted(set(offered_nodes).intersection(_idle_nodes(attempts, node_states)))[:missing_count]
+    if len(idle_nodes) < missing_count:
+        return None
+    return Growth(tuple(idle_nodes), True, former_nodes.issuperset(idle_nodes))
+
+
+def _idle_nodes(attempts: Sequence[Attempt], node_states: Mapping[str, str]) -> List[str]:
+    """Return the nodes on which no job runs, and that the run may use."""
+    unavailable_nodes = {*attempts[-1].nodes, *decide.barred_nodes(attempts)}
+    return [node for node, state in node_states.items() if state == _IDLE_STATE and node not in unavailable_nodes]
 
 
 def _spare_nodes(attempts: Sequence[Attempt], allocated_nodes: Sequence[str]) -> List[str]:
@@ -95,6 +112,10 @@ class GrowthTracker:
             _spare_nodes(attempts, allocated_nodes), (now + _FIRST_QUERY_DELAY, _FIRST_QUERY_DELAY)
         )
         self._responding_nodes: Set[str] = set()
+        #: The nodes that Slurm offers for another job, those that were idle then, and the time of the next question.
+        self._offered_nodes: Tuple[str, ...] = ()
+        self._idle_nodes: List[str] = []
+        self._next_offer, self._offer_delay = now, _FIRST_QUERY_DELAY
         #: The last growth, and the last checkpoint when it was first possible.
         self._last_growth: Optional[Growth] = None
         self._last_checkpoint: Optional[int] = None
@@ -110,14 +131,53 @@ class GrowthTracker:
                 due_nodes.append(node)
         return due_nodes
 
+    def request_offer(self, now: float, node_states: Mapping[str, str]) -> Optional[OfferRequest]:
+        """Return what Slurm should be asked now; None if there are too few idle nodes, or it was asked recently."""
+        missing_count = self._request.nodes - len(self._attempts[-1].nodes)
+        idle_nodes = _idle_nodes(self._attempts, node_states)
+        if missing_count <= 0 or len(idle_nodes) < missing_count:
+            return None
+        if idle_nodes != self._idle_nodes:
+            self._idle_nodes, self._offered_nodes = idle_nodes, ()
+            self._next_offer, self._offer_delay = now, _FIRST_QUERY_DELAY
+        if now < self._next_offer:
+            return None
+        self._next_offer, self._offer_delay = now + self._offer_delay, min(2 * self._offer_delay, _MAX_QUERY_DELAY)
+        return OfferRequest(missing_count, sorted(set(node_states).difference(idle_nodes)))
+
+    def record_offer(self, nodes: Sequence[str]) -> None:
+        """Record which nodes Slurm would give the run."""
+        self._offered_nodes = tuple(nodes)
+
     def record_answer(self, node: str, is_healthy: bool) -> None:
         """Record the answer of a node."""
         if is_healthy:
             self._responding_nodes.add(node)
 
+    def away_nodes(self, node_states: Mapping[str, str], unusable_nodes: Collection[str]) -> Tuple[str, ...]:
+        """Return the nodes of the job that the attempt does not use and could not use.
+
+        ``unusable_nodes``: those that could not be used before the attempt.
+        """
+        away = [
+            node
+            for node in self._allocated_nodes
+            if node not in self._attempts[-1].nodes
+            and node not in self._responding_nodes
+            and (node in unusable_nodes or (node in node_states and not _can_run(node_states[node])))
+        ]
+        return tuple(away)
+
     def find_growth(self, node_states: Mapping[str, str]) -> Optional[Growth]:
         """Return the nodes that could be used now."""
-        return find_growth(self._request, self._attempts, self._allocated_nodes, node_states, self._responding_nodes)
+        return find_growth(
+            self._request,
+            self._attempts,
+            self._allocated_nodes,
+            node_states,
+            self._responding_nodes,
+            self._offered_nodes,
+        )
 
     def should_end_attempt(
         self, growth: Optional[Growth], first_step: Optional[int], last_checkpoint: Optional[int]

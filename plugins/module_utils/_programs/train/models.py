@@ -142,7 +142,8 @@ class Attempt(NamedTuple):
 
     ``supervisor``: the node of the process that has started it and monitors it; ``heir``: that process is not the one
     of the batch script, but continues the run after a loss. ``excluded``: the node that no later attempt uses because
-    of its end. ``allocated``: the nodes of its job; ``stepping``: the seconds from its first step to its last.
+    of its end. ``allocated``: the nodes with which its job started, and ``away`` those of them that it does not use and
+    that do not respond, or are not in the job any more; ``stepping``: the seconds from its first step to its last.
     """
 
     number: int
@@ -162,6 +163,7 @@ class Attempt(NamedTuple):
     allocated: Tuple[str, ...] = ()
     stepping: Optional[float] = None
     heir: bool = False
+    away: Tuple[str, ...] = ()
 
 
 #: A run in one of these states continues only if it is resumed.
@@ -213,6 +215,7 @@ def format_run(run: TrainingRun) -> Dict[str, Any]:
             **attempt._asdict(),
             "nodes": list(attempt.nodes),
             "allocated": list(attempt.allocated),
+            "away": list(attempt.away),
             "cause": attempt.cause and dict(attempt.cause._asdict()),
             "stragglers": [dict(straggler._asdict()) for straggler in attempt.stragglers],
         }
@@ -231,6 +234,7 @@ def parse_run(run_fields: Any) -> TrainingRun:
                     **attempt,
                     "nodes": tuple(attempt["nodes"]),
                     "allocated": tuple(attempt.get("allocated", ())),
+                    "away": tuple(attempt.get("away", ())),
                     "cause": from_known_fields(Cause, attempt["cause"]) if attempt["cause"] else None,
                     "stragglers": tuple(
                         from_known_fields(Straggler, straggler) for straggler in attempt.get("stragglers", ())

@@ -22,8 +22,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import find_job_variables
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import agent as agents
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
+    early_standby,
     manage,
     runs,
     scheduler,
@@ -31,6 +31,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     supervisor,
     volume,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import HANG_TIMEOUT, RunRequest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import PROGRAM_NAME
@@ -74,6 +75,9 @@ def _dispatch(settings: TrainSettings, arguments: List[str]) -> int:
         )
     if command_name == "examine":
         return _examine_node(settings, arguments[1])
+    if command_name == early_standby.COMMAND_NAME:
+        early_standby.stand_by(run_command, program_path, sys.stdin.fileno())
+        return 0
     if command_name == "agent":
         return _run_agent(program_path, arguments[1:])
     if command_name in manage.COMMAND_NAMES:
@@ -271,7 +275,7 @@ def _run_agent(program_path: str, task_arguments: Sequence[str]) -> int:
 
     def end_ranks(signal_number: int, _frame: Any) -> None:
         received_signals.append(signal_number)
-        agent.end()
+        agent.cancel()
 
     for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, end_ranks)

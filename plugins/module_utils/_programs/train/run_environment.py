@@ -143,15 +143,23 @@ class RankPosition(NamedTuple):
 def _slurm_variables(position: RankPosition) -> Dict[str, str]:
     """Return srun's variables, as if srun had started the rank as one of the tasks of a step.
 
-    Variables for the same number must agree: Lightning refuses to start otherwise.
+    Variables for the same number must agree: Lightning refuses to start otherwise. The nodes are in the order of their
+    ranks, since JAX and Lightning take the first one for that of rank 0. Slurm sorts them, and the job may have others.
     """
     node_count, ranks_per_node = len(position.nodes), position.ranks_per_node
+    node_list = ",".join(position.nodes)
+    first_rank = position.node_rank * ranks_per_node
     tasks_per_node = f"{ranks_per_node}(x{node_count})" if node_count > 1 else str(ranks_per_node)
     return {
         "SLURM_PROCID": str(position.rank),
         "SLURM_LOCALID": str(position.local_rank),
         "SLURM_NODEID": str(position.node_rank),
+        "SLURM_GTIDS": ",".join(str(rank) for rank in range(first_rank, first_rank + ranks_per_node)),
+        "SLURM_NODELIST": node_list,
+        "SLURM_JOB_NODELIST": node_list,
+        "SLURM_STEP_NODELIST": node_list,
         "SLURM_NNODES": str(node_count),
+        "SLURM_JOB_NUM_NODES": str(node_count),
         "SLURM_STEP_NUM_NODES": str(node_count),
         "SLURM_NTASKS": str(position.world_size),
         "SLURM_NPROCS": str(position.world_size),

@@ -168,7 +168,7 @@ def inspect_run(submit_host: SubmitHost, run_directory: RunDirectory) -> Tuple[T
     """Return the run, and the state of its job in Slurm, which is empty if that has ended. Raises GpumeshError.
 
     A run whose job was submitted and has not started yet is queued, whatever happened to the previous job. One whose
-    job has ended without reporting that has failed.
+    job has ended without reporting that has failed, unless somebody has cancelled the job, such as a pending one.
     """
     submission = run_directory.read_submission()
     run = run_directory.read()
@@ -182,11 +182,18 @@ def inspect_run(submit_host: SubmitHost, run_directory: RunDirectory) -> Tuple[T
         if run_directory.read_submission().token != submission.token:
             return inspect_run(submit_host, run_directory)
         if run.state not in ENDED_STATES:
-            run = run._replace(state="failed", detail=f"job {job_id} has ended, but the run was not finished")
+            run = _lost_run(submit_host, run, job_id)
     elif run.token != submission.token or job_state.startswith("pending"):
         # The last state was written by an earlier job, or by this one before Slurm requeued it.
         run = run._replace(state="queued", job=job_id, detail="" if run.state == "running" else run.detail)
     return run, job_state
+
+
+def _lost_run(submit_host: SubmitHost, run: TrainingRun, job_id: int) -> TrainingRun:
+    """Return a run whose job has ended without reporting that."""
+    if scheduler.final_state(submit_host.run_command, job_id, run.name) == "cancelled":
+        return run._replace(state="cancelled", detail=f"job {job_id} was cancelled")
+    return run._replace(state="failed", detail=f"job {job_id} has ended, but the run was not finished")
 
 
 def poll_run(

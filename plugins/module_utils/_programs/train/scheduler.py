@@ -11,9 +11,10 @@ import re
 import secrets
 import signal
 import socket
+import time
 from typing import Dict, List, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.inherited import unset_job_arguments
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import request as requests
@@ -31,6 +32,13 @@ _TEMPORARY_REFUSAL = re.compile(
     r"|writing script|required (?:partition|node) not available|usable now|try again",
     re.IGNORECASE,
 )
+#: The answer of ``sbatch --test-only``, and the seconds until the start of a job that starts now.
+_OFFER_PATTERN = re.compile(
+    r"to start at (?P<start>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) using \d+ processors on nodes (?P<nodes>\S+)"
+)
+_PROMPT_START = 30.0
+#: Users may set another format of times.
+_TIME_FORMAT = {"SLURM_TIME_FORMAT": "standard"}
 #: The reasons of pending jobs that wait for nodes.
 _NODE_REASONS = ("Resources", "Priority")
 #: Job states after a time limit.
@@ -66,16 +74,9 @@ def submit(
     job that this one follows. Raises GpumeshError, OSError.
     """
     request = of_job or run_directory.read_request()
-    request = request._replace(min_nodes=max(least, request.min_nodes))
     token = secrets.token_hex(8)
     run_directory.write_submission(Submission(token))
-    sbatch_options = requests.sbatch_arguments(request, excluded, fewer)
-    hold = max(hold, _NODE_RELEASE_DELAY if after else 0)
-    sbatch_options += [f"--begin=now+{hold}"] if hold else []
-    sbatch_options += [f"--dependency=afterany:{after}"] if after else []
-    script = requests.format_batch_script(request, program_path, token)
-    sbatch_output = _run_sbatch(run_command, sbatch_options, script)
-    submission = Submission(token, int(sbatch_output.strip().partition(";")[0]))
+    submission = _submit_with_token(run_command, request, program_path, token, excluded, fewer, hold, least, after)
     try:
         if run_directory.read_submission().token == token:
             run_directory.write_submission(submission)
@@ -90,6 +91,50 @@ def submit(
             cancel_job(run_command, submission.job)
             raise
     return submission
+
+
+def submit_successor(
+    run_command: Runner,
+    request: RunRequest,
+    program_path: str,
+    excluded: Sequence[str],
+    least: int,
+    after: int,
+) -> Submission:
+    """Submit a job that follows this one, without putting it in charge: until then, it would end as soon as it starts.
+
+    A refusal does no harm, since this job still exists, and no job that is submitted later comes before this one.
+    Parameters as of ``submit``. Raises HostStateError.
+    """
+    token = secrets.token_hex(8)
+    return _submit_with_token(run_command, request, program_path, token, excluded, True, 0, least, after)
+
+
+def delay_successor(run_command: Runner, job_id: int) -> None:
+    """Have a job that waits for this one start once the nodes of this one are free. Suppresses errors of Slurm."""
+    with contextlib.suppress(CommandError):
+        run_command(["scontrol", "update", f"job={job_id}", f"starttime=now+{_NODE_RELEASE_DELAY}"], timeout=20.0)
+
+
+def _submit_with_token(
+    run_command: Runner,
+    request: RunRequest,
+    program_path: str,
+    token: str,
+    excluded: Sequence[str],
+    fewer: bool,
+    hold: int,
+    least: int,
+    after: int,
+) -> Submission:
+    request = request._replace(min_nodes=max(least, request.min_nodes))
+    sbatch_options = requests.sbatch_arguments(request, excluded, fewer)
+    hold = max(hold, _NODE_RELEASE_DELAY if after else 0)
+    sbatch_options += [f"--begin=now+{hold}"] if hold else []
+    sbatch_options += [f"--dependency=afterany:{after}"] if after else []
+    script = requests.format_batch_script(request, program_path, token)
+    sbatch_output = _run_sbatch(run_command, sbatch_options, script).stdout
+    return Submission(token, int(sbatch_output.strip().partition(";")[0]))
 
 
 def _clean_command(program: str) -> List[str]:
@@ -132,14 +177,35 @@ def is_possible(run_command: Runner, request: RunRequest, program_path: str, exc
     return True
 
 
+def offered_nodes(
+    run_command: Runner, request: RunRequest, program_path: str, count: int, excluded_nodes: Sequence[str]
+) -> List[str]:
+    """Return nodes that suit the request and that Slurm would give it now, this many; empty if there are none.
+
+    Raises CommandError if Slurm does not answer.
+    """
+    script = requests.format_batch_script(request, program_path, "")
+    sbatch_options = requests.sbatch_arguments(request._replace(nodes=count, min_nodes=count, spare=0), excluded_nodes)
+    try:
+        answer = _run_sbatch(run_command, ["--test-only", *sbatch_options], script).stderr
+    except HostStateError:
+        return []
+    offer = _OFFER_PATTERN.search(answer)
+    if offer is None or time.mktime(time.strptime(offer["start"], "%Y-%m-%dT%H:%M:%S")) - time.time() > _PROMPT_START:
+        return []
+    return expand_hostlist(run_command, offer["nodes"])
+
+
 def is_temporary(refusal_message: str) -> bool:
     """Whether Slurm may accept a job later that it has refused with this message."""
     return _TEMPORARY_REFUSAL.search(refusal_message) is not None
 
 
-def _run_sbatch(run_command: Runner, sbatch_options: Sequence[str], script: str) -> str:
-    """Return the output of sbatch. Raises HostStateError with its message if it refuses the job."""
-    completed = run_command([*_clean_command("sbatch"), *sbatch_options], stdin=script, timeout=60.0, check=False)
+def _run_sbatch(run_command: Runner, sbatch_options: Sequence[str], script: str) -> CommandResult:
+    """Return the result of sbatch. Raises HostStateError with its message if it refuses the job."""
+    completed = run_command(
+        [*_clean_command("sbatch"), *sbatch_options], stdin=script, timeout=60.0, check=False, environment=_TIME_FORMAT
+    )
     if completed.rc:
         error_lines = [
             line.partition("error: ")[2] or line.partition(": ")[2] for line in completed.stderr.splitlines()
@@ -148,7 +214,7 @@ def _run_sbatch(run_command: Runner, sbatch_options: Sequence[str], script: str)
         raise HostStateError(
             f"Slurm refuses the job: {message}.", "Request resources that the cluster has: see 'sinfo'."
         )
-    return completed.stdout
+    return completed
 
 
 def parse_node_states(sinfo_output: str) -> Dict[str, str]:
@@ -252,6 +318,38 @@ def job_state(run_command: Runner, job_id: int, job_name: str = "") -> str:
     return f"{state.lower()} ({reason})" if state and reason not in ("", "None") else state.lower()
 
 
+def final_state(run_command: Runner, job_id: int, job_name: str) -> str:
+    """The state of a job that has ended, such as cancelled; empty if nothing knows it any more.
+
+    The controller forgets jobs after some minutes (``MinJobAge``), accounting does not.
+    """
+    queries = (
+        (["scontrol", "--oneliner", "show", "job", str(job_id)], r"JobId=\d+ JobName={} .*\bJobState=(\w+)"),
+        (
+            ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=JobName,State"],
+            r"{}\|(\w+)",
+        ),
+    )
+    for argv, pattern in queries:
+        with contextlib.suppress(CommandError):
+            state_match = re.match(pattern.format(re.escape(job_name)), run_command(argv, timeout=20.0).stdout)
+            if state_match:
+                return state_match.group(1).lower()
+    return ""
+
+
+def is_cancelled(run_command: Runner, job_id: int) -> bool:
+    """Whether somebody has cancelled the job in which this process runs; False if the controller does not answer."""
+    try:
+        job_record = run_command(["scontrol", "--oneliner", "show", "job", str(job_id)], timeout=20.0).stdout
+    except CommandError:
+        return False
+    return (
+        re.search(r"\bJobState=(?:CANCELLED|COMPLETING)\b", job_record) is not None
+        and parse_fate(job_record, _restart_count()) == ""
+    )
+
+
 def parse_fate(job_record: str, restart_count: int) -> str:
     """Parse the fate of a job from ``scontrol --oneliner show job``. ``restart_count``: that of the caller's job.
 
@@ -283,7 +381,12 @@ def job_fate(run_command: Runner, job_id: int) -> str:
         job_record = run_command(["scontrol", "--oneliner", "show", "job", str(job_id)], timeout=20.0).stdout
     except CommandError:
         return ""
-    return parse_fate(job_record, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    return parse_fate(job_record, _restart_count())
+
+
+def _restart_count() -> int:
+    """How often Slurm has started the job of this process again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def requeue_job(run_command: Runner, job_id: int) -> None:
@@ -305,6 +408,12 @@ def find_steps(run_command: Runner, job_id: int, step_name: str) -> List[str]:
     ).stdout
     step_pairs = (line.strip().partition("|") for line in squeue_output.splitlines())
     return [step_id for step_id, _separator, listed_name in step_pairs if listed_name == step_name]
+
+
+def step_number(step_id: str) -> int:
+    """The number of a step in its job, from an ID such as 41.3; -1 for the batch script and the like."""
+    number_text = step_id.partition(".")[2]
+    return int(number_text) if number_text.isdigit() else -1
 
 
 def kill_steps(run_command: Runner, step_ids: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ def format_line(run: TrainingRun, now: float, job_state: str = "") -> str:
             _format_speed(run, now),
             run.busy,
             _format_hang_warning(run, last_attempt, now),
-            _format_idle_nodes(last_attempt),
+            _format_unused_nodes(last_attempt),
             "" if saved_at is None else f"last checkpoint {format_duration(max(0.0, now - saved_at))} ago",
             "" if last_attempt.number == 1 else f"attempt {last_attempt.number}",
             *(format_straggler(straggler) for straggler in last_attempt.stragglers if straggler.until is None),
@@ -98,10 +98,13 @@ def _format_hang_warning(run: TrainingRun, attempt: Attempt, now: float) -> str:
     return "reports no steps, so a hang would not be noticed"
 
 
-def _format_idle_nodes(attempt: Attempt) -> str:
-    """The nodes of the job on which nothing runs: spares, and those that have failed or come back."""
-    idle_nodes = [node for node in attempt.allocated if node not in attempt.nodes]
-    return f"held idle: {', '.join(idle_nodes)}" if idle_nodes else ""
+def _format_unused_nodes(attempt: Attempt) -> str:
+    """The nodes of the job on which nothing runs: spares and those that have failed, and those that are away."""
+    idle_nodes = [node for node in attempt.allocated if node not in (*attempt.nodes, *attempt.away)]
+    return _join_parts(
+        f"held idle: {', '.join(idle_nodes)}" if idle_nodes else "",
+        f"away: {', '.join(attempt.away)}" if attempt.away else "",
+    )
 
 
 def goodput(run: TrainingRun, now: float) -> Optional[float]:

@@ -27,6 +27,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     scheduler,
     watch,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.growth import OfferRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
 
 #: Seconds between two messages to the agents.
 _TICK_INTERVAL = 1.0
@@ -59,10 +61,13 @@ def parse_oom_line(line: str) -> List[str]:
     )
 
 
-class AgentStep:
-    """The agents of one attempt, as a job step."""
+class OrderedStep:
+    """A job step whose tasks, one on each of its nodes, receive orders, and a keepalive every second."""
 
-    def __init__(self, program_path: str, job_id: int, task: agent.AgentTask, gpus_per_node: int) -> None:
+    def __init__(
+        self, job_id: int, nodes: Sequence[str], step_options: Sequence[str], task_command: Sequence[str]
+    ) -> None:
+        """Start the step. Raises OSError."""
         srun_command = [
             "srun",
             f"--jobid={job_id}",
@@ -70,14 +75,13 @@ class AgentStep:
             "--no-kill",
             "--kill-on-bad-exit=0",
             "--wait=0",
-            f"--nodes={len(task.nodes)}",
-            f"--ntasks={len(task.nodes)}",
+            f"--nodes={len(nodes)}",
+            f"--ntasks={len(nodes)}",
             "--ntasks-per-node=1",
-            f"--nodelist={','.join(task.nodes)}",
+            f"--nodelist={','.join(nodes)}",
             "--cpu-bind=none",
-            *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
-            program_path,
-            "agent",
+            *step_options,
+            *task_command,
         ]
         self._process = ChildProcess(
             srun_command,
@@ -93,7 +97,6 @@ class AgentStep:
         self.received_lines: queue.Queue[Tuple[float, str]] = queue.Queue()
         self._orders: queue.Queue[str] = queue.Queue()
         self._keepalives = liveness.Keepalives(liveness.clock())
-        self.order(agent.format_task(task))
         for worker, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
             threading.Thread(target=worker, args=(stream,), daemon=True).start()
 
@@ -120,7 +123,7 @@ class AgentStep:
         return self._keepalives.stopped_seconds(liveness.clock())
 
     def order(self, order: str) -> None:
-        """Send an order to all agents."""
+        """Send an order to all tasks."""
         self._orders.put(order)
 
     def over(self) -> bool:
@@ -128,13 +131,22 @@ class AgentStep:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Kill srun, whose agents have ended or are unreachable."""
+        """Kill srun, whose tasks have ended or are unreachable."""
         deadline = time.monotonic() + _SRUN_EXIT_TIMEOUT
         while not self.over() and time.monotonic() < deadline:
             time.sleep(0.1)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+class AgentStep(OrderedStep):
+    """The agents of one attempt, as a job step."""
+
+    def __init__(self, program_path: str, job_id: int, task: agent.AgentTask, gpus_per_node: int) -> None:
+        gpu_options = [f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []
+        super().__init__(job_id, task.nodes, gpu_options, [program_path, "agent"])
+        self.order(agent.format_task(task))
 
 
 class NodeProber:
@@ -164,6 +176,8 @@ class NodeProber:
         self.responses: queue.Queue[Tuple[str, bool]] = queue.Queue()
         #: Nodes that are not used, and whether they answer and are healthy.
         self.recheck_results: queue.Queue[Tuple[str, bool]] = queue.Queue()
+        #: The nodes that Slurm would give the run in another job.
+        self.offers: queue.Queue[List[str]] = queue.Queue()
         #: Whether other jobs wait for nodes, as far as it is known.
         self.other_jobs_wait = True
         self.node_states: Dict[str, str] = {}
@@ -184,6 +198,18 @@ class NodeProber:
             f"{node} again",
             lambda: self.recheck_results.put((node, self.can_run_step(node) and not self.examine_node(node))),
         )
+
+    def check_offer(self, request: RunRequest, program_path: str, offer_request: OfferRequest) -> None:
+        """Ask Slurm which nodes it would give the run; ``offers`` receives them."""
+        self._start_thread("offer", lambda: self._update_offer(request, program_path, offer_request))
+
+    def _update_offer(self, request: RunRequest, program_path: str, offer_request: OfferRequest) -> None:
+        with contextlib.suppress(CommandError):
+            self.offers.put(
+                scheduler.offered_nodes(
+                    self._runner, request, program_path, offer_request.node_count, offer_request.excluded_nodes
+                )
+            )
 
     def check_queue(self) -> None:
         """Query whether other jobs wait for nodes."""

@@ -39,7 +39,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     volume_fault,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.attribution import signal_name
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.growth import Growth, GrowthTracker
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.early_standby import EarlyStandbys
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.growth import (
+    Growth,
+    GrowthTracker,
+    OfferRequest,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.liveness import (
     START_ALLOWANCE,
     STOPPED_GAP,
@@ -191,7 +196,14 @@ class DismissedError(GpumeshError):
 class Supervisor:
     """One job of the run, or what remains of it."""
 
-    def __init__(self, run_directory: RunDirectory, supervisor_id: SupervisorId, runner: Runner = run) -> None:
+    def __init__(
+        self,
+        run_directory: RunDirectory,
+        supervisor_id: SupervisorId,
+        runner: Runner = run,
+        early_standbys: Optional[EarlyStandbys] = None,
+    ) -> None:
+        self._early_standbys = early_standbys
         self._run_directory = run_directory
         self._supervisor_id = supervisor_id
         self._runner = runner
@@ -213,7 +225,9 @@ class Supervisor:
         self._preempted = False
         #: The minimum number of nodes of the next job, if the last attempt has ended to grow the run.
         self._min_next_nodes = 0
-        #: Whether Slurm has refused such a job.
+        #: The job that follows this one then, which is not in charge yet.
+        self._successor: Optional[Submission] = None
+        #: Whether Slurm can never run such a job.
         self._growth_refused = False
         #: The steps of earlier attempts, whose agents would continue the run if this process were lost now.
         self._resting_steps: List[AgentStep] = []
@@ -245,6 +259,7 @@ class Supervisor:
             return self._stand_by()
         finally:
             self._dismiss_resting_steps()
+            self._withdraw_successor()
             # The job is ended in any case: no batch script remains whose end would end it.
             is_settled = is_dismissed or self._supervisor_id.ends or self._is_requeued
             if (self._supervisor_id.inherited or self._is_abandoned()) and not is_settled:
@@ -284,6 +299,7 @@ class Supervisor:
         cause = self._run.attempts[-1].cause if self._run.attempts else None
         if self._min_next_nodes and cause and cause.kind == "grown":
             return decide.Decision("resubmit", cause.detail)
+        self._withdraw_successor()
         return decide.verdict(self.request, self._counted_attempts())
 
     def _is_replaceable(self, node: str) -> bool:
@@ -554,11 +570,29 @@ class Supervisor:
             self._record_end(decision)
         self._is_requeued = decision.action == "requeue"
         if decision.action == "resubmit":
-            while not self.cancelled and not scheduler.controller_answers(self._runner):
-                _log("waiting for the controller, to submit another job")
-                time.sleep(_STANDBY_INTERVAL)
-            self._submit_next_job(decision.excluded_nodes)
+            if not self._hand_over():
+                while not self.cancelled and not scheduler.controller_answers(self._runner):
+                    _log("waiting for the controller, to submit another job")
+                    time.sleep(_STANDBY_INTERVAL)
+                self._submit_next_job(decision.excluded_nodes)
+            if self._is_cancelled_by_user():
+                return self._end_cancelled()
         return 1 if decision.action in ("cancel", "fail") else 0
+
+    def _is_cancelled_by_user(self) -> bool:
+        """Whether somebody has cancelled this job, which then ends the run, although another job should follow."""
+        return self.cancelled and scheduler.is_cancelled(self._runner, self._supervisor_id.job_id)
+
+    def _end_cancelled(self) -> int:
+        """End the run, with the job that was to follow. Return the exit status."""
+        with contextlib.suppress(GpumeshError):
+            next_job = self._run_directory.read_submission().job
+            if next_job not in (0, self._supervisor_id.job_id):
+                scheduler.cancel_job(self._runner, next_job)
+        _log(f"{self.request.name}: cancelled")
+        with contextlib.suppress(OSError):
+            self._run_directory.write(self._run._replace(state="cancelled", detail="", updated=time.time()))
+        return 1
 
     def _record_end(self, decision: decide.Decision) -> bool:
         """Record how the job ends, and return whether that worked. Waits for a volume that cannot be written to now."""
@@ -597,7 +631,7 @@ class Supervisor:
             self.prober.query_controller()
             time.sleep(_STANDBY_INTERVAL)
             refusal = self._try_submission(excluded_nodes)
-        if refusal is None or (_is_temporary(refusal) and self._requeue_job()):
+        if refusal is None or self._is_cancelled_by_user() or (_is_temporary(refusal) and self._requeue_job()):
             return
         with contextlib.suppress(OSError):
             self._run_directory.write(self._run._replace(state="failed", detail=f"{self._run.detail}. {refusal}"))
@@ -760,6 +794,11 @@ class Supervisor:
         self._replace_last_attempt(self._run.attempts[-1]._replace(end=time.time(), cause=cause))
         _log(f"{request.name}: attempt {attempt_number}: {cause.kind}: {cause.detail or 'the program has ended'}")
 
+    def dismiss_early_standbys(self) -> None:
+        """End the standbys of the time before the first attempt, since its agents would continue the run."""
+        if self._early_standbys:
+            self._early_standbys.dismiss()
+
     def keep_step(self, step: AgentStep) -> None:
         """Keep the agents of an attempt that has ended until the next one starts."""
         self._resting_steps.append(step)
@@ -787,6 +826,10 @@ class Supervisor:
             else None
         )
 
+    def request_offer(self, offer_request: OfferRequest) -> None:
+        """Ask Slurm which nodes another job of the run could have now."""
+        self.prober.check_offer(self.request, self._supervisor_id.program_path, offer_request)
+
     def watch_growth(self) -> GrowthTracker:
         """Return the watch for nodes that were away, for the attempt that starts."""
         return GrowthTracker(
@@ -802,16 +845,47 @@ class Supervisor:
             return True
         if self._growth_refused or self.prober.other_jobs_wait:
             return False
+        node_count = len(self._run.attempts[-1].nodes)
         try:
-            scheduler.refuse_impossible(self._runner, self.request, self._supervisor_id.program_path)
+            self._successor = scheduler.submit_successor(
+                self._runner,
+                self.request,
+                self._supervisor_id.program_path,
+                sorted(decide.barred_nodes(self._counted_attempts())),
+                node_count,
+                self._supervisor_id.job_id,
+            )
         except GpumeshError as failure:
-            self._growth_refused = True
+            self._growth_refused = not scheduler.is_temporary(failure.message)
             _log(f"the run stays in this job: {failure}")
             return False
-        self._min_next_nodes = len(self._run.attempts[-1].nodes)
+        self._min_next_nodes = node_count
         return True
 
-    def record_progress(self, monitor: AttemptMonitor, steps_per_second: Optional[float]) -> None:
+    def _hand_over(self) -> bool:
+        """Put the job in charge that was submitted before the last attempt ended. Return whether there is one."""
+        if self._successor is None:
+            return False
+        try:
+            self._run_directory.write_submission(self._successor)
+        except OSError as failure:
+            _log(f"job {self._successor.job} cannot be put in charge now: {failure}")
+            self._withdraw_successor()
+            return False
+        scheduler.delay_successor(self._runner, self._successor.job)
+        self._successor = None
+        return True
+
+    def _withdraw_successor(self) -> None:
+        """Cancel a job that is not in charge, which would otherwise end as soon as it starts."""
+        if self._successor is not None:
+            with contextlib.suppress(CommandError):
+                scheduler.cancel_job(self._runner, self._successor.job)
+            self._successor = None
+
+    def record_progress(
+        self, monitor: AttemptMonitor, steps_per_second: Optional[float], away_nodes: Tuple[str, ...] = ()
+    ) -> None:
         """Record the progress of the attempt in run.json. Raises DismissedError."""
         progress = monitor.progress()
         last_attempt = self._run.attempts[-1]
@@ -822,6 +896,7 @@ class Supervisor:
             checkpoint=last_attempt.checkpoint if progress.checkpoint is None else progress.checkpoint,
             stragglers=tuple(monitor.straggler_detector.stragglers),
             stepping=monitor.seconds_stepping,
+            away=away_nodes,
         )
         nan_since = self._run.nan_since
         if progress.nan and nan_since is None:
@@ -908,9 +983,11 @@ class AttemptRunner:
             self._process_messages(time.monotonic() + _POLL_INTERVAL)
             now = time.monotonic()
             self._excuse_pause(now)
+            if self._monitor.all_agents_heard:
+                self._supervisor.dismiss_early_standbys()
             cause = self._find_end(now)
             if cause is not None:
-                self._supervisor.record_progress(self._monitor, self._recent_speed(now))
+                self._record_progress(now)
                 return cause
             if self._monitor.is_staged() and not self._is_staged:
                 self._is_staged = True
@@ -921,9 +998,14 @@ class AttemptRunner:
                 _log(show.format_straggler(straggler))
             if now - self._saved_at > _SAVE_INTERVAL:
                 self._saved_at = now
-                self._supervisor.record_progress(self._monitor, self._recent_speed(now))
+                self._record_progress(now)
                 if time.monotonic() - now > _BLOCKED_AFTER:
                     self._monitor.excuse(time.monotonic())
+
+    def _record_progress(self, now: float) -> None:
+        prober = self._supervisor.prober
+        away_nodes = self._growing.away_nodes(prober.node_states, prober.unusable_reasons)
+        self._supervisor.record_progress(self._monitor, self._recent_speed(now), away_nodes)
 
     def _excuse_pause(self, now: float) -> None:
         """Excuse all nodes and ranks for the time in which this process was stopped."""
@@ -973,12 +1055,17 @@ class AttemptRunner:
                 self._step.order("warn")
 
     def _find_growth(self, now: float) -> Optional[Cause]:
-        """Return why the attempt should end, if nodes that were away can be used again."""
+        """Return why the attempt should end, if the next one can have nodes that are missing."""
         prober, growing = self._supervisor.prober, self._growing
         while not prober.recheck_results.empty():
             growing.record_answer(*prober.recheck_results.get())
         for node in growing.nodes_to_query(now, prober.node_states):
             prober.recheck_node(node)
+        while not prober.offers.empty():
+            growing.record_offer(prober.offers.get())
+        offer_request = growing.request_offer(now, prober.node_states)
+        if offer_request:
+            self._supervisor.request_offer(offer_request)
         growth = growing.find_growth(prober.node_states)
         if growth and growth.needs_new_job and now - self._queue_queried_at > _QUERY_INTERVAL:
             self._queue_queried_at = now
@@ -1084,21 +1171,31 @@ def main(run_directory: RunDirectory, supervisor_id: SupervisorId, volumes: Sequ
     time_limit_guard = TimeLimitGuard(run, supervisor_id.job_id)
     if not supervisor_id.ends:
         time_limit_guard.start()
+    early_standbys = EarlyStandbys(
+        supervisor_id.program_path, supervisor_id.job_id, supervisor_id.node, supervisor_id.allocated_nodes, run
+    )
+    if not supervisor_id.inherited:
+        early_standbys.start()
     try:
-        return _supervise(run_directory, supervisor_id, volumes, time_limit_guard)
+        return _supervise(run_directory, supervisor_id, volumes, time_limit_guard, early_standbys)
     finally:
+        early_standbys.dismiss()
         time_limit_guard.settle()
 
 
 def _supervise(
-    run_directory: RunDirectory, supervisor_id: SupervisorId, volumes: Sequence[str], time_limit_guard: TimeLimitGuard
+    run_directory: RunDirectory,
+    supervisor_id: SupervisorId,
+    volumes: Sequence[str],
+    time_limit_guard: TimeLimitGuard,
+    early_standbys: EarlyStandbys,
 ) -> int:
     early_signals: List[int] = []
     if not supervisor_id.inherited:
         signal.signal(signal.SIGUSR1, lambda number, _frame: early_signals.append(number))
         if not _await_volume(run_directory, supervisor_id, volumes):
             return 1
-    supervisor = Supervisor(run_directory, supervisor_id)
+    supervisor = Supervisor(run_directory, supervisor_id, early_standbys=early_standbys)
 
     def cancel(number: int, frame: Any) -> None:
         # A job that is already ending is not requeued.

@@ -100,6 +100,11 @@ class AttemptMonitor:
         """The number of ranks of the attempt."""
         return len(self.nodes) * self._request.ranks_per_node
 
+    @property
+    def all_agents_heard(self) -> bool:
+        """Whether the agents of all nodes have sent a message, and so have received their task."""
+        return all(node in self._heard_at for node in self.nodes)
+
     def record_warning(self, cause: Cause) -> None:
         """Record that the ranks were asked to save a checkpoint and end, for this cause."""
         self._warning_cause = cause

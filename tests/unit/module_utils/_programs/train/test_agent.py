@@ -117,6 +117,32 @@ def test_full_temporary_directory_is_a_node_fault_but_missing_program_is_not(
     assert "cannot write temporary files: No space left on device" in reported and '"of_node": true' in reported
 
 
+def test_cancelled_job_ends_ranks_sooner_than_an_attempt(task: AgentTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cancels a job expects its end within 5 seconds, also if a rank ignores SIGTERM."""
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(program.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(agents, "_CANCELLATION_GRACE", 0.1)
+    monkeypatch.setattr(agents, "_TERMINATION_GRACE", 120.0)
+    monkeypatch.setattr(program, "_continue_run", lambda *_given: 0)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+    started = agents.RankProcess.read_progress
+
+    def cancel_once_ready(rank: agents.RankProcess, is_final: bool = False) -> bool:
+        if "ready" in rank.output_tail():
+            handlers[signal.SIGTERM](signal.SIGTERM, None)
+        return started(rank, is_final)
+
+    monkeypatch.setattr(agents.RankProcess, "read_progress", cancel_once_ready)
+    reading, writing = os.pipe()
+    with os.fdopen(reading, encoding="ascii") as orders:
+        monkeypatch.setattr(sys, "stdin", orders)
+        began = time.monotonic()
+        assert program._run_agent("/bin/x", [format_task(task._replace(command=[sys.executable, "-c", ignoring]))]) == 0
+    os.close(writing)
+    assert time.monotonic() - began < 60
+
+
 def test_ranks_are_warned_despite_full_temporary_directory(
     task: AgentTask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

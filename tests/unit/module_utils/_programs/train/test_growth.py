@@ -11,6 +11,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.growth import (
     Growth,
     GrowthTracker,
+    OfferRequest,
     find_growth,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import Attempt, Cause, RunRequest
@@ -58,7 +59,7 @@ def test_excluded_node_remains_excluded() -> None:
     crash = Cause("crash", "rank 2 on n3: CUDA error: uncorrectable ECC error", 2, "n3", hardware=True)
     out = [attempt(1, THREE_NODES, crash, excluded="n3"), attempt(2, ("n1", "n2"))]
     assert find_growth(REQUEST, out, THREE_NODES, STATES_IN_JOB, ["n3"]) is None
-    assert find_growth(REQUEST, out, THREE_NODES, {**STATES_IN_JOB, "n3": "idle"}, []) is None
+    assert find_growth(REQUEST, out, THREE_NODES, {**STATES_IN_JOB, "n3": "idle"}, [], ["n3"]) is None
     assert GrowthTracker(REQUEST, out, THREE_NODES, 0.0).nodes_to_query(1e6, STATES_IN_JOB) == []
     often = [*(attempt(number, THREE_NODES, NODE_LOST) for number in (1, 2, 3)), attempt(4, ("n1", "n2"))]
     assert find_growth(REQUEST, often, THREE_NODES, STATES_IN_JOB, ["n3"]) is None
@@ -66,16 +67,52 @@ def test_excluded_node_remains_excluded() -> None:
 
 def test_another_job_needs_all_missing_nodes() -> None:
     states = {**STATES_IN_JOB, "n3": "idle"}
-    growth = find_growth(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, states, [])
+    growth = find_growth(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, states, [], ["n3"])
     assert growth == Growth(("n3",), True)
     assert growth.cause.detail == "n3 is back, and another job can have all nodes"
     four = REQUEST._replace(nodes=4)
-    assert find_growth(four, SHRUNK_ATTEMPTS, THREE_NODES, states, []) is None
-    # One of another user, or that the run has never had, does not count: it may lack what the run needs.
-    assert find_growth(four, SHRUNK_ATTEMPTS, THREE_NODES, {**states, "n9": "idle"}, []) is None
+    assert find_growth(four, SHRUNK_ATTEMPTS, THREE_NODES, states, [], ["n3"]) is None
+    # It may lack what the run needs, or somebody else has it by now.
+    assert find_growth(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, states, [], []) is None
+    assert find_growth(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, {**states, "n3": "allocated"}, [], ["n3"]) is None
     # The job may have begun with fewer nodes than an earlier one.
     later = [*SHRUNK_ATTEMPTS[:1], attempt(2, ("n1", "n2"))._replace(job=42, allocated=("n1", "n2"))]
-    assert find_growth(REQUEST, later, ("n1", "n2"), states, []) == growth
+    assert find_growth(REQUEST, later, ("n1", "n2"), states, [], ["n3"]) == growth
+
+
+def test_node_that_the_run_has_never_had_does_as_well() -> None:
+    states = {**STATES_IN_JOB, "n3": "down*", "n9": "idle"}
+    growth = find_growth(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, states, [], ["n9"])
+    assert growth == Growth(("n9",), True, former=False)
+    assert growth.cause.detail == "n9 is idle, and another job can have all nodes"
+
+
+def test_slurm_is_asked_for_nodes_if_enough_are_idle_and_less_and_less_often() -> None:
+    growing = GrowthTracker(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, 0.0)
+    assert growing.request_offer(1.0, STATES_IN_JOB) is None
+    states = {**STATES_IN_JOB, "n3": "down*", "n9": "idle"}
+    asked = [now for now in range(2000) if growing.request_offer(float(now), states)]
+    assert asked == [0, 15, 45, 105, 225, 465, 945, 1545]
+    growing.record_offer(["n9"])
+    assert growing.find_growth(states) == Growth(("n9",), True, former=False)
+    # Others are idle now, which may suit better or not at all.
+    assert growing.request_offer(2000.0, {**states, "n8": "idle"}) == OfferRequest(1, ["n1", "n2", "n3"])
+    assert growing.find_growth({**states, "n8": "idle"}) is None
+    four = GrowthTracker(REQUEST._replace(nodes=4), SHRUNK_ATTEMPTS, THREE_NODES, 0.0)
+    assert four.request_offer(1.0, states) is None
+    assert four.request_offer(1.0, {**states, "n8": "idle"}) == OfferRequest(2, ["n1", "n2", "n3"])
+    whole = GrowthTracker(REQUEST, SHRUNK_ATTEMPTS[:1], THREE_NODES, 0.0)
+    assert whole.request_offer(1.0, states) is None
+
+
+def test_nodes_that_cannot_be_used_are_away() -> None:
+    growing = GrowthTracker(REQUEST, SHRUNK_ATTEMPTS, (*THREE_NODES, "n4"), 0.0)
+    states = {**STATES_IN_JOB, "n4": "allocated"}
+    assert growing.away_nodes({}, ["n3"]) == growing.away_nodes(states, ["n3"]) == ("n3",)
+    for state in ("down*", "allocated*", "drained", "idle"):
+        assert growing.away_nodes({**states, "n3": state}, []) == ("n3",), state
+    growing.record_answer("n3", True)
+    assert growing.away_nodes(states, ["n3"]) == ()
 
 
 def test_unresponsive_node_is_queried_less_and_less_often() -> None:

@@ -16,10 +16,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.ru
 
 #: Those of the agent, the only task of its node in a step of a job with three nodes.
 AGENT = {
+    "SLURM_GTIDS": "1",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_NODELIST": "n[1-3]",
     "SLURM_NNODES": "3",
     "SLURM_NPROCS": "2",
     "SLURM_NTASKS": "2",
     "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_STEP_NODELIST": "n[1-2]",
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
@@ -43,14 +48,14 @@ def expand_task_counts(text: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("nodes", "each"), [(["n1"], 1), (["n1"], 8), (["n1", "n2"], 1), (["n1", "n2"], 8)])
+@pytest.mark.parametrize(("nodes", "each"), [(["n1"], 1), (["n1"], 8), (["n2", "n1"], 1), (["n2", "n1"], 8)])
 def test_slurm_variables_are_consistent(nodes: list[str], each: int) -> None:
     ranks = rank_environments(nodes, each)
     assert [int(rank["SLURM_PROCID"]) for rank in ranks] == list(range(len(ranks)))
     for number, rank in enumerate(ranks):
         for name in ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"):
             assert int(rank[name]) == len(ranks), name
-        for name in ("NNODES", "SLURM_NNODES", "SLURM_STEP_NUM_NODES"):
+        for name in ("NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"):
             assert int(rank[name]) == len(nodes), name
         # Lightning compares this one with its devices.
         for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
@@ -59,6 +64,10 @@ def test_slurm_variables_are_consistent(nodes: list[str], each: int) -> None:
             assert expand_task_counts(rank[name]) == [each] * len(nodes), name
         # JAX computes the local rank and the node from these.
         assert divmod(number, each) == (int(rank["SLURM_NODEID"]), int(rank["SLURM_LOCALID"]))
+        assert number == [int(text) for text in rank["SLURM_GTIDS"].split(",")][int(rank["SLURM_LOCALID"])]
+        # The node of rank 0 comes first, although Slurm would sort them.
+        for name in ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"):
+            assert rank[name].split(",") == nodes, name
 
 
 def test_runtime_directory_is_in_directory_of_attempt() -> None:

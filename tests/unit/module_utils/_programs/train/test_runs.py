@@ -45,6 +45,8 @@ class Slurm:
         self.jobs = {int(number[1:]): job for number, job in jobs.items()}
         self.ended: list[int] = []
         self.away = 0
+        #: What Slurm says about jobs that have ended, by program.
+        self.final: dict[str, str] = {}
 
     def __call__(self, argv: list[str], **_options: object) -> CommandResult:
         given = dict(word.lstrip("-").partition("=")[::2] for word in argv if word.startswith("--"))
@@ -54,6 +56,10 @@ class Slurm:
         if argv[0] == "squeue":
             name, state = self.jobs.get(int(given["jobs"]), ("", ""))
             return CommandResult(0, f"{state}\n" if state and given.get("name", name) == name else "", "")
+        if argv[0] in self.final:
+            return CommandResult(0, self.final[argv[0]], "")
+        if argv[0] in ("scontrol", "sacct"):
+            raise CommandError(argv, "exited 1", rc=1)
         if argv[0] == "scancel":
             self.ended.append(int(argv[-1]))
             return CommandResult(0, "", "") if self.ended[-1] else CommandResult(1, "", "Invalid job id 0")
@@ -88,6 +94,31 @@ def test_a_job_with_a_lost_id_is_identified_by_its_token(folder: RunDirectory) -
     # The job of an earlier submission must not be cancelled.
     folder.write(TrainingRun("nano", "queued", "other", 41))
     assert runs.inspect_run(host(slurm), folder) == (folder.read(), "")
+
+
+@pytest.mark.parametrize(
+    ("final", "state"),
+    [
+        ({"scontrol": "JobId=41 JobName=nano UserId=alice(2001) JobState=CANCELLED Reason=None\n"}, "cancelled"),
+        ({"sacct": "nano|CANCELLED by 2001\n"}, "cancelled"),
+        ({"scontrol": "JobId=41 JobName=nano UserId=alice(2001) JobState=FAILED Reason=NonZeroExitCode\n"}, "failed"),
+        ({"sacct": "nano|TIMEOUT\n"}, "failed"),
+        # The controller has lost its queue, and given the ID to the job of somebody else.
+        ({"scontrol": "JobId=41 JobName=other JobState=CANCELLED\n", "sacct": "other|CANCELLED by 0\n"}, "failed"),
+        ({}, "failed"),
+    ],
+)
+def test_a_cancelled_job_that_has_not_started_cancels_the_run(
+    folder: RunDirectory, final: dict[str, str], state: str
+) -> None:
+    """No process of the run could record it."""
+    folder.write_submission(Submission("token", 41))
+    folder.write(TrainingRun("nano", "queued", "earlier", 40))
+    slurm = Slurm()
+    slurm.final = final
+    run, job_state = runs.inspect_run(host(slurm), folder)
+    assert (run.state, job_state) == (state, "")
+    assert run.detail.startswith("job 41 was cancelled" if state == "cancelled" else "job 41 has ended, but")
 
 
 def test_an_unrecorded_job_does_not_continue_a_cancelled_run(folder: RunDirectory) -> None:

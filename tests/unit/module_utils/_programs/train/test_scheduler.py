@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -149,3 +150,62 @@ def test_temporary_refusals_are_recognized(words: str, passes: bool) -> None:
 )
 def test_pending_jobs_that_wait_for_nodes(printed: str, waits: bool) -> None:
     assert scheduler.other_jobs_wait(lambda *_args, **_options: CommandResult(0, printed, "")) == waits
+
+
+REQUEST = RunRequest(name="nano", command=["true"], folder="/runs/nano", nodes=4, min_nodes=1, spare=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "nodes"),
+    [
+        (
+            0,
+            "sbatch: Job 14 to start at {now} using 16 processors on nodes gpu[1,4] in partition cluster\n",
+            ["n1", "n4"],
+        ),
+        # All that suit are reserved, or in use.
+        (0, "sbatch: Job 15 to start at {later} using 32 processors on nodes gpu[1,4] in partition cluster\n", []),
+        (1, "allocation failure: Requested node configuration is not available\n", []),
+        (0, "", []),
+    ],
+)
+def test_nodes_that_slurm_would_give_the_run_now(code: int, said: str, nodes: list[str]) -> None:
+    asked: list[list[str]] = []
+    formats: list[object] = []
+
+    def run(argv: list[str], **options: object) -> CommandResult:
+        asked.append(argv)
+        if "hostnames" in argv:
+            return CommandResult(0, "n1\nn4\n", "")
+        formats.append(options["environment"])
+        now, later = (time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + more)) for more in (1, 3600))
+        return CommandResult(code, "", said.format(now=now, later=later))
+
+    assert scheduler.offered_nodes(run, REQUEST, "/bin/x", 2, ["n2", "n3"]) == nodes
+    assert {"--test-only", "--nodes=2", "--exclude=n2,n3"} <= set(asked[0])
+    assert formats == [{"SLURM_TIME_FORMAT": "standard"}]
+
+
+@pytest.mark.parametrize(
+    ("job", "cancelled"),
+    [
+        ("JobId=41 JobState=COMPLETING Reason=None Restarts=0 ExitCode=0:0", True),
+        ("JobId=41 JobState=CANCELLED Reason=None Restarts=0", True),
+        ("JobId=41 JobState=RUNNING Reason=None Restarts=0", False),
+        ("JobId=41 JobState=COMPLETING Reason=TimeLimit Restarts=0", False),
+        ("JobId=41 JobState=COMPLETING Reason=None Restarts=1", False),
+        ("JobId=41 JobState=COMPLETING Reason=RaisedSignal:9(Killed) Restarts=0 ExitCode=0:9", False),
+        ("", False),
+    ],
+)
+def test_a_cancelled_job_is_told_from_others_that_end(
+    monkeypatch: pytest.MonkeyPatch, job: str, cancelled: bool
+) -> None:
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+
+    def run(argv: list[str], **_options: object) -> CommandResult:
+        if not job:
+            raise CommandError(argv, "exited 1", rc=1)
+        return CommandResult(0, job, "")
+
+    assert scheduler.is_cancelled(run, 41) == cancelled

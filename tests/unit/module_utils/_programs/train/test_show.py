@@ -195,6 +195,9 @@ def test_idle_nodes_of_the_job_are_named() -> None:
     more = run._replace(attempts=(run.attempts[0]._replace(allocated=("n1", "n4")),))
     assert " · held idle: n4" in show.format_line(more, 2001.0)
     assert parse_run(json.loads(json.dumps(format_run(more)))) == more
+    gone = more._replace(attempts=(more.attempts[0]._replace(away=("n4",)),))
+    assert "held idle" not in show.format_line(gone, 2001.0) and " · away: n4" in show.format_line(gone, 2001.0)
+    assert parse_run(json.loads(json.dumps(format_run(gone)))) == gone
 
 
 @pytest.mark.parametrize("end", [None, 1000.0])

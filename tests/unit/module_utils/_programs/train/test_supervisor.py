@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -77,6 +76,7 @@ OPEN = Attempt(1, 41, ("n1",), 1, "n1", 0.0)
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.setattr(supervisor.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(supervisor.EarlyStandbys, "start", lambda _self: None)
     folder = RunDirectory(str(tmp_path / "nano"))
     folder.create(RunRequest(name="nano", command=["true"], folder=str(folder.path)))
     folder.write_submission(Submission("token", 41))
@@ -353,9 +353,33 @@ def test_a_job_that_ends_is_requeued_unless_its_user_has_cancelled_it(
     made._runner = slurm
     made.cancel(signal.SIGTERM, None)
     make_unwritable(monkeypatch, errno.EIO, "write", "write_submission")
-    with contextlib.nullcontext() if requeued else pytest.raises(supervisor.GpumeshError, match="cannot be written"):
-        made._submit_next_job(())
+    made._submit_next_job(())
     assert slurm.requeued == requeued
+
+
+@pytest.mark.parametrize(
+    ("job", "state"), [("ENDING", "cancelled"), ("CANCELLED", "cancelled"), ("EXPIRING", "queued")]
+)
+@pytest.mark.parametrize("refused", [0, 10**6])
+def test_a_user_who_cancels_the_job_ends_the_run_and_the_next_job(
+    folder: RunDirectory, monkeypatch: pytest.MonkeyPatch, job: str, state: str, refused: int
+) -> None:
+    """While the supervisor submits another one, or tries to."""
+    slurm = Refusing(refused)
+    slurm.job = globals()[job]
+    make_supervisor(folder)
+    made = supervisor.Supervisor(folder, supervisor.SupervisorId("/bin/x", 41, "token", "n1", ["n1"]), slurm)
+    submit = supervisor.scheduler.submit
+
+    def cancel_meanwhile(*given: object, **named: object) -> Submission:
+        made.cancel(signal.SIGTERM, None)
+        return submit(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(supervisor.scheduler, "submit", cancel_meanwhile)
+    status = made._leave(supervisor.decide.Decision("resubmit", "the time limit is near"))
+    assert (folder.read().state, status) == (state, 1 if state == "cancelled" else 0)
+    assert slurm.requeued == (bool(refused) and state == "queued")
+    assert ("scancel" in slurm.asked) == (not refused and state == "cancelled")
 
 
 def test_the_next_job_continues_although_its_id_was_not_recorded(
@@ -1075,18 +1099,21 @@ def test_a_warning_near_the_time_limit_is_attributed_to_it(folder: RunDirectory,
 
 
 class Waiting(Slurm):
-    """Slurm, in which a job waits for this reason. ``options``: those of the jobs that are submitted."""
+    """Slurm, in which a job waits for this reason. ``options``: those of the jobs that are submitted; ``refusal``: what it
+    answers to them; ``said``: what is requested of it."""
 
-    def __init__(self, reason: str = "Dependency", refuses: bool = False) -> None:
+    def __init__(self, reason: str = "Dependency", refusal: str = "") -> None:
         super().__init__(0, squeue=reason, job=RUNNING, sinfo="n1|allocated\nn2|idle\n")
-        self.refuses = refuses
+        self.refusal = refusal
         self.options: list[list[str]] = []
+        self.said: list[str] = []
 
     def __call__(self, argv: list[str], **options: object) -> CommandResult:
-        if "sbatch" in argv and "--test-only" not in argv:
+        self.said += [" ".join(argv)] if argv[0] in ("scancel", "scontrol") else []
+        if "sbatch" in argv and self.refusal:
+            return CommandResult(1, "", f"sbatch: error: {self.refusal}")
+        if "sbatch" in argv:
             self.options.append(argv)
-        if "--test-only" in argv and self.refuses:
-            return CommandResult(1, "", "sbatch: error: AssocMaxSubmitJobLimit")
         return super().__call__(argv, **options)
 
 
@@ -1110,14 +1137,46 @@ def make_growing(folder: RunDirectory, slurm: Slurm, elsewhere: bool = True) -> 
 def test_the_job_that_regains_a_node_requires_as_many_nodes(folder: RunDirectory) -> None:
     slurm = Waiting()
     made, ends = make_growing(folder, slurm)
-    assert ends
+    (options,) = slurm.options
+    # Slurm has accepted it before the attempt ends, for which another process must not take charge yet.
+    assert ends and folder.read_submission() == Submission("token", 41)
     decision = made._decide_end()
     assert decision is not None and decision.action == "resubmit"
     assert made._leave(decision) == 0
-    (options,) = slurm.options
     # Slurm does not see the last of the nodes as free yet when the dependency is fulfilled.
     assert {"--nodes=1-2", "--dependency=afterany:41", "--begin=now+10"} <= set(options), options
+    assert slurm.options == [options] and "scontrol update job=42 starttime=now+10" in slurm.said
     assert folder.read().state == "queued" and folder.read_submission().job == 42
+    made._withdraw_successor()
+    assert "scancel 42" not in slurm.said
+
+
+@pytest.mark.parametrize("kind", ["crash", "finished", "cancelled"])
+def test_a_successor_is_withdrawn_if_the_attempt_ends_otherwise(folder: RunDirectory, kind: str) -> None:
+    """It would end as soon as it starts."""
+    slurm = Waiting()
+    made, _ends = make_growing(folder, slurm)
+    made._replace_last_attempt(made._run.attempts[-1]._replace(cause=Cause(kind)))
+    made._decide_end()
+    assert "scancel 42" in slurm.said and folder.read_submission() == Submission("token", 41)
+
+
+def test_another_job_is_submitted_if_the_successor_cannot_be_put_in_charge(
+    folder: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = Waiting()
+    made, _ends = make_growing(folder, slurm)
+    write = RunDirectory.write_submission
+
+    def fail_once(run_directory: RunDirectory, submission: Submission) -> None:
+        monkeypatch.setattr(RunDirectory, "write_submission", write)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunDirectory, "write_submission", fail_once)
+    decision = made._decide_end()
+    assert decision is not None and made._leave(decision) == 0
+    assert "scancel 42" in slurm.said and len(slurm.options) == 2
+    assert (folder.read().state, folder.read_submission().job) == ("queued", 42)
 
 
 def test_growing_within_the_job_needs_no_other_job(folder: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1127,13 +1186,27 @@ def test_growing_within_the_job_needs_no_other_job(folder: RunDirectory, monkeyp
     assert made._decide_end() is None
 
 
-@pytest.mark.parametrize(("reason", "refuses"), [("Resources", False), ("Priority", False), ("None", True)])
+@pytest.mark.parametrize(
+    ("reason", "refusal"),
+    [
+        ("Resources", ""),
+        ("Priority", ""),
+        ("None", "AssocMaxSubmitJobLimit"),
+        ("None", "Requested node configuration is not available"),
+    ],
+)
 def test_the_job_does_not_grow_while_other_jobs_wait_or_slurm_refuses(
-    folder: RunDirectory, reason: str, refuses: bool
+    folder: RunDirectory, reason: str, refusal: str
 ) -> None:
-    slurm = Waiting(reason, refuses)
+    """The attempt goes on: its nodes are not given up for a job that Slurm has not accepted."""
+    slurm = Waiting(reason, refusal)
     made, ends = make_growing(folder, slurm)
-    assert not ends and slurm.options == []
+    assert not ends and slurm.options == [] and folder.read_submission() == Submission("token", 41)
+    # A limit may be lifted. Other refusals are final.
+    slurm.refusal = ""
+    slurm.squeue = "Dependency"
+    made.prober._update_queue()
+    assert made.accepts_growth(supervisor.Growth(("n2",), True)) == (not refusal.startswith("Requested"))
     # A node within the job needs no other job.
     made, ends = make_growing(folder, slurm, elsewhere=False)
     assert ends and made._decide_end() is None

@@ -129,7 +129,7 @@ supervisor._VOLUME_TIMEOUT, supervisor.volume._SLOW_AFTER, supervisor.volume._RE
 def run(argv, **_options):
     print(*argv, flush=True)
 supervisor.run = run
-supervisor.TimeLimitGuard.start = lambda self: None
+supervisor.TimeLimitGuard.start = supervisor.EarlyStandbys.start = lambda self: None
 supervisor.Supervisor.supervise = lambda self: print("preempted" if self._preempted else "none", file=sys.stderr)
 sys.exit(supervisor.main(RunDirectory(sys.argv[1]), supervisor.SupervisorId("/bin/x", 41, "token", "n1", ["n1"])))
 """
