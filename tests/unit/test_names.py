@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -151,3 +152,15 @@ def test_a_module_that_only_reads_has_no_state() -> None:
         documentation = documentation_of(path)["DOCUMENTATION"]
         assert "gpumesh.cluster.attributes.info_module" in documentation["extends_documentation_fragment"], path.stem
         assert "state" not in (documentation.get("options") or {}), path.stem
+
+
+def test_no_registered_variable_is_vague() -> None:
+    """In roles and playbooks, it says what a result is about: of the role, or of the playbook, in front of it."""
+    registered = {
+        name
+        for folder in ("roles", "playbooks")
+        for path in (PLUGINS.parent / folder).rglob("*.yml")
+        for name in re.findall(r"^\s+register: (\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(registered) > 20
+    assert {name for name in registered if name.rpartition("_")[2] in VAGUE_IN_PUBLIC | {"judged"}} == set()

@@ -32,7 +32,7 @@ def run_removal(folder: Path, own: dict[str, Any], force: bool) -> Run:
     variables = {
         "__cluster_removal": {"leaving": ["n2"]},
         "__cluster_copies": {"reachable": ["n1", "n2"]},
-        "__cluster_unmounted": ["/nonexistent"],
+        "__cluster_mount_points": ["/nonexistent"],
         "cluster_name": "lab",
         "cluster_force": force,
         "__cluster_drained": {"nodes": ["n2"]},
