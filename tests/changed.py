@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the unit tests and scenarios that the files changed since origin/main can affect: `make changed`.
+"""Run the unit tests and scenarios that the files changed since origin/main can affect: `make changed`.
 
-A file affects what imports it and what names it: by its path, or as `gpumesh.cluster.NAME`. A file of a layer affects the
-scenarios that have the layer in the table below: others may run it, but do not prove it. A file that nothing refers to, such
-as the requirements, affects every test.
+A file affects what imports it and what names it: by its path, or as `gpumesh.cluster.NAME`. A file of a layer affects
+the scenarios that have the layer in the table below: others may run it, but do not prove it. A file that nothing refers
+to, such as the requirements, affects every test.
 
     tests/changed.py [--list] [BASE]    --list only prints what would run; BASE is origin/main by default
 """
@@ -47,9 +47,9 @@ SCENARIOS: dict[str, frozenset[str]] = {
     "work": _SCHEDULER | {"train"},
 }
 _LAYERS = frozenset().union(*SCENARIOS.values())
-#: What tests read by path.
+#: The directories whose files tests read by path.
 _READ = ("docs", "examples", "inventories", "meta", "playbooks", "plugins", "roles")
-#: What no unit test and no scenario reads.
+#: The files that no unit test and no scenario reads.
 _UNREAD = re.compile(
     r"(changelogs/|tests/(bench|integration|publication)/|tests/upgrade/upgrade\.py$|\.github/|[A-Z]+\.md$|LICENSE$|\.gitignore$)"
 )
@@ -69,9 +69,9 @@ class Selection(NamedTuple):
 
 
 def select(files: Iterable[str], changed: Iterable[str], contents: Mapping[str, str]) -> Selection:
-    """Returns what the changed files can affect.
+    """Return what the changed files can affect.
 
-    ``files``: all files of the repository, with those that were deleted; ``contents``: the texts of those that have one.
+    ``files``: all files of the repository, including deleted ones; ``texts_by_path``: the texts of those that have one.
     """
     graph = _Graph(files, contents)
     units: set[str] = set()
@@ -94,7 +94,7 @@ def select(files: Iterable[str], changed: Iterable[str], contents: Mapping[str, 
 
 
 class _Graph:
-    """Which nodes refer to which. A node is a file, a role or a scenario."""
+    """The references between nodes. A node is a file, a role or a scenario."""
 
     def __init__(self, files: Iterable[str], contents: Mapping[str, str]) -> None:
         self.files = sorted(files)
@@ -111,7 +111,7 @@ class _Graph:
             self._refer_scenario(name, contents.get(name, ""))
 
     def affected_by(self, name: str) -> set[str]:
-        """The nodes that change with this file. What a role that another one calls does, its own tests prove."""
+        """Return the nodes that change with this file. A role that another one calls is proven by its own tests."""
         found = {_node(name)}
         left = list(found)
         while left:
@@ -123,7 +123,9 @@ class _Graph:
         return found
 
     def _refer_scenario(self, name: str, text: str) -> None:
-        """A scenario needs what is in its folder, and the hosts of the one that it names, but not the tests of that one."""
+        """Add what a scenario needs: its directory, and the hosts of the scenario that it names, but not the tests of
+        that one.
+        """
         parts = name.split("/")
         if _node(name) == name and parts[:2] == ["extensions", "molecule"] and len(parts) > 3:
             self._referring[name].add("/".join(parts[:3]))
@@ -149,12 +151,14 @@ class _Graph:
                 yield from self._called(match[1], bool(match[2]), not match[2])
         if is_test or name.startswith("tests/support/"):
             for path in _paths(text):
-                # What a helper is for is up to the test that uses it.
+                # The test that uses a helper decides what it is for.
                 if is_test or path.startswith(("docs", "examples")):
                     yield from self._below.get(path, ())
 
     def _beside(self, name: str) -> Iterator[str]:
-        """What a file needs and does not name: data beside it, the hosts of a scenario, the module of a unit test."""
+        """Yield what a file needs without naming it: data beside it, the hosts of a scenario, the module of a unit
+        test.
+        """
         if name.startswith("extensions/molecule/"):
             yield from self._below["lab"]
         folder = name.rpartition("/")[0]
@@ -177,7 +181,9 @@ class _Graph:
             yield "/".join(name.split("/")[2:4])
 
     def _called(self, name: str, plugin: bool, role: bool) -> Iterator[str]:
-        """What has this name: a task's key is a plugin, other mentions in YAML are a role, a playbook or a filter."""
+        """Yield what has this name: a task's key is a plugin, other mentions in YAML are a role, a playbook or a
+        filter.
+        """
         paths = [f"plugins/{kind}/{name}.py" for kind in (("action", "modules") if plugin else ())]
         paths += [f"roles/{name}", f"playbooks/{name}.yml"] if role else []
         for path in (*paths, *(f"plugins/{kind}/{name}.py" for kind in ("callback", "filter", "inventory"))):
@@ -193,7 +199,7 @@ class _Graph:
 
 
 def _node(name: str) -> str:
-    """The node of a file: the role in which it is, the scenario to whose tests it belongs, or the file itself."""
+    """Return the node of a file: its role, the scenario to whose tests it belongs, or the file itself."""
     parts = name.split("/")
     if parts[0] == "roles" and len(parts) > 2:
         return "/".join(parts[:2])
@@ -203,7 +209,7 @@ def _node(name: str) -> str:
 
 
 def _layer(name: str) -> str:
-    """The layer that a plugin or a role belongs to by its name; empty for what is shared."""
+    """Return the layer that a plugin or a role belongs to by its name; empty for what is shared."""
     parts = name.removesuffix(".py").split("/")
     found = ""
     for part in parts if parts[0] in ("plugins", "roles") else ():
@@ -214,7 +220,7 @@ def _layer(name: str) -> str:
 
 
 def _paths(text: str) -> Iterator[str]:
-    """The paths in a text, also those that are joined from strings."""
+    """Yield the paths in a text, also those that are joined from strings."""
     for match in _PATH.finditer(text):
         yield match[0].rstrip(".")
     for match in _JOINED.finditer(text):
@@ -229,14 +235,14 @@ def _is_unit(name: str) -> bool:
 
 
 def _is_shared(name: str) -> bool:
-    """Whether tests import it by its last name alone."""
+    """Return whether tests import the file by its last name alone."""
     return name.startswith(
         ("tests/support/", "tests/chaos/", "plugins/module_utils/_programs/train/gpumesh_")
     ) and name.endswith(".py")
 
 
 def _parsed(text: str) -> tuple[set[str], list[str]]:
-    """The imported names of a Python file, and its strings."""
+    """Return the imported names of a Python file, and its strings."""
     modules: set[str] = set()
     strings: list[str] = []
     for item in ast.walk(ast.parse(text)):
@@ -255,7 +261,7 @@ def _git(*arguments: str) -> list[str]:
 
 
 def read_repository(base: str) -> tuple[set[str], set[str], dict[str, str]]:
-    """Returns all files, those that differ from the last common commit with ``base``, and the texts that tests read."""
+    """Return all files, those that differ from the last common commit with ``base``, and the texts that tests read."""
     new = set(_git("ls-files", "--others", "--exclude-standard"))
     changed = new | set(_git("diff", "--name-only", "--no-renames", "--merge-base", base))
     files = new | changed | set(_git("ls-files"))
@@ -265,7 +271,7 @@ def read_repository(base: str) -> tuple[set[str], set[str], dict[str, str]]:
 
 
 def main() -> int:
-    """Returns the exit status: 0 if everything that was selected passed."""
+    """Return the exit status: 0 if everything that was selected passed."""
     parser = argparse.ArgumentParser(description="Run the tests that the changed files can affect.")
     parser.add_argument("--list", action="store_true", help="only print them")
     parser.add_argument("base", nargs="?", default="origin/main")

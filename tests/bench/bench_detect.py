@@ -44,7 +44,8 @@ MODULES = (PING, SETUP, OURS)
 FASTER = 3.0
 HOSTS, SECONDS = 1000, 2.0
 
-#: Runs on a host: every module file that Ansible left there, in turn. Prints the elapsed and CPU time of each run.
+#: A program that runs every module file that Ansible left on a host, in turn, and prints the elapsed and CPU time of
+#: each.
 ON_HOST = """
 import glob, json, resource, subprocess, sys, time
 files = {path.rsplit("AnsiballZ_", 1)[1][:-3]: path for path in glob.glob(sys.argv[1] + "/*/AnsiballZ_*.py")}
@@ -172,7 +173,7 @@ def bench_module(arguments: argparse.Namespace) -> bool:
 
 
 class _Ansible:
-    """Runs plays on the inventory, and returns the results that the json callback prints."""
+    """A runner of plays on the inventory, which returns the results that the json callback prints."""
 
     def __init__(self, folder: Path, inventory: str, pattern: str) -> None:
         self.folder = folder
@@ -215,7 +216,7 @@ def _on_host(ansible: _Ansible, repeat: int) -> dict[str, list[float]]:
 
 
 def _best(runs_of_hosts: Sequence[Sequence[Sequence[float]]]) -> list[float]:
-    """The minimum of both times on each host, and the median of these over the hosts."""
+    """Return the minimum of both times on each host, and the median of these over the hosts."""
     best = [[min(times) for times in zip(*runs)] for runs in runs_of_hosts]
     return [median(times) for times in zip(*best)]
 

@@ -25,7 +25,7 @@ FILTER = {"ansible.builtin.debug": {"msg": "{{ ['gpu1', 'gpu2'] | gpumesh.cluste
 
 
 def cost(folder: Path, *tasks: dict[str, Any]) -> float:
-    """The CPU time in seconds of a play with these tasks, the minimum of several runs."""
+    """Return the CPU time in seconds of a play with these tasks, the minimum of several runs."""
     book = folder / "play.yml"
     book.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "connection": "local", "tasks": tasks}]))
     program = str(Path(sys.executable).with_name("ansible-playbook"))

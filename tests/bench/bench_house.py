@@ -28,7 +28,7 @@ IMPORTS = {
 
 
 def tracked(*folders: str) -> list[Path]:
-    """The files of the repository below these folders."""
+    """Return the files of the repository below these directories."""
     listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
 
@@ -46,7 +46,7 @@ def tasks_in(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def brought_in(path: Path, task: dict[str, Any]) -> list[Path]:
-    """The files whose tasks a task runs; none for a module, or where the name is a template."""
+    """Return the files whose tasks a task runs; none for a module, or where the name is a template."""
     for name, what in IMPORTS.items():
         given = task.get(name)
         if given is None:
@@ -64,7 +64,7 @@ def brought_in(path: Path, task: dict[str, Any]) -> list[Path]:
 
 
 def levels(path: Path) -> int:
-    """The length of the longest path from this file to a module, counting the file itself."""
+    """Return the length of the longest path from this file to a module, counting the file itself."""
     below = [
         levels(found)
         for task in tasks_in(yaml.safe_load(path.read_text(encoding="utf-8")))

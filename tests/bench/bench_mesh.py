@@ -43,12 +43,15 @@ LIMIT = 5.0
 HOST_LIMIT = 20.0
 #: The maximum ratio of a second run to one ping of the same hosts.
 PING_LIMIT = 2.0
-#: How much the time per peer may grow, from the middle of the table to its end.
+#: The maximum growth of the time per peer, from the middle of the table to its end.
 GROWTH_LIMIT = 1.5
 
 
 def record(size: int) -> dict[str, Any]:
-    """A cluster of sites with eight members each. A third of the sites have no endpoints, so some pairs need a relay."""
+    """Create a cluster of sites with eight members each.
+
+    A third of the sites have no endpoints, so some pairs need a relay.
+    """
     members = []
     for number in range(1, size + 1):
         site = number // 8
@@ -91,7 +94,7 @@ def whole_cluster(size: int) -> Cost:
 
 
 def compare(given: Mapping[str, Any]) -> None:
-    """What a host does with its tunnel if nothing has to change."""
+    """Do what a host does with its tunnel if nothing has to change."""
     wanted = make_desired(given["interface"], given["address"], given["listen_port"], given["mtu"], given["peers"])
     conf = render_conf(wanted, "/etc/wireguard/gpumesh0.key")
     live = {
@@ -125,7 +128,7 @@ def scale() -> bool:
 
 
 def timed(argv: list[str], runs: int = 5) -> float:
-    """The median duration of a command, in seconds."""
+    """Return the median duration of a command, in seconds."""
     taken = []
     for _run in range(runs):
         start = time.perf_counter()
@@ -148,7 +151,7 @@ def second_run(inventory: str, cluster: str | None) -> bool:
 
 
 def main() -> int:
-    """Returns exit status 1 if a limit is exceeded."""
+    """Return exit status 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inventory", help="hosts whose mesh has been set up")
     parser.add_argument("--cluster", help="the cluster of these hosts (default: cluster_name of the inventory)")

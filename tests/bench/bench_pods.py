@@ -6,12 +6,12 @@
     python tests/bench/bench_pods.py [--seconds 5]
     molecule converge -s tailscale && python tests/bench/bench_pods.py --cluster
 
-With --cluster, it uses the pods of the scenario tailscale instead, and makes them nodes first. It times `sbcast` of 1 GB
-to them, and 200 jobs while a pod is killed and comes back after 30 s, and exits 1 if a byte or a job is lost.
+With --cluster, it uses the pods of the scenario tailscale instead, and makes them nodes first. It times `sbcast` of 1
+GB to them, and 200 jobs while a pod is killed and comes back after 30 s, and exits 1 if a byte or a job is lost.
 
 Otherwise, it uses two network namespaces of this machine. First tailscaled has an interface in each, then it runs in
-user space, and the programs use the library. Their control server, Headscale, runs in the first one. The baseline is the
-same without a tailnet. Requires root. Times differ from machine to machine; compare them within one run.
+user space, and the programs use the library. Their control server, Headscale, runs in the first one. The baseline is
+the same without a tailnet. Requires root. Times differ from machine to machine; compare them within one run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def pair() -> Iterator[None]:
         for host, address in HOSTS.items():
             inside(host, "ip", "address", "add", f"{address}/24", "dev", "eth0")
             inside(host, "ip", "link", "set", "eth0", "up")
-            # Without a default route, tailscaled considers the network to be down.
+            # Tailscaled considers the network to be down without a default route.
             (other,) = set(HOSTS.values()) - {address}
             inside(host, "ip", "route", "add", "default", "via", other)
         yield
@@ -115,8 +115,9 @@ def until(what: str, say: list[str], word: str, host: str) -> None:
 
 
 def certificate(folder: Path) -> None:
-    """Create a certificate that all Go programs trust. Without TLS there is no relay, for which tailscaled keeps
-    looking.
+    """Create a certificate that all Go programs trust.
+
+    Without TLS there is no relay, for which tailscaled keeps looking.
     """
     names = f"subjectAltName=IP:{HOSTS[FIRST]}"
     made = [

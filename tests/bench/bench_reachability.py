@@ -64,7 +64,10 @@ def run_role(farm: Farm, forks: int) -> float:
 
 
 def run_in_turn(farm: Farm, pairs: int, forks: int) -> float:
-    """Test ``pairs`` pairs one after the other, each with a listener and a line of text. Returns the elapsed seconds."""
+    """Test ``pair_count`` pairs one after the other, each with a listener and a line of text.
+
+    Returns the elapsed seconds.
+    """
     names = [member.machine for member in farm.members]
     addresses = {member.machine: member.address for member in farm.members}
     tasks: list[dict[str, Any]] = []
@@ -96,7 +99,10 @@ def run_in_turn(farm: Farm, pairs: int, forks: int) -> float:
 
 
 def run_at_once(farm: Farm, peers: int, forks: int) -> float:
-    """Let every host loop over ``peers`` peers, with sshd on port 22 as the listener. Returns the elapsed seconds."""
+    """Let every host loop over ``peer_count`` peers, with sshd on port 22 as the listener.
+
+    Returns the elapsed seconds.
+    """
     names = [member.machine for member in farm.members]
     addresses = [member.address for member in farm.members]
     targets = {

@@ -49,13 +49,13 @@ class Cost(NamedTuple):
 
 
 def processor() -> float:
-    """CPU seconds of all child processes that have ended."""
+    """Return the CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def describe(name: str, number: int, subnet: ipaddress.IPv4Network) -> dict[str, object]:
-    """The description of a lab, in the format of lab/lab.yml."""
+    """Return the description of a lab, in the format of lab/lab.yml."""
     network = f"gpumesh-{name}"
     return {
         "lab_name": name,
@@ -94,7 +94,9 @@ def neighbours(number: int) -> Iterator[None]:
 
 
 def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | None:
-    """The cost of the second run; None, with its output printed, if a run fails or the second one changes something."""
+    """Return the cost of the second run; None, with the output printed, if a run fails or the second one changes
+    something.
+    """
     name = f"bench-scale-{number}"
     description = folder / f"{name}.yml"
     description.write_text(json.dumps(describe(name, number, subnet)))
@@ -122,7 +124,7 @@ def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | 
 
 
 def exponent(one: float, other: float, ratio: float) -> float:
-    """The power of the number of members with which a cost has grown."""
+    """Return the power of the number of members with which a cost has grown."""
     return math.log(other / one) / math.log(ratio)
 
 

@@ -36,14 +36,14 @@ SECONDS = "5"
 
 
 def timed(work: Callable[[], object]) -> float:
-    """The elapsed seconds of a call."""
+    """Return the elapsed seconds of a call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def session() -> float:
-    """The seconds to start a session with a container on each node."""
+    """Return the seconds to start a session with a container on each node."""
     seconds = timed(lambda: start("alice", [role("main"), role("sub", replicas=2)], session_name="bench"))
     by("alice", "gpumesh-session", "stop", "bench")
     await_nothing()
@@ -51,20 +51,22 @@ def session() -> float:
 
 
 def podman() -> float:
-    """The seconds to start the same containers without a session, each with empty storage, as in podman's first run."""
+    """Return the seconds to start the same containers without a session, each with empty storage, as in podman's first
+    run.
+    """
     argv = ["srun", "--nodes=3", "--ntasks=3", "--mem=256M", "podman", "run", "--rm", "--network=host"]
     argv += ["--cgroups=disabled", "--volume=/usr:/usr:ro", "localhost/bench", "true"]
     return timed(lambda: by("alice", *argv))
 
 
 def rate(run: Callable[..., str], address: str) -> float:
-    """The throughput to an iperf3 server, in Mbit/s."""
+    """Return the throughput to an iperf3 server, in Mbit/s."""
     shown = json.loads(run("iperf3", "--client", address, "--time", SECONDS, "--json"))
     return float(shown["end"]["sum_received"]["bits_per_second"]) / 1e6
 
 
 def throughput(runs: int) -> tuple[float, float]:
-    """The throughput inside a session and between its nodes, in Mbit/s."""
+    """Return the throughput inside a session and between its nodes, in Mbit/s."""
     found = places("alice", "bench")
     within, between = [], []
     for _run in range(runs):

@@ -42,7 +42,7 @@ _Value = TypeVar("_Value")
 
 
 def timed(work: Callable[[], _Value], runs: int = 1) -> tuple[float, _Value]:
-    """The minimum duration of several runs in seconds, and the result of the last one."""
+    """Return the minimum duration of several runs in seconds, and the result of the last one."""
     best = float("inf")
     for _run in range(runs):
         start = time.perf_counter()
@@ -61,7 +61,7 @@ def inside(container: str, *argv: str, stdin: str | None = None, check: bool = T
 
 
 def request(machine: str, address: str) -> config.SlurmRequest:
-    """A member of a cluster whose controller is this container."""
+    """Return the request of a member of a cluster whose controller is this container."""
     return config.SlurmRequest(
         cluster="bench",
         controller="127.0.0.1",

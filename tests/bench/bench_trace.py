@@ -37,7 +37,7 @@ FEW, MANY, STEPS, EXPONENT = 64, 256, 250, 1.5
 
 
 def memory(group: int) -> float:
-    """The memory of a process group in MiB; shared memory counts once."""
+    """Return the memory of a process group in MiB; shared memory counts once."""
     found = 0
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -50,7 +50,7 @@ def memory(group: int) -> float:
 
 
 def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
-    """The elapsed seconds, the CPU seconds, and the peak memory in MiB."""
+    """Return the elapsed seconds, the CPU seconds, and the peak memory in MiB."""
     Scene(ranks=ranks, gpu=True, per_node=8, details=DETAILS).write(folder)
     path = folder / "gpumesh-trace"
     path.write_bytes(build_zipapp(sys.executable, program.__name__, {"volumes": [], "run_dir": "", "library": ""}))
@@ -67,7 +67,7 @@ def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
 
 
 def analysis(ranks: int, folder: Path, probes: bool) -> float:
-    """The CPU seconds. Each collective waits for another rank."""
+    """Return the CPU seconds of the analysis. Each collective waits for another rank."""
     traces = load_traces(
         find_sources(Scene(ranks=ranks, steps=STEPS, jitter=2.0, per_node=8, probes=probes).write(folder))
     ).traces
@@ -77,7 +77,7 @@ def analysis(ranks: int, folder: Path, probes: bool) -> float:
 
 
 def exponent(probes: bool) -> float:
-    """How the time of the analysis grows with the number of ranks."""
+    """Return the exponent with which the time of the analysis grows with the number of ranks."""
     seconds = []
     for ranks in (FEW, MANY):
         with tempfile.TemporaryDirectory() as folder:

@@ -33,7 +33,7 @@ from train_runs import PATIENCE, TrainLab
 BAR = 1.02
 #: Seconds for which a rank sleeps, and computes, in each step.
 SLEEP, WORK = "0.02", "0.02"
-#: Sets for plain srun what gpumesh-train sets itself. The port is free in a lab.
+#: A script that sets for plain srun what gpumesh-train sets itself. The port is free in a lab.
 BARE = (
     "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=24999 PYTHONPATH=/mnt/shared/bench "
     # Slurm orders nodes as they registered, so only rank 0 knows on which node it is.
@@ -43,19 +43,19 @@ BARE = (
 
 
 class Took(NamedTuple):
-    """Seconds."""
+    """The duration of a run in seconds: of its steps, and as a whole."""
 
     steps: float
     whole: float
 
 
 def program(steps: int) -> list[str]:
-    """The command line of the trainer."""
+    """Return the command line of the trainer."""
     return [TRAINER, str(steps), SLEEP, "--work", WORK, "--times"]
 
 
 def read(text: str) -> float:
-    """The seconds between the first and the last step, as printed by rank 0."""
+    """Return the seconds between the first and the last step, as printed by rank 0."""
     return float(next(line.split()[1] for line in reversed(text.splitlines()) if line.startswith("steps-took ")))
 
 
@@ -63,8 +63,8 @@ def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
     """Run the program with plain srun."""
     folder = f"/mnt/shared/bench/{number}"
     lab.run(MANAGER, "mkdir", "-p", folder)
-    # On whole nodes, and with unbound ranks, as in the agents: with bound ranks, hosts that share a machine would all
-    # use its first processor.
+    # The nodes are whole and the ranks unbound, as in the agents: with bound ranks, hosts that share a machine would
+    # all use its first processor.
     argv = ["salloc", "--quiet", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--exclusive"]
     argv += ["srun", "--ntasks-per-node=1", "--cpu-bind=none"]
     began = time.monotonic()

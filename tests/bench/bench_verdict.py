@@ -35,7 +35,7 @@ SECONDS, MIB = 60, 2048
 
 
 def measure(number: int) -> dict[str, float]:
-    """The CPU seconds of each step, and the peak memory in MiB, by name."""
+    """Return the CPU seconds of each step, and the peak memory in MiB, by name."""
     record = samples.record(number, ("a", "b", "c"))
     members = [
         {"machine": member["machine"], "address": member["mesh"]["address"], "interface": "gpumesh0"}

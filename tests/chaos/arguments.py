@@ -15,7 +15,7 @@ def listed(text: str) -> list[str]:
 
 
 def new_parser(description: str | None, lab: str, network: str) -> argparse.ArgumentParser:
-    """A parser with the options for the seed and the lab. ``lab`` and ``network``: the defaults for the lab."""
+    """Create a parser with the options for the seed and the lab, with these defaults for the lab."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--running", action="store_true", help="use the running hosts of the lab")

@@ -67,7 +67,7 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-#: How often a kill is drawn before the experiment has failed.
+#: The number of times that a kill is drawn before the experiment has failed.
 DRAWS = 3
 
 
@@ -118,7 +118,7 @@ class Session:
                 self.step(step)
 
     def plan(self) -> list[Experiment]:
-        """All experiments, in the order of their numbers."""
+        """Return all experiments, in the order of their numbers."""
         options = self.options
         if options.operation:
             return [Experiment(*pair) for pair in zip(options.operation, options.kill, strict=True)]
@@ -190,7 +190,9 @@ class Session:
         return again
 
     def replaced(self, number: int, experiment: Experiment, tasks: list[Task]) -> Experiment | None:
-        """The same with a kill drawn from the tasks of a run that missed it, unless the kill was given or drawn too often."""
+        """Draw another kill from the tasks of a run that missed it. Returns None if the kill was given or drawn too
+        often.
+        """
         missed = self.missed[number]
         if self.options.operation or missed == DRAWS:
             return None

@@ -18,10 +18,10 @@ from lab_hosts import ROOT, Lab, lab_playbook
 
 DESCRIPTION = ROOT / "extensions" / "molecule" / "chaos" / "lab.yml"
 RECORD = "/var/lib/gpumesh/clusters/chaos.json"
-#: Where slurmctld saves its jobs.
+#: The file in which slurmctld saves its jobs.
 SAVED_JOBS = "/var/lib/slurm/slurmctld/job_state"
 SUPERVISORD = "/etc/supervisor/supervisord.conf"
-#: They stay when the cluster is deleted: logs, as with a journal, and the folders of mount and slurmd.
+#: Files that stay when the cluster is deleted: logs, as with a journal, and the directories of mount and slurmd.
 SUPERVISORD_LEAVES = re.compile(r"/var/log/gpumesh-|supervis|^volatile: [+-] (mount|slurm)$")
 #: The program of a user's job, by which it is found among all processes.
 JOB = "sleep 864001"
@@ -52,7 +52,7 @@ class Cluster:
         self.folder = ROOT / ".lab" / name
         self.bare: dict[str, Any] = {}
         self.jobs: list[Job] = []
-        #: When the power of hosts was restored, as a time since the epoch.
+        #: The times when the power of hosts was restored, since the epoch.
         self.restored: dict[str, float] = {}
 
     # The lab
@@ -94,14 +94,15 @@ class Cluster:
     # The command lines of operations
 
     def command(self, operation: Operation, steady: bool = False) -> list[str]:
-        """The command line; ``steady`` omits options that change something on every run, such as new keys."""
+        """Return the command line; ``repeatable`` omits options that change something on every run, such as new keys."""
         name, variables = self._what(operation, steady)
         limit = ["--limit", f"!{operation.away}"] if operation.away else []
         return [*self._playbook_of(name), "-e", json.dumps(variables), *limit]
 
     def completion(self, trusted: str = "") -> list[str]:
-        """The command line that brings the members up to date. ``trusted``: the machine with the right copy of the record,
-        if nobody else confirms it.
+        """Return the command line that brings the members up to date.
+
+        ``trusted``: the machine with the right copy of the record, if nobody else confirms it.
         """
         return [*self._playbook_of("site"), "-e", json.dumps({"cluster_trusted_copy": trusted})]
 
@@ -147,7 +148,7 @@ class Cluster:
 
     def kill_module(self, host: str, seconds: float = 20) -> bool:
         """Kill the first Ansible module that runs on the host within that time. Returns False if there was none."""
-        # With pipelining, a module is passed on stdin, and its process is the bare interpreter.
+        # Pipelining passes a module on stdin, so that its process is the bare interpreter.
         loop = "until pkill -9 -f -x /usr/bin/python3; do sleep 0.02; done"
         argv = ["docker", "exec", f"gpumesh-{self.lab.name}-{host}", "timeout", str(seconds), "sh", "-c", loop]
         return subprocess.run(argv, check=False, capture_output=True, timeout=seconds + 60).returncode == 0
@@ -206,9 +207,7 @@ class Cluster:
     # Proofs
 
     def prove(self, died: str) -> None:
-        """Check the record, the nodes, the jobs, and what other machines still have. ``died``: the host that was
-        killed.
-        """
+        """Check the record, the nodes, the jobs, and what other machines still have."""
         state = self.state
         self._prove_record(state)
         if state.members:
@@ -264,7 +263,7 @@ class Cluster:
         except ProofError as error:
             raise ProofError(f"{error}; sinfo: {nodes()}") from error
         count = str(len(wanted))
-        # From a member that is not the manager, if there is one.
+        # The job is started from a member that is not the manager, if there is one.
         caller = max(wanted, key=lambda machine: (machine != manager, machine))
         argv = [*USER, "timeout", "240", "srun", "--chdir=/", "-N", count, "-n", count, "--mem=16", "hostname"]
         said = self.lab.run(caller, *argv, check=False)
@@ -273,7 +272,8 @@ class Cluster:
             raise ProofError(f"srun on all nodes, from {caller}, printed {said.split()}; queue: {queue}")
 
     def _has_registered(self, node: str) -> bool:
-        """Whether the controller has heard from slurmd on the node since its power was restored, if that was cut.
+        """Return whether the controller has heard from slurmd on the node since its power was restored, if that was
+        cut.
 
         Until then it shows the node as it was before, and a slurmd without systemd waits 10 s between its attempts.
         """

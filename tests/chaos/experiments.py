@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 MACHINES = ("c1", "c2", "c3")
 OPERATIONS = ("create", "join", "remove", "hand-over", "delete", "mesh-keys", "munge-key", "storage", "install")
-#: What experiments are drawn from and counted by: the operations with all members, and any with a member away.
+#: The kinds from which experiments are drawn: the operations with all members, and any with a member away.
 KINDS = (*OPERATIONS, "away")
 KILLS = ("boundary", "controller", "module", "host")
 VOLUMES = {
@@ -45,7 +45,7 @@ DELAYS = {"install": 30.0}
 class State(NamedTuple):
     """The state of the cluster between two operations. Without members there is no cluster.
 
-    ``image``: what the hosts were started from: an image with all packages ("prepared"), or without any ("host").
+    ``image``: the image from which the hosts were started, with all packages ("prepared"), or without any ("host").
     """
 
     members: frozenset[str] = frozenset()
@@ -59,8 +59,8 @@ class State(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One command. ``machine`` joins, leaves or becomes the manager; ``manager`` is the manager before it; ``away`` is a
-    member that is down and excluded from the run. To rebuild hosts, ``machine`` is their image.
+    """One command. ``machine`` joins, leaves or becomes the manager; ``manager`` is the manager before it;
+    ``away_member`` is down and excluded from the run. To rebuild hosts, ``machine`` is their image.
     """
 
     name: str
@@ -103,13 +103,13 @@ class Operation(NamedTuple):
 
     @property
     def trusted(self) -> str:
-        """The machine whose copy of the record has to be trusted when the member that was away is back, if it does not know
-        its manager.
+        """The machine whose copy of the record has to be trusted when the member that was away is back, if it does not
+        know its manager.
         """
         return self.machine if self.away and self.name == "hand-over" else ""
 
     def before(self, state: State) -> State:
-        """The state closest to this one in which the operation can be performed."""
+        """Return the state closest to this one in which the operation can be performed."""
         if self.name == "rebuild":
             return state
         if self.name in {"create", "install"}:
@@ -118,7 +118,7 @@ class Operation(NamedTuple):
         return State(members, self.manager, state.volumes)
 
     def after(self, state: State) -> State:
-        """The state afterwards."""
+        """Return the state afterwards."""
         everybody = frozenset(MACHINES)
         if self.name == "rebuild":
             return State(image=self.machine)
@@ -209,7 +209,7 @@ class Task(NamedTuple):
 
 
 def boundaries(tasks: Sequence[Task]) -> list[int]:
-    """The numbers of the tasks that start after a change to the hosts.
+    """Return the numbers of the tasks that start after a change to the hosts.
 
     A task that changed nothing leaves the hosts as they were: a kill after it is the same as a kill before it.
     """
@@ -252,7 +252,7 @@ def draw(
 
 
 def draw_again(chance: random.Random, experiment: Experiment, tasks: Sequence[Task]) -> Experiment:
-    """The same operation with another kill of the same kind, drawn from the tasks of a run that ended before its kill."""
+    """Draw another kill of the same kind from the tasks of a run that ended before its kill."""
     operation, kill = experiment
     return Experiment(operation, draw_kill(chance, kill.kind, operation, tasks))
 
@@ -275,7 +275,7 @@ def sample(chance: random.Random) -> list[Experiment]:
 
 
 def all_boundaries(kinds: Sequence[str], recorded: Mapping[Operation, Sequence[Task]]) -> list[Experiment]:
-    """An experiment at each boundary of the recorded operations."""
+    """Return an experiment at each boundary of the recorded operations."""
     return [
         Experiment(operation, Kill("boundary", task))
         for operation, tasks in recorded.items()
@@ -314,5 +314,5 @@ def _step(state: State, wanted: State) -> Operation:
 
 
 def choose(left: Sequence[Experiment], state: State) -> Experiment:
-    """The next experiment: the one that needs the fewest operations to reach its initial state, and the first of those."""
+    """Return the next experiment: the first of those that need the fewest operations to reach their initial state."""
     return min(left, key=lambda experiment: len(list(way(state, experiment.operation.before(state)))))

@@ -5,8 +5,8 @@
 
     launched.py SECONDS PROGRAM [ARGUMENT...]
 
-The file `fault` in the directory of the run orders it: {"kind": "error", "step": 45, "rank": 1}. Instead of a rank, it may
-name a node; with an attempt, it is done only in that one.
+The file `fault` in the directory of the run orders it: {"kind": "error", "step": 45, "rank": 1}. Instead of a rank, it
+may name a node; with an attempt, it is done only in that one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SELF = {
     "attempt": int(os.environ["GPUMESH_ATTEMPT"]),
 }
 PAUSE = float(sys.argv[1])
-#: Bytes of a part, and parts that are more than the job has.
+#: The bytes of a part, and the number of parts that exceeds the memory of the job.
 PART, PARTS = 1 << 26, 48
 report = gpumesh_run.progress
 
 
 def ordered(step: int) -> str:
-    """What this rank has to do at this step."""
+    """Return the kind of fault that this rank has to produce at this step; empty for none."""
     if not ORDER.exists():
         return ""
     order: dict[str, Any] = json.loads(ORDER.read_text(encoding="ascii"))
@@ -50,7 +50,7 @@ def progress(step: int, steps: int | None = None, loss: float | None = None, che
     if kind == "ecc":
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
     if kind == "memory":
-        # Of ones, since nothing is allocated for zeros.
+        # Nothing would be allocated for zeros, so the parts are of ones.
         print(len([b"\1" * PART for _part in range(PARTS)]), "parts are allocated, and nothing has happened")
     report(step, steps, float("nan") if kind == "nan" else loss, checkpoint)
     time.sleep(PAUSE)

@@ -20,7 +20,8 @@ _INEXACT = "lightning"
 STEPS = 120
 #: A fault comes after the first checkpoint of each program, and so early that the run is still active.
 MOMENTS = range(22, 60)
-#: Steps that may be made again: the longest interval of the programs, or two of the others if a checkpoint was being written.
+#: Steps that may be made again: the longest interval of the programs, or two of the others if a checkpoint was being
+#: written.
 _AGAIN = 20
 #: Seconds of a pause after each step, and in runs that must outlast their job.
 PAUSE, LONG = 0.3, 1.5
@@ -28,13 +29,14 @@ HANG_TIMEOUT = 60
 
 
 class Fault(NamedTuple):
-    """What hits a run of two nodes, and what the run must report.
+    """A fault that hits a run of two nodes, and what the run must report.
 
-    ``where``: on which node, any, the supervisor's, another one, or none; ``ends``: the causes that are allowed, each as
-    KIND:CULPRIT, where the culprit is the rank that was hit, its node, any rank on its own node, the same rank wherever it
-    is, or nobody; ``times``: how many attempts must end so, at least and at most; ``says``: part of the cause's message;
-    ``same``: whether the number of ranks must stay; ``order``: what the program itself does, see launched.py; ``waits``: the
-    seconds for which Slurm itself waits before it starts a job again; ``programs``: those that it can hit.
+    ``target``: on which node, any, the supervisor's, another one, or none; ``allowed_causes``: each as KIND:CULPRIT,
+    where the culprit is the rank that was hit, its node, any rank on its own node, the same rank wherever it is, or
+    nobody; ``attempt_range``: how many attempts must end so, at least and at most; ``message_part``: part of the
+    cause's message; ``same_ranks``: whether the number of ranks must stay; ``program_order``: what the program itself
+    does, see launched.py; ``slurm_delay``: the seconds for which Slurm itself waits before it starts a job again;
+    ``affected_programs``: those that it can hit.
     """
 
     words: str
@@ -54,7 +56,7 @@ class Fault(NamedTuple):
 
     @property
     def argv(self) -> list[str]:
-        """The options of gpumesh-train. The manager is not among the nodes, so it never loses its power alone."""
+        """The options of gpumesh-train. The manager is not among the nodes, so that it never loses its power alone."""
         spare = ("--spare", "1") if self.spare else ()
         limits = ("--nodes", "2", "--min-nodes", "1", "--hang-timeout", str(HANG_TIMEOUT))
         return [*limits, *spare, *self.options, "--sbatch", "--exclude=gpu1", *self.sbatch]
@@ -84,7 +86,7 @@ FAULTS = {
     "batch": Fault("SIGKILL of the slurmstepd of the batch script", "supervisor", ("warned:",), says="of Slurm"),
     "stepd": Fault("SIGKILL of the slurmstepd of a node's ranks", "other", ("node:node", "crash:rank"), same=False),
     "stop": Fault("SIGSTOP of a rank", "any", ("hang:rank",), says="SIGSTOP"),
-    # Its ranks go on until the next attempt begins, and must not be through by then.
+    # The ranks of the agent go on until the next attempt begins, and must not have finished by then.
     "asleep": Fault(
         *("SIGSTOP of an agent, and SIGCONT in the next attempt", "other", ("node:node",)),
         spare=True,
@@ -103,7 +105,7 @@ FAULTS = {
     "full": Fault("the shared volume is full for 20 s", "none", ("volume:",), (0, 3)),
     "away": Fault("the shared volume is away when the job starts", "none", times=_NONE, sbatch=("--hold",)),
     "memory": Fault(
-        # On a host without control groups, Slurm ends the whole step, with its agents.
+        # Slurm ends the whole step, with its agents, on a host without control groups.
         *("a rank uses up the memory of its job", "any", ("crash:rank", "crash:node")),
         says="oom_kill",
         order="memory",
@@ -112,7 +114,8 @@ FAULTS = {
     "nan": Fault(
         "the loss is not a number", "none", ("diverged:",), state="failed", order="nan", options=("--stop-on-nan",)
     ),
-    # The exit of a program may wait for the other ranks, as that of JAX does: such a rank is still there after its error.
+    # The exit of a program may wait for the other ranks, as that of JAX does: such a rank is still there after its
+    # error.
     "ecc": Fault(
         *("CUDA reports an ECC error on one node", "any", ("crash:rank", "hang:rank")),
         says="ECC",
@@ -151,15 +154,16 @@ class Experiment(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """What was hit: the rank, and its node; none if the fault has no place."""
+    """The rank that was hit, and its node; none if the fault hits no node."""
 
     rank: int | None = None
     node: str = ""
 
 
 def draw(seed: int, count: int, programs: Sequence[str], faults: Sequence[str]) -> list[Experiment]:
-    """Random experiments, each fault equally often, half of them on examples/full. The first ones do not depend on
-    ``count``.
+    """Draw random experiments, each fault equally often, half of them on examples/full.
+
+    The first ones do not depend on ``count``.
     """
     chance = random.Random(seed)
     order: list[str] = []
@@ -177,13 +181,13 @@ def draw(seed: int, count: int, programs: Sequence[str], faults: Sequence[str]) 
 
 
 def again(one: Experiment, seed: int, number: int, tried: int = 0) -> Experiment:
-    """The same fault at another moment, for one that came too late."""
+    """Draw another moment for a fault that came too late."""
     chance = random.Random(f"{seed}-{number}-{tried}")
     return one._replace(step=chance.choice(MOMENTS), rank=chance.randrange(2))
 
 
 def victim(fault: Fault, rank: int, attempt: Mapping[str, Any]) -> Hit:
-    """Who is hit in an attempt. With several ranks per node, the node is that of the first of them."""
+    """Return who is hit in an attempt. With several ranks per node, the node is that of the first of them."""
     nodes, supervisor = list(attempt["nodes"]), attempt["supervisor"]
     if fault.where == "none":
         return Hit()
@@ -195,7 +199,7 @@ def victim(fault: Fault, rank: int, attempt: Mapping[str, Any]) -> Hit:
 
 
 def names(culprit: str, hit: Hit, attempt: Mapping[str, Any]) -> bool:
-    """Whether the cause of an attempt blames whom this word means."""
+    """Return whether the cause of an attempt blames the culprit that this text names."""
     rank, node = attempt["cause"]["rank"], attempt["cause"]["node"]
     nodes = attempt["nodes"]
     of_node = rank is not None and nodes[rank * len(nodes) // attempt["world_size"]] == node
@@ -210,7 +214,7 @@ def names(culprit: str, hit: Hit, attempt: Mapping[str, Any]) -> bool:
 
 
 def judge(fault: Fault, hit: Hit, found: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a run that has ended, by its run.json."""
+    """Return what is wrong with a run that has ended, by its run.json."""
     attempts = found["attempts"]
     wrong = [] if found["state"] == fault.state else [f"the run is {found['state']}: {found['detail']}"]
     # A node that is back is used again, and nobody is to blame for that.
@@ -236,7 +240,9 @@ def judge(fault: Fault, hit: Hit, found: Mapping[str, Any]) -> list[str]:
 
 
 def differs(program: str, found: Mapping[str, Any], calm: Mapping[str, Any]) -> list[str]:
-    """What differs from an undisturbed run: the last step, and the loss to the bit if the number of ranks was the same."""
+    """Compare a run with an undisturbed one: the last step, and the loss to the bit if the number of ranks was the
+    same.
+    """
     wrong = [] if found["step"] == calm["step"] else [f"the last step is {found['step']}, not {calm['step']}"]
     ranks = {one["world_size"] for one in (*found["attempts"], *calm["attempts"])}
     if program != _INEXACT and len(ranks) == 1 and found["loss"] != calm["loss"]:
@@ -245,8 +251,9 @@ def differs(program: str, found: Mapping[str, Any], calm: Mapping[str, Any]) -> 
 
 
 def too_late(fault: Fault, found: Mapping[str, Any], took: float | None, within: float) -> list[str]:
-    """What is wrong if the machine is quiet: a late step, or ranks that are called slow. ``took``: seconds from the fault
-    to the next step.
+    """Return what is wrong if the machine is quiet: a late step, or ranks that are reported slow.
+
+    ``step_delay``: the seconds from the fault to the next step.
     """
     allowed = within + fault.waits + (HANG_TIMEOUT if "hang" in "".join(fault.ends) else 0)
     wrong = [f"the next step came after {took:.0f} s, not within {allowed:.0f} s"] if took and took > allowed else []

@@ -10,10 +10,10 @@
     python tests/chaos/programs.py --undisturbed 20              # slow starts, validations and checkpoints: no false alarms
 
 Each run must finish, or stop if the program is at fault; name the cause and the culprit, and no other node; use as many
-ranks as there can be; and have the loss of an undisturbed run, to the bit if the number of ranks is the same. A fault that
-came too late is drawn again. The seed is printed first. With the same seed, programs and faults, the experiments are the
-same. The hosts are a lab of their own, with a control group for memory. Logs are in .lab/NAME-logs/. Exits 1 if an
-experiment failed.
+ranks as there can be; and have the loss of an undisturbed run, to the bit if the number of ranks is the same. A fault
+that came too late is drawn again. The seed is printed first. With the same seed, programs and faults, the experiments
+are the same. The hosts are a lab of their own, with a control group for memory. Logs are in .lab/NAME-logs/. Exits 1 if
+an experiment failed.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ ARGUMENTS = {
     "jax": ("jax_fit.py", "--steps"),
     "accelerate": ("accelerate_loop.py", "--steps"),
 }
-#: What examples/full prints of the samples that it has read.
+#: The text that examples/full prints about the samples that it has read.
 CLEAN = "each sample once"
-#: How often a fault that came too late is drawn again.
+#: The number of times that a fault that came too late is drawn again.
 TRIES = 5
 #: Seconds for a run to end. Slurm may take minutes to start another job.
 ENDS = 1200.0
@@ -76,7 +76,7 @@ SLOW = ("--starting", "180", "--validating", "120", "--saving", "90")
 
 RANK = rf"^\S*python\S* {LAUNCHED} "
 AGENT = r"^\S*python\S* .*gpumesh-train agent$"
-#: By fault: the signal, and the processes on the node that is hit.
+#: The signal by fault, and the processes on the node that is hit.
 SIGNALS = {
     **dict.fromkeys(("rank", "ranks", "twice", "torn"), ("KILL", RANK)),
     "stop": ("STOP", RANK),
@@ -117,7 +117,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def command(program: str, pause: float) -> list[str]:
-    """The options of gpumesh-train and the command line for a program."""
+    """Return the options of gpumesh-train and the command line for a program."""
     launched = (LAUNCHED, str(pause))
     if program == OWN:
         argv = FULL.argv(STEPS, INTERVAL)
@@ -130,14 +130,14 @@ def command(program: str, pause: float) -> list[str]:
 class Session(train.Session):
     """All experiments of one invocation."""
 
-    # With the packages.
+    # The volume also contains the packages.
     size = "3g"
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options, Program((), SIGNALS["rank"][1], ""))
         #: The ends of undisturbed runs, by program and ranks per node.
         self.calm: dict[tuple[str, Sequence[str]], Found] = {}
-        #: When the present run was hit, by the clock of time.monotonic().
+        #: The time when the present run was hit, by the clock of time.monotonic().
         self.hit_at = 0.0
 
     def bring(self) -> None:
@@ -148,7 +148,7 @@ class Session(train.Session):
         shutil.copy(ROOT / "extensions" / "molecule" / "work" / "tests" / "trainer.py", self.lab.shared)
 
     def works(self) -> list[train.Work]:
-        """The kind, the description and the function of each experiment."""
+        """Return the kind, the description and the function of each experiment."""
         options = self.options
         if options.undisturbed:
             return self.undisturbed_works(options.undisturbed)
@@ -166,7 +166,7 @@ class Session(train.Session):
             print(f"      repeat it: {self.repeat(int(words.split(maxsplit=1)[0]))}", flush=True)
 
     def repeat(self, number: int) -> str:
-        """The command for one experiment."""
+        """Return the command for one experiment."""
         options = self.options
         argv = ["python", "tests/chaos/programs.py", "--seed", str(options.seed)]
         argv += ["--within", str(options.within)] if options.within else []
@@ -180,7 +180,7 @@ class Session(train.Session):
     # Undisturbed runs
 
     def undisturbed_works(self, count: int) -> list[train.Work]:
-        """Runs that share the nodes, eight at a time: they sleep most of the time."""
+        """Return runs that share the nodes, eight at a time: they sleep most of the time."""
         names = [f"{self.options.seed}-calm-{number + 1}" for number in range(count)]
 
         def result(number: int) -> str:
@@ -225,7 +225,7 @@ class Session(train.Session):
         return f"it was not hit in {TRIES} runs"
 
     def undisturbed_end(self, program: str, ranks: Sequence[str]) -> Found:
-        """How an undisturbed run ends."""
+        """Return the end of an undisturbed run."""
         if (program, ranks) not in self.calm:
             name = self.name(f"calm-{program}")
             self.lab.idle()
@@ -241,7 +241,7 @@ class Session(train.Session):
         lab, fault = self.lab, FAULTS[one.fault]
         ranks = tuple(fault.options) if "--ranks-per-node" in fault.options else ()
         calm = self.undisturbed_end(one.program, ranks)
-        # After that of the other run: the logs of the last one are kept.
+        # The name must come after that of the other run: the logs of the last one are kept.
         name = self.name(one.fault)
         lab.idle()
         options, argv = self.split(command(one.program, fault.pause))
@@ -277,12 +277,12 @@ class Session(train.Session):
 
     @staticmethod
     def split(words: list[str]) -> tuple[list[str], list[str]]:
-        """Options, and what comes after them: those for sbatch must be the last ones."""
+        """Split into options, and what comes after them: those for sbatch must be the last ones."""
         at = words.index("--")
         return words[:at], words[at:]
 
     def last_line(self, name: str, found: Found) -> str:
-        """The last line of rank 0."""
+        """Return the last line of rank 0."""
         log = self.lab.runs / name / "attempts" / f"{len(found['attempts']):03}" / "rank-0.log"
         return log.read_text(encoding="utf-8").splitlines()[-1]
 
@@ -311,7 +311,7 @@ class Session(train.Session):
         found = self.lab.await_run(name, "makes steps again", done, ENDS, 0.3)
         return time.monotonic() - self.hit_at if len(found["attempts"]) > 1 else None
 
-    # What hits them
+    # The faults
 
     def hit_now(self, kind: str, name: str, hit: Hit, found: Found) -> Callable[[], object]:
         """Disturb the run. Returns how to undo it."""
@@ -361,8 +361,8 @@ class Session(train.Session):
         return wake if kind == "asleep" else train.nothing
 
     def order(self, kind: str, name: str, hit: Hit, found: Found) -> None:
-        """Have the program itself fail; see launched.py."""
-        # In the middle between two checkpoints, so that each attempt gets there.
+        """Let the program itself fail; see launched.py."""
+        # The step is in the middle between two checkpoints, so that each attempt gets there.
         order: dict[str, object] = {"kind": FAULTS[kind].order, "step": (found["step"] // 10 + 1) * 10 + 5}
         if kind in ("ecc", "bad"):
             order["node"] = hit.node

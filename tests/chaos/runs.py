@@ -131,7 +131,7 @@ class Play:
 
 
 class Chaos:
-    """Experiments on a cluster, one after the other, with a folder of logs for each."""
+    """Experiments on a cluster, one after the other, with a directory of logs for each."""
 
     def __init__(self, cluster: Cluster, logs: Path) -> None:
         self.cluster = cluster
@@ -151,8 +151,8 @@ class Chaos:
         """Kill an operation, run it again, check the result, and run it once more. A member that was away comes back
         before the check, and then it is the run without a limit that is made once more.
 
-        Returns the name of the task in which it was killed, or an empty string if it ended before the kill, and the tasks
-        that had started by then.
+        Returns the name of the task in which it was killed, or an empty string if it ended before the kill, and the
+        tasks that had started by then.
         """
         logs = self._folder(folder)
         operation, kill = experiment

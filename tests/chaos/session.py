@@ -10,7 +10,7 @@
     LAB_RELEASE=bookworm make chaos PART=session                 # Debian 12
 
 After each kill, the session is stopped, unless it has already ended. Within a minute there must be no namespace,
-interface, route, container, mount, folder or process of it on any node, and then a session on all nodes must start,
+interface, route, container, mount, directory or process of it on any node, and then a session on all nodes must start,
 with all of its containers. A prolog or an epilog is killed once, or each of the three times that Slurm's plugin runs
 it. If the moment had passed, the experiment is `missed`: it is counted separately, and not as passed.
 
@@ -78,7 +78,7 @@ from session_lab import (
 )
 
 USERS = ("alice", "bob")
-#: Enough for 20 sessions at once, none of which has two containers on a node.
+#: The CPUs of a node, enough for 20 sessions at once, none of which has two containers on a node.
 CPUS = 24
 #: Seconds for a session to start: usually, when it fetches images, and with many at once on a busy machine.
 STARTING, FIRST, MANY = 120, 600, 900
@@ -89,8 +89,8 @@ AGAIN = 600.0
 #: One container on each node.
 THREE = [role("main"), role("sub", replicas=2)]
 
-#: Reports that it is watching, waits until a process appears and then for the delay, and hits one of the processes that
-#: it found. A program that is run again after it was killed is hit again.
+#: A script that reports that it is watching, waits until a process appears and then for the delay, and hits one of the
+#: processes that it found. A program that is run again after it was killed is hit again.
 _HUNT = """
 pattern=$1 patience=$2 delay=$3 times=$4 which=$5 what=$6
 echo looking
@@ -112,7 +112,7 @@ for attempt in $(seq "$times"); do
     patience=5
 done
 """
-#: Reports that it is watching, and then how long a process exists, in nanoseconds.
+#: A script that reports that it is watching, and then how long a process exists, in nanoseconds.
 _MEASURE = """
 echo looking
 end=$(($(date +%s) + $2))
@@ -376,7 +376,7 @@ class Call:
         print(f"      {len(names)} sessions run after {time.monotonic() - began:.0f} s", flush=True)
 
     def _reach(self, user: str, name: str, subs: int) -> list[str]:
-        """What is wrong with the names of a session."""
+        """Return what is wrong with the names of a session."""
         containers = ["main1", *(f"sub{number + 1}" for number in range(subs))]
         pairs = zip(containers, [*containers[1:], containers[0]])
         return [wrong for pair in pairs for wrong in _ssh(user, name, *pair)]
@@ -413,7 +413,7 @@ class Call:
             (self.logs / f"{number:03}-{host}").write_text(said, encoding="utf-8")
 
     def works(self) -> list[tuple[str, str, Callable[[], tuple[int, list[str]]]]]:
-        """The kind, the description and the function of each experiment."""
+        """Return the kind, the description and the function of each experiment."""
         options = self.options
         kills = options.experiment or draw(self.chance, options.kills, options.kinds)
         found: list[tuple[str, str, Callable[[], tuple[int, list[str]]]]] = []
@@ -461,19 +461,19 @@ class Call:
 
 
 def _always(work: Callable[[], str]) -> tuple[int, list[str]]:
-    """For work that cannot miss its moment."""
+    """Run an experiment that cannot miss its moment."""
     wrong = work()
     return 1, [wrong] if wrong else []
 
 
 def _ssh(user: str, name: str, source: str, target: str) -> list[str]:
-    """What is wrong with a login from one container to another."""
+    """Return what is wrong with a login from one container to another."""
     said = inside(user, source, "ssh", target, "hostname", name=name, check=False).strip()
     return [] if said.split()[-1:] == [target] else [f"{name} of {user}: ssh {target} in {source} says {said}"]
 
 
 def _nodes() -> set[str]:
-    """The nodes on which the session of alice runs."""
+    """Return the nodes on which the session of alice runs."""
     return set(re.findall("gpu[123]", by("alice", "gpumesh-session", "list").partition("running on ")[2]))
 
 

@@ -27,7 +27,7 @@ KILLS = {
     "slurmd": "slurmd is restarted",
     "node": "the power of a node is cut",
 }
-#: How often each kind is drawn in a round.
+#: The number of times that each kind is drawn in a round.
 _WEIGHTS = {"prolog": 4, "epilog": 4, "task": 3, "podman": 3, "conmon": 3, "batch": 1, "slurmd": 2, "node": 1}
 #: The pattern with which pgrep finds what is hit. slurmd is restarted while a container starts.
 PATTERNS = {
@@ -49,7 +49,7 @@ _TEXT = re.compile(r"([a-z]+):([01]\.\d{3})@(gpu[123])(?:x(\d))?")
 
 class Experiment(NamedTuple):
     """One session, and one hit on this node. ``moment`` is the fraction, from 0 to 1, of the time in which the hit can
-    occur; ``times`` is how often a program that is run again is killed.
+    occur; ``hit_count`` is how often a program that is run again is killed.
     """
 
     kind: str
@@ -71,9 +71,9 @@ class Experiment(NamedTuple):
         return cls(found[1], float(found[2]), found[3], int(found[4] or 1))
 
     def seconds(self, lasts: Mapping[tuple[str, str], float]) -> float:
-        """The seconds from the start of a process to the hit.
+        """Return the seconds from the start of a process to the hit.
 
-        ``lasts``: the seconds that a prolog and an epilog take on a node.
+        ``duration_by_program``: the seconds that a prolog and an epilog take on a node.
         """
         return self.moment * lasts.get((self.kind, self.node), LATEST)
 
@@ -99,18 +99,18 @@ def _experiment(chance: random.Random, kind: str) -> Experiment:
 
 
 def read_hits(text: str) -> int:
-    """The number of hits: the hunting program prints ``hit`` each time, and ``missed`` if the moment had passed."""
+    """Return the number of hits: the script prints ``hit`` each time, and ``missed`` if the moment had passed."""
     return text.split().count("hit")
 
 
 def read_seconds(text: str) -> float:
-    """The seconds that the measuring program has printed, in nanoseconds; 0 if it found no process."""
+    """Return the seconds that the measuring script has printed, in nanoseconds; 0 if it found no process."""
     words = text.split()
     return int(words[-1]) / 1e9 if words and words[-1].isdecimal() else 0.0
 
 
 def reason(text: str) -> str:
-    """Why a session has not started, by the output of gpumesh-session; empty for one that runs."""
+    """Return why a session has not started, by the output of gpumesh-session; empty for one that runs."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and re.search(r": job \d+, .* running on ", lines[-1]):
         return ""
@@ -118,10 +118,10 @@ def reason(text: str) -> str:
 
 
 def judge(hits: int, kept_from: str, left: Mapping[str, Sequence[str]], after: str) -> list[str]:
-    """What is wrong after an experiment.
+    """Return what is wrong after an experiment.
 
-    ``kept_from`` is why the session did not start, ``left`` is what is left of it on each node after the time limit,
-    and ``after`` is what is wrong with the next session.
+    ``start_problem`` is why the session did not start, ``leftovers_by_node`` is what is left of it on each node after
+    the time limit, and ``next_problem`` is what is wrong with the next session.
     """
     wrong = [f"nothing was hit, and the session has not started: {kept_from}"] if kept_from and not hits else []
     wrong += [f"left on {node}: {', '.join(found)}" for node, found in left.items() if found]
@@ -129,12 +129,13 @@ def judge(hits: int, kept_from: str, left: Mapping[str, Sequence[str]], after: s
 
 
 def verdict(hits: int, wrong: Sequence[str]) -> str:
-    """One of ``failed``, ``missed`` and ``passed``."""
+    """Return ``failed``, ``missed`` or ``passed``."""
     return "failed" if wrong else "passed" if hits else "missed"
 
 
 def owners(count: int) -> list[tuple[str, str, int]]:
-    """User and name of this many sessions that run at the same time, and how many containers each has besides main1.
+    """Return user and name of this many sessions that run at the same time, and how many containers each has besides
+    main1.
 
     No session has two containers on a node.
     """
@@ -142,15 +143,15 @@ def owners(count: int) -> list[tuple[str, str, int]]:
 
 
 def fitting(text: str) -> int:
-    """How many sessions fit at once, each with at most one CPU per node, by ``sinfo --Node --format=%N|%c``."""
+    """Return how many sessions fit at once, each with at most one CPU per node, by ``sinfo --Node --format=%N|%c``."""
     return min((int(line.strip().partition("|")[2]) for line in text.splitlines() if "|" in line), default=0)
 
 
 def stages(text: str) -> dict[str, str]:
-    """The stage of each session by name, from ``squeue --format=%A|%j|%T|%k``.
+    """Return the stage of each session by name, from ``squeue --format=%A|%j|%T|%k``.
 
-    It is the one that gpumesh-session has written if the job runs, or if the session has failed, and Slurm's state
-    otherwise. Of several jobs with the same name, the last one counts.
+    The stage is the one that gpumesh-session has written if the job runs, or if the session has failed, and Slurm's
+    state otherwise. If several jobs have the same name, the last one counts.
     """
     found: dict[str, tuple[int, str]] = {}
     for line in text.splitlines():
@@ -162,7 +163,7 @@ def stages(text: str) -> dict[str, str]:
 
 
 def same(before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]], gone: str) -> list[str]:
-    """What is wrong with the containers of a session that was restarted without the node ``gone``.
+    """Return what is wrong with the containers of a session that was restarted without ``dead_node``.
 
     ``before`` and ``after``: the address and the node of each container, by name.
     """

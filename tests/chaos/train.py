@@ -78,7 +78,7 @@ def nothing() -> None:
 
 
 class Hit(NamedTuple):
-    """What was done to a run, when, and how to undo it."""
+    """A fault that was injected into a run, when, and how to undo it."""
 
     rank: int
     node: str
@@ -99,7 +99,7 @@ class Session:
         self.failures: list[str] = []
         self.kinds: Counter[str] = Counter()
         self.well: Counter[str] = Counter()
-        #: By number of ranks: the result of an undisturbed run, and the seconds until its first step.
+        #: The result of an undisturbed run by number of ranks, and the seconds until its first step.
         self.results: dict[int, tuple[Outcome, float]] = {}
         self.number = 0
 
@@ -132,7 +132,7 @@ class Session:
     # Runs
 
     def name(self, text: str) -> str:
-        """The name of a run that this lab has not had yet."""
+        """Return the name of a run that this lab has not had yet."""
         self.number += 1
         return f"{self.options.seed}-{self.number:03}-{text}"
 
@@ -153,7 +153,7 @@ class Session:
         return "" if known[0] == result else f"the results of two undisturbed runs differ: {known[0]} and {result}"
 
     def reference(self, ranks: int) -> tuple[Outcome, float]:
-        """The result of an undisturbed run with this many ranks, and the seconds until its first step."""
+        """Return the result of an undisturbed run with this many ranks, and the seconds until its first step."""
         if ranks not in self.results:
             wrong = self.undisturbed(ranks)
             assert not wrong, wrong
@@ -167,7 +167,7 @@ class Session:
         self.lab.idle()
         extra = self.lab.program.saving if experiment.kind == "checkpoint" else ()
         self.lab.begin(name, *experiment.options, extra=extra)
-        # On a busy machine, the start of this run is a better measure than that of the reference.
+        # The start of this run is a better measure than that of the reference on a busy machine.
         found = self.lab.again(name, 1)
         starting = max(starting, time.time() - found["attempts"][0]["begin"])
         found = self.lab.at_step(name, 1, experiment.step)
@@ -203,7 +203,7 @@ class Session:
         same = {attempt["world_size"] for attempt in found["attempts"]} == {ranks}
         return [f"the result is {came}; undisturbed: {result}"] if same and came != result else []
 
-    # What hits them
+    # The faults
 
     def hit(self, experiment: Experiment, name: str, found: Found) -> Hit:
         """Disturb the run now."""
@@ -220,7 +220,7 @@ class Session:
         elif experiment.kind == "stop":
             lab.signal(node, "STOP")
         elif experiment.kind == "agent":
-            # Its ranks may be gone with the node.
+            # The ranks of the agent may be gone with the node.
             lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent$|{lab.program.process}")
         elif experiment.kind in ("node", "first"):
             lab.kill(node)
@@ -302,7 +302,7 @@ class Session:
             (self.logs / f"{self.number:03}-{host}.slurm").write_text(said, encoding="utf-8")
 
     def works(self) -> list[Work]:
-        """The kind, the description and the function of each experiment."""
+        """Return the kind, the description and the function of each experiment."""
         options = self.options
         if options.undisturbed:
             calm = partial(self.undisturbed, 4)

@@ -28,13 +28,13 @@ KILLS = {
     "checkpoint": "SIGKILL of rank 0 while it writes a checkpoint",
     "full": "the shared volume is full for 20 s",
 }
-#: Not killed, but named during the run.
+#: The kinds that are not killed, but named during the run.
 SLOW = {
     "cpu": "a rank gets 2 % of a processor",
     "link": "a node may send no more than 1 Mbit/s",
 }
 HARMLESS = ("slurmd", "full")
-#: The node is gone for a while: the run continues with a spare node, or with fewer nodes.
+#: The kinds in which a node is gone for a while: the run continues with a spare node, or with fewer nodes.
 _GONE = ("node", "first", "network", "agent")
 #: Kinds whose victim must not be the manager, which is also the controller of Slurm.
 _NOT_MANAGER = ("node", "first", "network")
@@ -44,7 +44,9 @@ _TEXT = re.compile(r"([a-z]+):(\d+)@(\d)(\+spare)?")
 
 
 class Experiment(NamedTuple):
-    """One run, and one kill, of the rank ``rank`` at the step ``step``. ``spare``: whether the run holds a spare node."""
+    """One run, and one kill, of the rank ``rank`` at the step ``step``. ``use_spare``: whether the run has a spare
+    node.
+    """
 
     kind: str
     step: int
@@ -71,7 +73,7 @@ class Experiment(NamedTuple):
         return [*nodes, *fewer, "--hang-timeout", str(HANG_TIMEOUT), *without]
 
     def victim(self, nodes: Sequence[str]) -> int:
-        """The rank to hit, among those on these nodes."""
+        """Return the rank to hit, among those on these nodes."""
         if self.kind in ("checkpoint", "first"):
             return 0
         able = [rank for rank, node in enumerate(nodes) if node != MANAGER or self.kind not in _NOT_MANAGER]
@@ -79,7 +81,7 @@ class Experiment(NamedTuple):
 
 
 def draw(chance: random.Random, count: int, kinds: Sequence[str]) -> list[Experiment]:
-    """Random experiments, with each kind equally often."""
+    """Draw random experiments, with each kind equally often."""
     order: list[str] = []
     while len(order) < count:
         order += chance.sample(list(kinds), len(kinds))
@@ -90,7 +92,7 @@ def draw(chance: random.Random, count: int, kinds: Sequence[str]) -> list[Experi
 
 
 def expected(kind: str, rank: int, node: str) -> list[tuple[str, int | None, str]]:
-    """The permitted causes, ranks and nodes of the attempt that was hit. Empty if the attempt must continue."""
+    """Return the permitted causes, ranks and nodes of the attempt that was hit. Empty if the attempt must continue."""
     if kind in HARMLESS:
         return []
     found: Mapping[str, list[tuple[str, int | None, str]]] = {
@@ -104,7 +106,7 @@ def expected(kind: str, rank: int, node: str) -> list[tuple[str, int | None, str
 
 
 def judge(experiment: Experiment, found: Mapping[str, Any], rank: int, node: str, interval: int) -> list[str]:
-    """What is wrong with a run that has ended, by its run.json."""
+    """Return what is wrong with a run that has ended, by its run.json."""
     attempts = found["attempts"]
     causes = [(one["cause"]["kind"], one["cause"]["rank"], one["cause"]["node"]) for one in attempts]
     wrong = [] if found["state"] == "finished" else [f"the run is {found['state']}: {found['detail']}"]

@@ -3,13 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the named parts of the tests, all of them by default, even when one fails.
 
-JOBS commands (by default two more than there are processors, since scenarios wait as much as they work) run side by side;
-each scenario has hosts and networks of its own. SCENARIO=name runs that scenario only. The output of a command is shown
-when it ends: all of it if it failed, otherwise the counts and the slowest tests. A single command prints directly.
+JOBS commands (by default two more than there are processors, since scenarios wait as much as they work) run side by
+side; each scenario has hosts and networks of its own. SCENARIO=name runs that scenario only. The output of a command is
+shown when it ends: all of it if it failed, otherwise the counts and the slowest tests. A single command prints
+directly.
 
-At the end, a table shows for each command the seconds on the clock and the seconds of processor, with all that it started
-and the containers of its lab. Then follows in short why commands failed, and the last line has the counts. If every part
-has passed in a clean checkout, the hash of its tree is written to .cache/passed.
+At the end, a table shows for each command the seconds on the clock and the seconds of processor, with all that it
+started and the containers of its lab. Then follows in short why commands failed, and the last line has the counts. If
+every part has passed in a clean checkout, the hash of its tree is written to .cache/passed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PASSED = ROOT / ".cache" / "passed"
 #: Seconds after which a command that hangs is ended. Its hosts go with the next run.
 TIME_LIMIT = 4500.0
 SUMMARY = re.compile(r"^(=+ .* (passed|failed|skipped)|\d+ (passed|failed)|SKIPPED|[0-9.]+s (setup|call))")
-#: What the output of a failed command is searched for: failed tasks of playbooks, with the lines below them, and tests.
+#: The lines that tell why a command failed: failed tasks of playbooks, with the lines below them, and failed tests.
 REASON = re.compile(r"^(FAILED|ERROR) |^E +\w*(Error|Exception)|\b(fatal|failed): \[")
 _LINES_OF_A_REASON = 5
 _LINES_OF_REASONS = 60
@@ -124,8 +125,8 @@ def show_end(execution: Execution) -> None:
 
 
 def find_reasons(output: str) -> list[str]:
-    """Return the lines that tell why a command failed: each once, the last ones if they are many. If there are none, the
-    end of the output.
+    """Return the lines that tell why a command failed: each once, the last ones if they are many. If there are none,
+    the end of the output.
     """
     lines = output.splitlines()
     near = {

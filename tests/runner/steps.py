@@ -28,11 +28,11 @@ _LONGEST = (
     "wireguard",
 )
 
-#: How many of them start before everything else that takes long.
+#: The number of them that start before everything else that takes long.
 _EARLY = 2
 
-#: Scenarios that run with the oldest ansible-core that we support, all others with that of requirements.txt: each playbook
-#: runs on hosts with both. It is also the one that takes the least processor time.
+#: Scenarios that run with the oldest ansible-core that we support, all others with that of requirements.txt: each
+#: playbook runs on hosts with both. It is also the one that takes the least processor time.
 _OLDEST_CORE = "2.18"
 _ON_OLDEST = frozenset(
     {"chaos", "check", "kernel", "registry", "session", "slurm", "slurm_bookworm", "tailscale", "wireguard"}
@@ -57,7 +57,7 @@ _COMMANDS = {
     "sanity": {"sanity": "tests/matrix sanity"},
     "integration": {"integration": "pytest -q tests/integration"},
 }
-#: With the packages of `work`, and so with the layers of all images.
+#: The command that builds the image with the packages of `work`, and so with the layers of all images.
 _IMAGE = "ansible-playbook --inventory localhost, --extra-vars @extensions/molecule/work/lab.yml lab/image.yml"
 
 
@@ -65,7 +65,8 @@ _IMAGE = "ansible-playbook --inventory localhost, --extra-vars @extensions/molec
 class Step:
     """A command with its name in the table.
 
-    ``lab`` is the name of the lab whose containers work for it, ``needs`` the step that must have ended before it starts.
+    ``lab`` is the name of the lab whose containers work for it, ``needs`` the step that must have ended before its
+    start.
     """
 
     name: str

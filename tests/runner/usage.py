@@ -24,14 +24,14 @@ _IDLE_COLUMNS = (3, 4, 8, 9)
 
 
 class Counter:
-    """Adds up a reading that starts again from 0 when its source is made anew, as when a container is restarted."""
+    """The sum of a reading that starts again from 0 when its source is created again, as when a container is restarted."""
 
     def __init__(self) -> None:
         self._total = 0.0
         self._last = 0.0
 
     def take(self, reading: float) -> None:
-        """Take in a ``reading``, in seconds."""
+        """Add a ``reading``, in seconds."""
         self._total += reading - self._last if reading >= self._last else reading
         self._last = reading
 
@@ -44,7 +44,7 @@ class Counter:
 class CommandGroup:
     """A control group for a command, so that what it leaves in the background counts as well.
 
-    Where none can be made, ``seconds`` is what the caller knows of the command's own children.
+    Where none can be created, ``read_seconds`` returns what the caller knows of the command's own children.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,7 +62,7 @@ class CommandGroup:
                 (self._path / "cgroup.procs").write_text(str(process))
 
     def seconds(self, own: float) -> float:
-        """Return the seconds of processor so far, or ``own`` without a group."""
+        """Return the seconds of processor so far, or ``fallback_seconds`` without a group."""
         reading = read_usage(self._path) if self._path else None
         return max(own, reading or 0.0)
 
@@ -83,7 +83,9 @@ class Labs:
         self._listed = float("-inf")
 
     def read(self) -> None:
-        """Read all counters. It is called every second or so: what a container did after the last reading is lost."""
+        """Read all counters. The caller does so every second or so: what a container did after the last reading is
+        lost.
+        """
         if time.monotonic() - self._listed >= _LIST_INTERVAL:
             self._listed = time.monotonic()
             self._running = list_containers()

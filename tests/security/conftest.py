@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What attacks need: accounts that are nobody, on this machine. The attacks on whole hosts are in the folder `hosts`."""
+"""The fixtures of attacks: ordinary accounts on this machine. The attacks on whole hosts are in the directory `hosts`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import Ser
 
 @pytest.fixture(scope="session")
 def attacker() -> Iterator[pwd.struct_passwd]:
-    """An ordinary account of this machine, which goes with the tests, and so does everything that it runs."""
+    """Create an ordinary account of this machine, which is removed after the tests, with everything that it runs."""
     name = f"gpumesh-attack{os.getpid()}"
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", name], check=True, capture_output=True)
     try:
@@ -31,7 +31,7 @@ def attacker() -> Iterator[pwd.struct_passwd]:
 
 @pytest.fixture(scope="session")
 def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running MLflow, where one is installed. None of the attacks leaves it weaker, as each of them shows."""
+    """Start MLflow, where one is installed. The attacks do not leave it weaker, as each of them shows."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         made = Server(tmp_path_factory.mktemp("server"), monkeypatch)
     try:

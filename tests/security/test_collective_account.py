@@ -1,7 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a collective runs as, and what it lets others have it run: root starts it, in a folder that others can write to."""
+"""The account of a collective, and the code that others can make it run: root starts it, in a directory that others can
+write to.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def request(**changes: Any) -> launch.CollectiveRequest:
 
 
 def test_a_module_in_the_working_folder_is_not_imported(attacker: pwd.struct_passwd) -> None:
-    """Where root's home is missing, the working folder is /tmp."""
+    """The working directory is /tmp where root's home is missing."""
     folder = Path(attacker.pw_dir)
     names = ("argparse", "json", "socket", "torch")
     for name in names:

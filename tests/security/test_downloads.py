@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An attacker on the way answers instead of the server that a download is asked from: nothing of theirs is installed."""
+"""An attacker on the way responds instead of the server of a download: nothing of theirs is installed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from role_runs import run_tasks
 from task_files import tasks_of
 
 MAKEFILE = b"all:\n\ttrue\n"
-#: As of a right checksum of something else.
+#: The checksum of another file.
 OTHER = "sha256:" + "0" * 64
 
 
 class Impostor(NamedTuple):
-    """Its two addresses, the folder that it serves, and what it was asked for."""
+    """A server with two addresses, the directory that it serves, and the paths that were requested."""
 
     plain: str
     secure: str
@@ -53,7 +53,7 @@ def pack(path: Path, files: dict[str, bytes]) -> None:
 
 @pytest.fixture(name="impostor")
 def _impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Impostor]:
-    """With a certificate that the hosts believe: only the checksum tells its archives from the right ones."""
+    """Start a server with a certificate that the hosts trust: only the checksum tells its archives from the right ones."""
     folder = tmp_path / "served"
     folder.mkdir()
     pack(folder / "tailscale.tgz", {"tailscale_1/tailscale": b"evil", "tailscale_1/tailscaled": b"evil"})
@@ -102,8 +102,9 @@ def _impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Impos
 def run_task(
     folder: Path, role: str, task: dict[str, Any], hosts: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Run, set[str]]:
-    """A task with the variables of a role, on several hosts with a folder each for what is written. Gives the hosts that
-    failed, too."""
+    """Run a task with the variables of a role, on several hosts with a directory each for what is written. Returns the
+    hosts that failed, too.
+    """
     known: dict[str, Any] = {}
     for part in ("defaults", "vars"):
         known |= yaml.safe_load((ROOT / "roles" / role / part / "main.yml").read_text(encoding="utf-8"))
@@ -123,7 +124,7 @@ def run_task(
 
 
 def named(tasks: str, name: str, **variables: Any) -> dict[str, Any]:
-    """The task or block of this name in a file of tasks below roles, with the results that it asks for."""
+    """Return the task or block of this name in a file of tasks below roles, with the results that it uses."""
     (task,) = (task for task in tasks_of(ROOT / "roles" / tasks) if task["name"] == name)
     return {**task, "vars": variables}
 
@@ -150,7 +151,7 @@ def test_programs_are_installed_from_what_can_be_verified_alone(tmp_path: Path, 
     install = named("mesh/tasks/enrol.yml", "Install Tailscale", __mesh_connection={"installed": False})
     done, failed = run_task(tmp_path, "mesh", install, hosts)
     assert failed == set(given) - {"verified", "local"}, done.output
-    # Of these alone was anything asked at all.
+    # Nothing was requested for the other hosts.
     assert len(impostor.asked) == len({"changed", "verified"})
     for name in given:
         installed = {path.name for path in (tmp_path / name / "programs").iterdir()}

@@ -27,7 +27,7 @@ FAULT = bytes.fromhex("890425 00000000")
 
 
 def program() -> bytes:
-    """An executable that crashes in its own code, so that the kernel names its file too."""
+    """Build an executable that crashes in its own code, so that the kernel names its file too."""
     start, size = 0x400000, 64 + 56 + len(FAULT)
     head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 62, 1, start + 120, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     return head + struct.pack("<IIQQQQQQ", 1, 5, 0, start, start, size, size, 0x1000) + FAULT
@@ -55,7 +55,7 @@ def test_a_program_that_crashes_under_the_name_of_a_gpu_fault(attacker: pwd.stru
 
 
 def test_a_message_that_a_program_writes_to_the_kernels_log() -> None:
-    """Only root can, and it is still no message of the kernel."""
+    """Root alone can write to it, and the text is still no message of the kernel."""
     with contextlib.suppress(OSError):
         Path("/dev/kmsg").write_text(f"<3>{XID}\n", encoding="utf-8")
     records = kernel_log.read_records("/dev/kmsg")
@@ -66,7 +66,7 @@ def test_a_message_that_a_program_writes_to_the_kernels_log() -> None:
 
 @pytest.fixture
 def volume(attacker: pwd.struct_passwd) -> Iterator[Path]:
-    """A small file system that everybody can write to."""
+    """Mount a small file system that everybody can write to."""
     point = Path(attacker.pw_dir) / "volume"
     point.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=8,mode=1777", "attacked", str(point)]
@@ -94,7 +94,7 @@ def test_a_volume_that_is_filled(attacker: pwd.struct_passwd, volume: Path, what
 
 
 def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None:
-    """With a limit of its own, which would be taken for that of all jobs."""
+    """The process has a limit of its own, which would be taken for that of all jobs."""
     renamed = "import os, sys; open('/proc/self/comm', 'w').write('slurmd'); os.read(0, 1)"
     before = host.read_memlock(Tree())
     command = ["prlimit", "--memlock=65536", "python3", "-c", renamed]
@@ -110,7 +110,7 @@ def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None
             process.kill()
 
 
-#: Starts a program whose input never comes, and waits for it, which no signal interrupts but that which kills.
+#: A program that starts another one whose input never comes, and waits for it, which only SIGKILL interrupts.
 _WAIT = """
 import os
 os.mkfifo("never")
@@ -137,7 +137,7 @@ def test_a_process_that_no_signal_interrupts(attacker: pwd.struct_passwd, tmp_pa
             os.close(os.open(never, os.O_RDWR))
             process.kill()
     (tmp_path / "proc/self").mkdir()
-    # Of a login of theirs, and of this program, which slurmd starts.
+    # The groups are those of a login of the user, and of this program, which slurmd starts.
     (folder / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n", encoding="utf-8")
     (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
     assert find_job_leftovers(Tree(str(tmp_path))) == []
@@ -145,7 +145,7 @@ def test_a_process_that_no_signal_interrupts(attacker: pwd.struct_passwd, tmp_pa
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[Path]:
-    """A real volume that answers, and takes no file: its file system is frozen."""
+    """Mount a real volume that can be read, and takes no file: its file system is frozen."""
     image, point = tmp_path / "image", tmp_path / "frozen"
     point.mkdir()
     image.touch()
@@ -160,11 +160,11 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
         finally:
             subprocess.run(["fsfreeze", "--unfreeze", str(point)], check=True)
     finally:
-        # What was given up waits for nothing any more, and has the volume open until it is gone.
+        # The abandoned process waits for nothing any more, and has the volume open until it ends.
         subprocess.run(["umount", "--lazy", str(point)], check=True)
 
 
-# What hangs in the kernel is left behind, and Python says so.
+# Python warns about the process that hangs in the kernel and is left behind.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_volume_that_many_writers_make_slow(frozen: Path) -> None:
     trouble = host.probe_mount(str(frozen), time_limit=1)

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Root works in a folder of a user's while that user swaps files and folders for links. The user gains nothing.
+"""Root works in a directory of a user while that user swaps files and directories for links. The user gains nothing.
 
-Each race lasts GPUMESH_RACE_SECONDS, 3 unless told: 30 for a thorough look.
+Each race lasts GPUMESH_RACE_SECONDS, 3 by default: 30 for a thorough test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only roo
 _SECONDS = float(os.environ.get("GPUMESH_RACE_SECONDS", "3"))
 _SECRET = "root's alone\n"
 
-#: Puts a link where a file of root's making has just come, and a file of its own back.
+#: A program that puts a link where a file of root has just appeared, and a file of its own back.
 _SWAP_FILE = """
 path, target = paths
 beside, last = path + ".mine", None
@@ -53,7 +53,7 @@ while True:
             os.unlink(beside)
 """
 
-#: Has by turns a folder of its own and a link to one of root's.
+#: A program that puts a directory of its own and a link to one of root in turn.
 _SWAP_FOLDER = """
 path, target = paths
 while True:
@@ -67,7 +67,7 @@ while True:
             os.unlink(path)
 """
 
-#: Takes the folder that the check has just made away, and puts one of its own there, full of links.
+#: A program that removes the directory that the check has just created, and puts one of its own there, full of links.
 _SWAP_PROBE = """
 folder, target = paths
 path, number = folder + "/.gpumesh-check-run-n1", 0
@@ -93,7 +93,7 @@ while True:
 
 
 class Ground(NamedTuple):
-    """A folder of a user's, and a file and a folder of root's that the user would like to have."""
+    """A directory of a user, and a file and a directory of root that the user would like to have."""
 
     user: str
     uid: int
@@ -102,7 +102,7 @@ class Ground(NamedTuple):
     folder: Path
 
     def gained(self) -> list[str]:
-        """What the user has of root's by now."""
+        """Return what the user has gained by now."""
         found = []
         about = self.file.stat()
         if (about.st_uid, stat.S_IMODE(about.st_mode)) != (0, 0o600):
@@ -111,7 +111,7 @@ class Ground(NamedTuple):
             found.append("the file was overwritten")
         if self.folder.stat().st_uid != 0 or os.listdir(self.folder) != ["precious"]:
             found.append(f"the folder belongs to {self.folder.stat().st_uid}: {os.listdir(self.folder)}")
-        # Whoever races may take things away meanwhile, or have us look at root's own by a link.
+        # The user may remove files meanwhile, or make us look at files of root by a link.
         with contextlib.suppress(OSError):
             for _path, _folders, names, folder in os.fwalk(self.home):
                 found += [f"{name} has what only root could read" for name in names if _leaks(name, folder)]
@@ -144,7 +144,7 @@ def ground(attacker: pwd.struct_passwd) -> Iterator[Ground]:
 
 
 def race(ground: Ground, program: str, arguments: list[str], work: Callable[[], object]) -> list[str]:
-    """Do the work as root while the user runs the program. What the user has gained; ends with the first gain."""
+    """Do the work as root while the user runs the program, until the first gain. Returns what the user has gained."""
     attacker = os.fork()
     if not attacker:
         try:
@@ -157,7 +157,7 @@ def race(ground: Ground, program: str, arguments: list[str], work: Callable[[], 
     gained, end = ground.gained(), time.monotonic() + _SECONDS
     try:
         while time.monotonic() < end and not gained:
-            # That the user can spoil what is done for him is his own loss.
+            # The user can spoil what is done for that user only.
             with contextlib.suppress(GpumeshError, OSError):
                 work()
             gained = ground.gained()
@@ -220,7 +220,7 @@ def test_a_volume_of_a_user_is_no_way_to_a_file_of_roots(ground: Ground) -> None
 
 
 def test_a_folder_of_roots_on_a_volume_outlives_the_check(ground: Ground) -> None:
-    """The user calls it what the check calls its own."""
+    """The user gives it the name that the check gives to its own."""
     theirs = ground.home / ".gpumesh-check-old-n1"
     theirs.mkdir()
     (theirs / "precious").write_text(_SECRET)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Root in folders that belong to the accounts of Slurm and munge: links that these put there lead nowhere.
+"""Root in directories that belong to the accounts of Slurm and munge: links that these put there lead nowhere.
 
-What the root of a former manager can put into the archive is in tests/unit/module_utils/_layers/slurm/test_state.py, and what its
-SQL can do in the scenario `slurm`.
+What the root of a former manager can put into the archive is in tests/unit/module_utils/_layers/slurm/test_state.py, and what
+its SQL can do in the scenario `slurm`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _secret(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path, attacker: pwd.struct_passwd) -> Path:
-    """The folder of the account, below folders that it may enter."""
+    """Create the directory of the account, below directories that it may enter."""
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
     folder = tmp_path / "state"
@@ -82,7 +82,7 @@ def test_a_folder_that_is_a_link_leads_nowhere(folder: Path, secret: Path, attac
 def test_a_key_of_munge_is_a_file_of_its_own(
     folder: Path, secret: Path, attacker: pwd.struct_passwd, kind: str
 ) -> None:
-    """Else root would hand a file of its own to all members as their key, or wait for ever."""
+    """Otherwise, root would give a file of its own to all members as their key, or wait for ever."""
     key = folder / "munge.key"
     if kind == "link":
         key.symlink_to(secret)

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host answers decides nothing on the machine that runs Ansible.
+"""Results from a host that must decide nothing on the machine that runs Ansible.
 
-The Python of a host writes the answer of each module, and so whoever is root there. Ansible makes variables of facts in
-it, which precede those of the inventory, and artifacts of a job of statistics: in a workflow of AWX, these are extra
-variables of the next job.
+The Python of a host writes the result of each module, and so whoever is root there. Ansible creates variables from
+facts in it, which precede those of the inventory, and artifacts of a job from statistics: in a workflow of AWX, these
+are extra variables of the next job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANSWER = {
     "ansible_facts": FORGED,
     "ansible_stats": {"data": ARTIFACT, "per_host": False},
 }
-#: Of every kind of action: examined, without one of its own, with modules of ansible-core, with an action of ansible-core.
+#: Tasks with every kind of action: examined, without one of its own, with modules or an action of ansible-core.
 TASKS: list[dict[str, Any]] = [
     {"gpumesh.cluster.cluster_info": {}},
     {"gpumesh.cluster.interface_info": {}},
@@ -54,7 +54,7 @@ TASKS: list[dict[str, Any]] = [
     },
     {"gpumesh.cluster.host_module": {"name": "ansible.builtin.command", "arguments": {"argv": ["id"]}}},
 ]
-#: They run on the controller alone.
+#: The actions that run on the controller alone.
 CONTROLLERS = [
     "assert",
     "debug",
@@ -71,7 +71,7 @@ CONTROLLERS = [
 
 
 def on_forger(folder: Path, tasks: list[dict[str, Any]], *plays: dict[str, Any]) -> Run:
-    """Run tasks on a host whose Python gives the same answer to everything. Statistics are printed at the end."""
+    """Run tasks on a host whose Python always gives the same result. Statistics are printed at the end."""
     python = folder / "python3"
     python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(ANSWER)}\nEND\n", encoding="utf-8")
     python.chmod(0o755)

@@ -23,12 +23,12 @@ LIMIT = 128 * 1024 * 1024
 
 
 def run(argv: list[str], **options: Any) -> command.CommandResult:
-    """Mounts are real. Systemd, which this machine may not have, is told nothing."""
+    """Run a command, except for systemctl: mounts are real, but this machine may not have systemd."""
     return command.CommandResult(0, "", "") if argv[0] == "systemctl" else command.run(argv, **options)
 
 
 class Folder:
-    """A folder as the role makes it, in a file system of 160 MiB that stands for /run."""
+    """A directory as the role creates it, in a file system of 160 MiB that stands for /run."""
 
     def __init__(self, top: Path, units: Path) -> None:
         self.top, self.units, self.path = top, units, top / "jobs"
@@ -78,7 +78,7 @@ def test_a_job_that_fills_its_folder_leaves_room_beside_it(attacker: pwd.struct_
     many = f"cd {folder.path} && seq -f %.0f.hosts 40000 | xargs touch"
     assert "No space left" in as_attacker(attacker, many)
     assert room.f_favail > 65536 - 1000
-    # Removed, and mounted again by the next run.
+    # The directory is removed, and mounted again by the next run.
     assert folder.see_to(present=False)
     assert not os.path.ismount(folder.path)
     assert list(folder.path.iterdir()) == []

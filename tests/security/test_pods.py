@@ -16,8 +16,9 @@ from pod_library import MEMBER, NOBODY, Daemon, Pod, build
 
 #: The connections of the attacker.
 CONNECTIONS = 30
-#: A daemon that takes one connection after the other, as slurmd does, and says from whom each is. The first argument: for
-#: how many seconds it leaves a connection without data to the kernel, so that a test with data does not depend on time.
+#: A daemon that accepts one connection after the other, as slurmd does, and prints from whom each is. Its first
+#: argument is the number of seconds for which it leaves a connection without data to the kernel, so that a test with
+#: data does not depend on time.
 DAEMON = """
 listener = socket.create_server(("", 0), backlog=128)
 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(sys.argv[1]))
@@ -56,7 +57,7 @@ def squat(pod: Pod, port: int, attack: ExitStack, sent: bytes) -> list[socket.so
 
 @pytest.mark.parametrize("sent", [b"", b"x"], ids=["silent", "with data"])
 def test_who_floods_a_service_through_the_proxy_does_not_keep_members_away(pod: Pod, sent: bytes) -> None:
-    """A wait in each accept, or a question for each look at the peer, would keep slurmd from answering."""
+    """A wait in each accept, or a query for each look at the peer, would keep slurmd from responding."""
     with pod.start(DAEMON, 600 if sent else 0) as service, ExitStack() as attack:
         attack.callback(service.kill)
         assert service.stdout
@@ -70,14 +71,14 @@ def test_who_floods_a_service_through_the_proxy_does_not_keep_members_away(pod: 
         assert lines == []
         assert pod.daemon.questions == CONNECTIONS + 1
     else:
-        # Python itself looks at a peer a few times, each with a single question. A wait has twelve, since its pauses double;
-        # there was one among all of them.
+        # Python itself looks at a peer a few times, each with a single question. A wait has twelve, since its pauses
+        # double; there was one among all of them.
         assert lines == ["127.0.0.1 127.0.0.1"] * CONNECTIONS
         assert pod.daemon.questions < CONNECTIONS * 10
 
 
 def test_who_comes_through_the_proxy_gets_nothing_from_a_daemon_of_root(pod: Pod) -> None:
-    """It is closed at once, although the daemon would have answered everybody."""
+    """The connection is closed at once, although the daemon would have responded to everybody."""
     daemon = DAEMON.replace("    print(", "    peer.sendall(b'answer')\n    print(")
     with pod.start(daemon, 600) as service, ExitStack() as attack:
         attack.callback(service.kill)
@@ -89,13 +90,13 @@ def test_who_comes_through_the_proxy_gets_nothing_from_a_daemon_of_root(pod: Pod
         member.sendall(b"member")
         assert member.recv(9) == b"answer"
         for one in opened:
-            # It was closed unread, so the end may be a reset.
+            # The connection was closed unread, so the end may be a reset.
             with suppress(ConnectionResetError):
                 assert one.recv(9) == b""
 
 
 def test_a_service_of_an_account_remembers_that_there_is_no_member(pod: Pod) -> None:
-    """Only programs of root close them. For others the answer is final once there is data."""
+    """Programs of root alone close them. For others, the result is final once there is data."""
     with pod.start(DAEMON, 600, user=NOBODY) as service, ExitStack() as attack:
         attack.callback(service.kill)
         assert service.stdout

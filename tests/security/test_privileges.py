@@ -42,7 +42,7 @@ def test_what_sudo_allows(attacker: pwd.struct_passwd) -> None:
     assert asked(attacker.pw_name) == ""
     listed = f"User {attacker.pw_name} may run the following commands on n1:\n    (root) /usr/bin/less"
     assert asked(attacker.pw_name, 0, listed) == "sudo lets it run commands"
-    # Of a sudo that does not work, nothing is concluded.
+    # A sudo that does not work proves nothing.
     assert "does not say" in asked(attacker.pw_name, 1, "sudo: error in /etc/sudoers")
 
 
@@ -58,7 +58,7 @@ def test_a_group_that_is_as_good_as_root(trusted: str) -> None:
 
 
 def play(tmp_path: Path, role: str, user: str, *extra: str, **inventory: object) -> subprocess.CompletedProcess[str]:
-    """The beginning of the role that runs commands, on this machine, which has no cluster: it gets no further."""
+    """Run the beginning of the role that runs commands, on this machine, which has no cluster: it gets no further."""
     hosts = {"all": {"hosts": {"localhost": {"ansible_connection": "local", **inventory}}}}
     (tmp_path / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
     tasks = [{"ansible.builtin.include_role": {"name": f"gpumesh.cluster.{role}", "tasks_from": "run"}}]

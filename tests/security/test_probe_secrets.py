@@ -34,7 +34,7 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
 
 
 class Watch(threading.Thread):
-    """Looks at all processes of the machine, again and again, and into the files that an ordinary account can read."""
+    """A thread that searches all processes of the machine, repeatedly, and the files that an ordinary account can read."""
 
     def __init__(self, account: pwd.struct_passwd, stamp: Path) -> None:
         super().__init__(daemon=True)
@@ -86,7 +86,7 @@ class Watch(threading.Thread):
 
 @contextlib.contextmanager
 def system_log() -> Iterator[list[bytes]]:
-    """What modules write to the log of the host, where nothing on this machine takes it already."""
+    """Collect what modules write to the log of the host, where nothing on this machine reads it already."""
     written: list[bytes] = []
     place = "/dev/log"
     if os.path.lexists(place):
@@ -117,11 +117,11 @@ def test_the_secret_of_a_run_is_seen_nowhere(farm: Farm, attacker: pwd.struct_pa
     stamp.touch()
     given = farm.folder / "given.json"
     given.touch(mode=0o600)
-    # So that it is known here: the role itself would make another one.
+    # The token is set here, so that it is known: the role itself would create another one.
     given.write_text(json.dumps({"__reachability_token": TOKEN}))
     log = farm.folder / "ansible.log"
     farm.environment |= {
-        # Without pipelining the modules, with what they are handed, are files on the hosts.
+        # Modules and their arguments are files on the hosts without pipelining.
         "ANSIBLE_PIPELINING": "0",
         "ANSIBLE_LOG_PATH": str(log),
         "ANSIBLE_DIFF_ALWAYS": "1",

@@ -21,14 +21,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import ssh
 
 LIBRARY = "/usr/local/lib/gpumesh/libgpumesh-pod-0123456789abcdef.so"
-#: Listens, says the port, and stays.
+#: A program that listens, prints the port, and stays.
 CODE = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(600)"
 Start = Callable[[str], tuple[int, int]]
 
 
 @pytest.fixture
 def start(attacker: pwd.struct_passwd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts a Python of the attacker's under a name: returns its process and the port on which it listens."""
+    """Yield a function that starts a Python of the attacker under a name, and returns its process and listening port."""
     running: list[subprocess.Popen[str]] = []
     folder = Path(attacker.pw_dir)
 
@@ -73,7 +73,7 @@ def test_the_port_of_sshd(start: Start) -> None:
 
 
 def test_a_setuid_program_that_is_started_as_sshd_with_a_socket(attacker: pwd.struct_passwd) -> None:
-    """It has the effective user and the name of the daemon, and the listening socket of whoever started it."""
+    """The program has the effective user and the name of the daemon, and the listening socket of whoever started it."""
     link = Path(attacker.pw_dir) / "sshd"
     link.unlink(missing_ok=True)
     link.symlink_to(shutil.which("su") or "/bin/su")
@@ -88,7 +88,7 @@ def test_a_setuid_program_that_is_started_as_sshd_with_a_socket(attacker: pwd.st
         pass_fds=[listening.fileno()],
     ) as process:
         assert process.stderr is not None
-        # It asks for a password, and waits for it.
+        # The program asks for a password, and waits for it.
         assert process.stderr.read(1)
         ids = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "Uid:" in line)
         assert ids.split()[2] == "0" and Path(f"/proc/{process.pid}/comm").read_text().strip() == "sshd"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""While a run is profiled, its ranks listen on the cluster's network. What others send there, or listen with, has no effect."""
+"""The ranks of a run that is profiled listen on the cluster's network. Data and listeners of others have no effect."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_strangers_can_neither_end_the_server_nor_redirect_ranks() -> None:
 
 
 def test_the_answer_of_another_listener_is_limited_and_not_believed() -> None:
-    """It cannot send back the proof of the rank that asks either."""
+    """The listener cannot send back the proof of the rank that asks either."""
     sent: list[int] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -104,7 +104,7 @@ def test_the_key_is_readable_for_its_user_only_and_that_of_another_is_refused(tm
 
 
 def test_a_planted_key_is_replaced(tmp_path: Path) -> None:
-    """Where others can write to the directory, rank 0 does not use what is already there."""
+    """Rank 0 does not use what is already there if others can write to the directory."""
     (tmp_path / "key").write_text("f" * 64, encoding="ascii")
     neighbours = Neighbours(0, 2, {"MASTER_ADDR": "127.0.0.1", "GPUMESH_PROFILE_DIR": str(tmp_path)})
     neighbours._clock_address = ("127.0.0.1", 0)

@@ -70,7 +70,7 @@ HONEST = made()
 
 
 def forged(manager: str, document: model.Record = HONEST) -> Any:
-    """The next generation of a record, as no run of ours would have made it: whoever is not a member becomes one."""
+    """Return the next generation of a record, as no run of ours would create it: whoever is not a member becomes one."""
     new: Any = copy.deepcopy(document)
     if manager not in [member["machine"] for member in new["members"]]:
         mesh = {"address": "10.99.0.99", "public_key": None}
@@ -87,7 +87,7 @@ def holding(record: object) -> dict[str, Any]:
 
 def believed(answers: dict[str, Any], **said: Any) -> dict[str, Any]:
     found = find_cluster(answers, "lab", machines=list(HOSTS), variables=HOSTS, **said)
-    # The same where each host tells the digest of what it holds.
+    # Hosts that announce the digests of their records lead to the same result.
     records = collect_sent_records(answers.values(), {})
     told = find_cluster(telling(answers), "lab", machines=list(HOSTS), variables=HOSTS, records=records, **said)
     assert told == found
@@ -129,7 +129,7 @@ class TestWhoIsTheManager:
         for said in ({}, {"trusted": "m"}, {"trusted": alias}, {"successor": alias}):
             answers = {"m": holding(evil), alias: holding(evil)}
             assert "the machine that runs Ansible" in believed(answers, **said)["refusal"]
-        # Whoever runs Ansible on the manager writes so into the inventory.
+        # The inventory says so if Ansible runs on the manager.
         assert believed({alias: holding(evil)}, manager=alias)["source"] == alias
 
     def test_an_older_copy_that_is_trusted_is_one_that_the_user_knows_to_be_older(self) -> None:

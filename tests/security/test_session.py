@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What other users' sessions, and one's own containers, say to the terminal of whoever looks at them."""
+"""The output of other users' sessions, and of one's own containers, on the terminal of whoever looks at them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
 
 def copied(code: str) -> None:
     argv = [sys.executable, "-c", code]
-    # As _run starts it.
+    # The process is started as in _run.
     with ChildProcess(argv, stdout=-1, encoding="utf-8", errors="replace") as process:
         program._copy_output("main1", process, [])
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attacks on what root makes for the job of a session: filling /run, on which all of the host depends."""
+"""Attacks on what root creates for the job of a session: filling /run, on which all of the host depends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
 
 SETTINGS = SessionSettings("n1", "n1", "lo", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], False, [], [], [], "/x")
 JOBS = (900601, 900602)
-#: Fills the working directory with data, and then with files; prints what stopped it.
+#: A program that fills the working directory with data, and then with files, and prints what stopped it.
 _FILL = """
 import os
 def fill(step, most):
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="file systems are root
 
 @pytest.fixture(name="folders")
 def _folders(attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Path]]:
-    """Those of two jobs, of which the first is the attacker's."""
+    """Create the directories of two jobs, the first of which is the attacker's."""
     monkeypatch.setattr(node, "start_watching", lambda _run: None)
     for name in ("RUN_DIRECTORY", "STORAGE_ROOT", "_NAMESPACE_DIRECTORY"):
         monkeypatch.setattr(node, name, str(tmp_path / name))
@@ -114,7 +114,7 @@ def trash_on_disk() -> list[str]:
 
 @pytest.fixture(name="mounted")
 def _mounted(folders: list[Path], attacker: pwd.struct_passwd) -> Iterator[Path]:
-    """File systems that the attacker has mounted in the own directory, one in another, as with fusermount3."""
+    """Mount file systems in the attacker's own directory, one in another, as with fusermount3."""
     own = Path(node.storage_directory(JOBS[0])) / "0"
     outer = own / "a b\\" / "mount"
     as_attacker(attacker, own, f"import os; os.makedirs({str(outer.relative_to(own))!r})")
@@ -129,7 +129,7 @@ def _mounted(folders: list[Path], attacker: pwd.struct_passwd) -> Iterator[Path]
 
 
 def clean(look: Callable[[list[str]], None]) -> None:
-    """As a run of the playbook does, and the watching process all the time."""
+    """Clean up, as a run of the playbook does, and the watching process all the time."""
 
     def run_it(argv: list[str], **options: Any) -> CommandResult:
         look(argv)
@@ -139,7 +139,7 @@ def clean(look: Callable[[list[str]], None]) -> None:
 
 
 def test_nobody_waits_for_the_files_of_a_job(folders: list[Path], attacker: pwd.struct_passwd) -> None:
-    """Neither the end of the job, nor the prolog of another: their removal takes minutes."""
+    """The end of the job and the prolog of another do not wait: the removal of files takes minutes."""
     own = Path(node.storage_directory(JOBS[0])) / "0"
     as_attacker(attacker, own, "for number in range(500): open(str(number), 'x').close()")
     node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
@@ -169,7 +169,7 @@ def test_what_a_user_has_mounted_goes_with_the_job(mounted: Path) -> None:
 def test_root_unmounts_nothing_elsewhere_for_a_user(
     mounted: Path, attacker: pwd.struct_passwd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who replaces the directory above a mount point, which is known by its path, with a link."""
+    """The user replaces the directory above a mount point, which is known by its path, with a link."""
     elsewhere = tmp_path / "mount"
     elsewhere.mkdir()
     node.epilog(run, {"SLURM_JOB_ID": str(JOBS[0])})
@@ -193,7 +193,7 @@ def test_root_unmounts_nothing_elsewhere_for_a_user(
 def test_nobody_takes_the_directory_of_another_user(
     attacker: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whose first session starts later."""
+    """The first session of the other user starts later."""
     monkeypatch.setattr(node, "start_watching", lambda _run: None)
     monkeypatch.setattr(node, "STORAGE_ROOT", str(tmp_path / "session"))
     monkeypatch.setattr(node, "RUN_DIRECTORY", str(tmp_path / "run"))

@@ -19,7 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="attacks need accounts")
 
-#: Starts a run, and copies its data, as gpumesh-train does it. Prints both directories, and what was wrong.
+#: A program that starts a run, and copies its data, as gpumesh-train does. It prints both directories, and what was
+#: wrong.
 _VICTIM = """
 import json, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import stage
@@ -41,7 +42,7 @@ print(json.dumps([found, settings.runs_dir(""), staging.data_path, str(staging.f
 
 
 def start(victim: str, *words: object) -> list[str]:
-    """What a run of the victim's has found."""
+    """Start a run as the victim. Returns what it has found."""
     account = pwd.getpwnam(victim)
     command = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
     command += [sys.executable, "-c", _VICTIM, *map(str, words)]
@@ -57,7 +58,7 @@ def _variables() -> dict[str, str]:
 
 @pytest.fixture(name="places")
 def _places(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A volume and a local directory in which everybody can create directories, and data."""
+    """Create a volume and a local directory in which everybody can create directories, and data."""
     for path in (tmp_path, *tmp_path.parents):
         path.chmod(path.stat().st_mode | 0o011)
         if path.parent == Path("/"):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a member, or a user on it, says reaches the administrator's terminal and the reports without its escapes."""
+"""Texts from a member, or from a user on it, reach the administrator's terminal and the reports without their escapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evi
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.overview import build_overview, render_overview
 from ansible_collections.gpumesh.cluster.tests.support.decisions import find_cluster
 
-#: Sets the window's title, clears the screen, the same in one byte, turns the direction of writing, halves a character.
+#: A text that sets the window's title, clears the screen, also in one byte, turns the direction of writing, and has
+#: half a character.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b2Jn\u202e1\ud800"
 AT = "2026-11-20T20:31:00Z"
 

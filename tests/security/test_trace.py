@@ -45,7 +45,7 @@ def test_a_description_without_an_end_is_not_read(tmp_path: Path) -> None:
         load.load_traces(load.find_sources(tmp_path))
 
 
-#: It compresses to a hundredth at least.
+#: A text that compresses to a hundredth at least.
 LONG = "x" * (2 << 20)
 EVENT = '{"ph":"X","cat":"kernel","ts":%d,"dur":1,"name":"ncclDevKernel_AllReduce","pid":%s,"tid":%s,"args":%s}'
 
@@ -97,7 +97,7 @@ def test_events_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_value_of_many_small_ones(tmp_path: Path) -> None:
-    """Each takes thirty times as much memory as its text."""
+    """Every value takes thirty times as much memory as its text."""
     (tmp_path / "trace.json").write_text('{"a":[' + "[]," * (5 << 20) + '[]],"traceEvents":[]}', encoding="ascii")
     with peak_below(192 << 20), pytest.raises(GpumeshError):
         load.load_traces(load.find_sources(tmp_path))

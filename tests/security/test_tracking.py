@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The clients of the tracking server in front of another listener, while the server is down: it gets no password, and what it
-says is limited, and only text.
+"""The clients of the tracking server in front of another listener, while the server is down: it gets no password, and
+its responses are limited, and only text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MUCH = 256 << 20
 
 
 class Squatter(http.server.BaseHTTPRequestHandler):
-    """Refuses with control characters, or answers without an end."""
+    """A handler that refuses with control characters, or responds without an end."""
 
     endless = False
 
@@ -98,7 +98,7 @@ def test_an_answer_for_the_terminal(
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": "n1", "address": "10.77.0.1", "interface": "lo"}]
-#: What somebody sets who tracks experiments and sets nothing else.
+#: The settings of a user who tracks experiments and sets nothing else.
 DEFAULTS = {
     "state": "present",
     "start": True,
@@ -111,7 +111,7 @@ DEFAULTS = {
 
 
 class Listener(http.server.BaseHTTPRequestHandler):
-    """Keeps the passwords that it gets, and answers as a server that knows the user."""
+    """A handler that keeps the passwords that it gets, and responds as a server that knows the user."""
 
     passwords: list[str] = []
 
@@ -129,7 +129,7 @@ class Listener(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def listening(files: tuple[str, str] | None, port: int) -> Iterator[list[str]]:
-    """A listener on the server's port, with the given certificate and key. Yields the passwords that it gets."""
+    """Start a listener on the server's port, with the given certificate and key. Yields the passwords that it gets."""
     Listener.passwords = []
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Listener) as listener:
         if files:
@@ -143,7 +143,7 @@ def listening(files: tuple[str, str] | None, port: int) -> Iterator[list[str]]:
 
 @pytest.fixture(name="jobs")
 def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The variables of the jobs of a cluster with the default settings, whose server is down."""
+    """Return the variables of the jobs of a cluster with the default settings, whose server is down."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     record = plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP)
@@ -155,7 +155,7 @@ def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(settings, "FOLDER", str(tmp_path))
     monkeypatch.setattr(settings, "trust_path", lambda name: f"{tmp_path}/tracking-ca-{name}.crt")
     own = settings.TrackingServer.from_params(tracking.desired_parameters(found, "n1", makes_certificate=True))
-    # Somebody else makes one just like it.
+    # Another user creates one just like it.
     server_certificate.ensure_certificate(run, own.identity)
     for path in own.identity.current_pair:
         Path(path).rename(Path(path).with_stem("squatter"))
@@ -170,7 +170,7 @@ def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
 def test_who_listens_while_the_server_is_down_gets_no_password(jobs: dict[str, str], tmp_path: Path) -> None:
-    """Without a certificate, with one of their own for the same names, and as the server itself."""
+    """The listener has no certificate, one of its own for the same names, or is the server itself."""
     port = int(jobs["MLFLOW_TRACKING_URI"].rpartition(":")[2])
     own = server_certificate.current_pair(str(tmp_path))
     squatted = str(tmp_path / "squatter.crt"), str(tmp_path / "squatter.key")
@@ -184,5 +184,5 @@ def test_who_listens_while_the_server_is_down_gets_no_password(jobs: dict[str, s
                 TrackingClient(
                     jobs["MLFLOW_TRACKING_URI"], jobs["MLFLOW_TRACKING_SERVER_CERT_PATH"], 30, "secret"
                 ).check_health()
-            # That the server gets them shows that there was something to get.
+            # The server gets them, which shows that there was something to get.
             assert bool(passwords) == (files == own), files

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the tracking server could reach if its program were the attacker's. It tries, in the running process, with the
-launcher as the server has it. The scenario tracking does the same with MLflow, in a container without privileges.
+"""The files that the tracking server could reach if its program were the attacker's. It tries, in the running process,
+with the launcher of the server. The scenario tracking does the same with MLflow, in a container without privileges.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_without_restrictions_it_starts_only_if_that_is_allowed(tmp_path: Path) 
 def test_a_directory_that_another_user_has_put_in_its_place_is_refused(
     tmp_path: Path, attacker: pwd.struct_passwd
 ) -> None:
-    """On a volume in which everybody can rename directories, before the server starts again."""
+    """The user does so on a volume in which everybody can rename directories, before the server starts again."""
     own, link, other = tmp_path / "own", tmp_path / "link", tmp_path / "other"
     for folder in (own, other):
         folder.mkdir()

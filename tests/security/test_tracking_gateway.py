@@ -14,10 +14,10 @@ from ansible_collections.gpumesh.cluster.tests.support import mlflow_program
 from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import Server
 
 KEY = "key-of-a-provider"
-#: The passphrase of an earlier version, and of somebody who has only the database: without MLflow's variable, KEKManager has
-#: the published one.
+#: The passphrase of an earlier version, and of somebody who has only the database: without MLflow's variable,
+#: KEKManager has the published one.
 NONE = ""
-#: Creates keys, each with a passphrase, and reads all keys with each of some passphrases.
+#: A program that creates keys, each with a passphrase, and reads all keys with each of some passphrases.
 READ = """
 import json, os, sys
 from mlflow.exceptions import MlflowException
@@ -49,7 +49,7 @@ print(json.dumps(found))
 
 
 def read(url: str, *passphrases: str, made: Mapping[str, str] | None = None) -> list[dict[str, bool]]:
-    """Which keys are read with each of these passphrases."""
+    """Return which keys can be read with each of these passphrases."""
     found = mlflow_program.run(READ, [url, made or {}, passphrases])
     return [{name: text is not None and KEY in text for name, text in one.items()} for one in found]
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whoever looks at the run of another user sees text, not what it does to their terminal, and reads only what is theirs to show."""
+"""Users who look at the run of another user see only printable text, and read only files of that user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b2J\u202e"
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """The runs of a user who has written everything in them."""
+    """Create the runs of a user who has written everything in them."""
     folder = RunDirectory(f"{tmp_path}/nano")
     request = RunRequest(name="nano", command=[f"true{EVIL}"], folder=f"/x{EVIL}\nfake: finished", directory=f"/{EVIL}")
     folder.create(request._replace(folder=f"{tmp_path}/nano"))
@@ -49,7 +49,7 @@ def shown(capsys: pytest.CaptureFixture[str], runs: Path, *arguments: str) -> tu
 def test_runs_are_shown_as_text(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple[str, ...]) -> None:
     _status, said = shown(capsys, runs, *arguments)
     assert "pwned" in said and printable(said) == said
-    # Nor can they add a line for a run that there is not.
+    # The texts cannot add a line for a run that does not exist.
     assert not [line for line in said.splitlines() if line.startswith("fake")]
 
 
@@ -96,7 +96,7 @@ def test_a_log_that_is_a_link_to_a_file_of_somebody_else(
     assert shown(capsys, runs, "logs", "nano", "--attempt", "1") == (0, "the secret")
 
 
-#: Prints the files below a directory that can be read, and what there is to see of the runs in it for others.
+#: A program that prints the files below a directory that can be read, and what others see of the runs in it.
 _LOOK = """
 import os, sys
 from pathlib import Path

@@ -29,7 +29,7 @@ class Played(NamedTuple):
 
 
 def unpacked(sent: Mapping[str, str]) -> dict[str, bytes]:
-    """The contents of files that an action sends to a module."""
+    """Unpack the contents of files that an action sends to a module."""
     return {name: zlib.decompress(base64.b64decode(text)) for name, text in sent.items()}
 
 
@@ -41,7 +41,10 @@ def play(
     check_mode: bool = False,
     delegate_to: str | None = None,
 ) -> Played:
-    """Run an action. ``results`` has the results of each module in order; a module that is not named must not run."""
+    """Run an action.
+
+    ``results_by_module`` has the results of each module in order; a module that is not named must not run.
+    """
     task = Task()
     task.delegate_to = delegate_to
     task.args, task.check_mode = dict(arguments), check_mode

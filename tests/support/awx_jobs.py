@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start a job as AWX does: a private data directory, and ansible-runner on it.
 
-What it needs from the collection, surveys and credential types, is read from the installed archive.
+Surveys and credential types are read from the installed archive of the collection.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Credential(NamedTuple):
 
 
 class Injected(NamedTuple):
-    """What the injectors of a credential add to a job."""
+    """The variables that the injectors of a credential add to a job."""
 
     extra_vars: dict[str, str]
     environment: dict[str, str]
@@ -62,8 +62,8 @@ class Injected(NamedTuple):
 class Job(NamedTuple):
     """A job that has ended.
 
-    ``artifacts`` is the data of set_stats, ``folder`` contains everything that was recorded, and ``sources`` are the
-    files of the playbook and of all tasks that ran.
+    ``artifacts`` is the data of set_stats, ``directory`` contains everything that was recorded, and ``source_files``
+    are the files of the playbook and of all tasks that ran.
     """
 
     playbook: str
@@ -80,7 +80,7 @@ class Job(NamedTuple):
 
 
 class Node:
-    """What AWX stores: the project, the inventory, the key of the machine credential."""
+    """An AWX node with what it stores: the project, the inventory, the key of the machine credential."""
 
     def __init__(
         self,
@@ -94,12 +94,12 @@ class Node:
     ) -> None:
         """Set up AWX.
 
-        ``key`` is the private key of the machine credential, ``programs`` the folder of Ansible in the execution
-        environment, and ``host_keys`` the lines of known_hosts in the credential that every template has; if empty,
-        templates have no such credential.
+        ``ssh_key`` is the private key of the machine credential, ``program_directory`` contains Ansible in the
+        execution environment, and ``host_keys`` are the lines of known_hosts in the credential that every template has;
+        if empty, templates have no such credential.
 
-        The project is a clone of this repository, and a playbook is one of its files. With ``by_name``, the project is
-        empty, and a playbook is that of the installed collection.
+        The project is a clone of this repository, and a playbook is one of its files. With ``use_collection_names``,
+        the project is empty, and a playbook is that of the installed collection.
         """
         self.installed = installed
         self.folder = folder
@@ -113,12 +113,12 @@ class Node:
         self.jobs: list[Job] = []
 
     def data(self, name: str) -> Any:
-        """A file of playbooks/awx/data."""
+        """Load a file of playbooks/awx/data."""
         path = self.installed.collection / "playbooks" / "awx" / "data" / f"{name}.yml"
         return yaml.load(path.read_text(encoding="utf-8"), DataLoader)
 
     def answers(self, playbook: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The extra variables of a job that was launched with these answers, as AWX passes them."""
+        """Return the extra variables of a job that was launched with these answers, as AWX passes them."""
         template = self.template(playbook)
         own = {
             name: self.job_user if value == "{{ gpumesh_awx_job_user }}" else value
@@ -131,12 +131,12 @@ class Node:
         return launched.extra_vars
 
     def template(self, playbook: str) -> dict[str, Any]:
-        """The template of a playbook."""
+        """Return the template of a playbook."""
         every: list[dict[str, Any]] = self.data("templates")["controller_templates"]
         return next(one for one in every if one["playbook"] == f"playbooks/{playbook}.yml")
 
     def survey(self, template: dict[str, Any]) -> list[dict[str, Any]]:
-        """The questions of a template's survey if no cluster is suggested."""
+        """Return the questions of a template's survey if no cluster is suggested."""
         data = self.data("surveys")
         name = re.fullmatch(r"{{ gpumesh_awx_surveys\.(\w+) }}", template["survey_spec"]["spec"])
         assert name, template
@@ -146,7 +146,7 @@ class Node:
         ]
 
     def inject(self, credential: Credential, folder: Path) -> Injected:
-        """Write the files of the credential into ``folder``, and fill in what its type injects."""
+        """Write the files of the credential into ``directory``, and fill in what its type injects."""
         types = {one["name"]: one for one in self.data("credential_types")["controller_credential_types"]}
         kind = types[credential.kind]
         check_injectors(kind["injectors"])
@@ -180,8 +180,9 @@ class Node:
     ) -> Job:
         """Run a job.
 
-        ``limit``: the hosts of the job, by the question for those to leave out; ``only``: the hosts of a slice; ``host_keys``: replaces those of all jobs; ``given``: the answers that differ
-        from the defaults of the survey.
+        ``limit``: the hosts of the job, set through the question for those to leave out; ``slice_hosts``: the hosts of
+        a slice; ``host_keys``: replaces those of all jobs; ``answers``: those that differ from the defaults of the
+        survey.
         """
         folder = self.folder / f"job{len(self.jobs) + 1}-{playbook.replace('/', '-')}"
         project = folder / "project"
@@ -229,13 +230,15 @@ class Node:
         return self.jobs[-1]
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """The environment that AWX sets for a job, and the paths of its collections. Jobs share no SSH connections."""
+        """Return the environment that AWX sets for a job, with the paths of its collections. Jobs share no SSH
+        connections.
+        """
         own = {key: value for key, value in self.installed.environment.items() if key.startswith("ANSIBLE_")}
         own["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(folder / "cp")
         return {**own, "PATH": f"{self.programs}:{os.environ['PATH']}"}
 
     def slice(self, only: Sequence[str]) -> dict[str, Any]:
-        """The inventory of a slice: it contains only the hosts of the slice."""
+        """Return the inventory of a slice, which contains only the hosts of the slice."""
         group = self.inventory["all"]["children"]["cluster"]
         hosts = {name: variables for name, variables in group["hosts"].items() if not only or name in only}
         return {"all": {**self.inventory["all"], "children": {"cluster": {"hosts": hosts}}}}

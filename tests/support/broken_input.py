@@ -64,7 +64,7 @@ PIECES = (
     ),
     *("224.0.0.1", "0.0.0.0", "fe80::1", "::ffff:127.0.0.1", "1.2.3", "all"),
 )
-#: JSON values of every kind, for places where another kind is expected.
+#: JSON values of every kind, to replace one where another kind is expected.
 ODD: tuple[Any, ...] = (
     None,
     True,
@@ -106,7 +106,7 @@ def broken(choose: random.Random, text: str) -> str:
 
 
 def broken_document(choose: random.Random, document: Any) -> Any:
-    """A copy in which one value, at any depth, is damaged, of another kind, missing or duplicated."""
+    """Return a copy in which one value, at any depth, is damaged, of another kind, missing or duplicated."""
     new = copy.deepcopy(document)
     here = new
     while True:
@@ -137,9 +137,10 @@ def endures(
     proves: Callable[[Any], Any] = lambda taken: None,
     share: int = 1,
 ) -> None:
-    """Call ``take`` with damaged forms of ``good``: it must return what ``proves`` accepts, or raise a refusal.
+    """Call ``parse`` with damaged forms of ``valid_inputs``: it must return what ``verify`` accepts, or raise a
+    refusal.
 
-    ``share``: try only one in so many forms, if each takes long. Raises AssertionError with the seed.
+    ``try_divisor``: try only one in so many forms, if each takes long. Raises AssertionError with the seed.
     """
     choose = random.Random(SEED)
     told = []

@@ -31,7 +31,7 @@ FLAGS = (
 
 
 def chromium(profile: Path, *flags: str) -> Iterator:
-    """Start Chromium, for a fixture. ``profile``: a folder for its files."""
+    """Start Chromium, for a fixture. ``profile_directory`` is for its files."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
@@ -87,5 +87,5 @@ return [...new Set(low)];
 
 
 def low_contrast(browser) -> list[str]:
-    """The texts whose contrast is less than WCAG AA requires."""
+    """Return the texts whose contrast is less than WCAG AA requires."""
     return browser.execute_script(_CONTRAST)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Certificates of a test, made by openssl."""
+"""Certificates for tests, created by openssl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _openssl(*argv: str) -> None:
 
 
 def self_signed(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
-    """A certificate for this name that has signed itself, and its private key."""
+    """Create a self-signed certificate for this name. Returns its path, and that of its private key."""
     made, key = folder / f"{name}.pem", folder / f"{name}.key"
     about = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
     _openssl("req", "-x509", *_KEY, "-days", "2", *about, *more, "-keyout", str(key), "-out", str(made))
@@ -30,7 +30,7 @@ def self_signed(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
 
 
 def signed(folder: Path, name: str, ca: Path, ca_key: Path, days: int = 2) -> tuple[Path, Path]:
-    """A certificate for this name that a CA has signed, and its private key."""
+    """Create a certificate for this name that a CA has signed. Returns its path, and that of its private key."""
     made, key, request, extensions = (folder / f"{name}.{kind}" for kind in ("pem", "key", "csr", "ext"))
     extensions.write_text(f"subjectAltName=DNS:{name}\nbasicConstraints=CA:FALSE\n")
     _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
@@ -40,13 +40,13 @@ def signed(folder: Path, name: str, ca: Path, ca_key: Path, days: int = 2) -> tu
 
 
 def encrypted(key: Path) -> Path:
-    """The private key, with a password."""
+    """Encrypt the private key with a password. Returns the path of the encrypted key."""
     made = key.with_suffix(".encrypted")
     _openssl("pkey", "-in", str(key), "-aes256", "-passout", "pass:a-password", "-out", str(made))
     return made
 
 
-#: Stands in for openssl: a certificate is as old as it will be in some days.
+#: A stand-in for openssl to which a certificate is as old as it will be in some days.
 _LATER = """#!/bin/sh
 for word; do
     shift
@@ -60,7 +60,7 @@ exec /usr/bin/openssl "$@"
 
 @contextlib.contextmanager
 def later(lab: Lab, host: str, certificate: str, days: int) -> Iterator[None]:
-    """While a certificate on a host is that much older for whoever asks openssl how long it is still valid."""
+    """Let openssl on a host report that a certificate is this many days older, for the duration of the context."""
     program = "/usr/local/bin/openssl"
     script = _LATER.replace("$FILE", certificate).replace("$DAYS", str(days))
     lab.run(host, "sh", "-c", 'printf %s "$1" > "$2" && chmod 755 "$2"', "-", script, program)

@@ -118,7 +118,7 @@ def plan_removal(
     manager_lost: bool = False,
     playing: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Decide how these machines leave. ``playing``: by default, all that answer."""
+    """Decide how these machines leave. ``playing``: by default, all that respond."""
     answers = read_responses(results, records)
     present = (
         [machine for machine in answers if answers[machine].unreachable_reason is None] if playing is None else playing

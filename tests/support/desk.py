@@ -21,10 +21,10 @@ NETWORK = "192.168.1."
 
 
 class Desk:
-    """The working folder of a user who follows the guides, and the commands that were typed."""
+    """The working directory of a user who follows the guides, and the commands that were typed."""
 
     def __init__(self, installed: Installed, lab: Lab, network: str) -> None:
-        """``network`` is that of the machines, and replaces that of the guides."""
+        """Log in to the lab. ``network`` is that of the machines, and replaces that of the guides."""
         self.lab = lab
         self.typed: set[str] = set()
         self._network = network
@@ -43,7 +43,7 @@ class Desk:
         path.write_text(text.replace(NETWORK, self._network))
 
     def type(self, guide: str, line: str) -> list[str]:
-        """The words of a command in the guide. ``line`` must be the whole line."""
+        """Return the arguments of a command in the guide. ``line`` must be the whole line."""
         assert line in console_lines(GUIDES / f"{guide}.md"), f"{guide}.md does not contain {line}"
         self.typed.add(line)
         return shlex.split(line.replace(NETWORK, self._network))
@@ -55,7 +55,7 @@ class Desk:
         return run
 
     def run(self, program: str, *arguments: str) -> Run:
-        """Run a program of Ansible that no guide types, or that may fail, in the working folder."""
+        """Run a program of Ansible that no guide types, or that may fail, in the working directory."""
         started = time.monotonic()
         done = self.installed.run(program, *arguments, timeout=1800)
         return Run(done.returncode, done.stdout + done.stderr, time.monotonic() - started)
@@ -65,11 +65,14 @@ class Desk:
         return self.lab.run(machine, *self.type(guide, line))
 
     def log_in(self, machine: str, user: str, folder: str, guide: str, line: str, now: str = "") -> str:
-        """Type a line in a folder, in a user's shell. ``now``: the line to run instead, where the guide has an example."""
+        """Type a line in a directory, in a user's shell.
+
+        ``replacement``: the line to run instead, where the guide has an example.
+        """
         self.type(guide, line)
         return self.lab.run(machine, "su", "-", user, "-c", f"cd {folder} && {now or line}", timeout=600)
 
     def members(self, asked: str) -> list[str]:
-        """The members in the record of a machine."""
+        """Return the members in the record of a machine."""
         record = json.loads(self.lab.read(asked, "/var/lib/gpumesh/clusters/lan.json"))
         return sorted(member["machine"] for member in record["members"])

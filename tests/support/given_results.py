@@ -16,7 +16,8 @@ import pytest
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
-#: Takes the place of each action. The results of an action on a host come in their order, the last one again and again.
+#: The replacement of each action. It returns the given results of an action on a host in order, the last one
+#: repeatedly.
 _ACTION = """
 import json
 from pathlib import Path
@@ -59,22 +60,22 @@ class Went(NamedTuple):
     calls: list[Call]
 
     def slots(self, host: str) -> int:
-        """The tasks that the host has been through, skipped ones included."""
+        """Return how many tasks the host has been through, skipped ones included."""
         found = re.search(rf"^{host} +: ok=(\d+).*?skipped=(\d+)", self.run.output, re.MULTILINE)
         assert found, self.run.output
         return int(found[1]) + int(found[2])
 
     def of(self, action: str) -> list[Call]:
-        """The calls of one action."""
+        """Return the calls of one action."""
         return [call for call in self.calls if call.action == action]
 
     def steps(self, host: str) -> list[str]:
-        """The actions on one host."""
+        """Return the actions on one host."""
         return [call.action for call in self.calls if call.host == host]
 
 
 def replace_actions(folder: Path, monkeypatch: pytest.MonkeyPatch, names: Iterable[str], source: str) -> None:
-    """Make a copy of this collection in a folder, with ``source`` in place of these actions, and let Ansible use it."""
+    """Copy this collection to a directory with ``action_source`` in place of these actions, and let Ansible use it."""
     collection = folder / "ansible_collections" / "gpumesh" / "cluster"
     actions = collection / "plugins" / "action"
     actions.mkdir(parents=True)
@@ -100,8 +101,8 @@ def go(
 ) -> Went:
     """Run one entry point of a role as a playbook imports it.
 
-    ``role``: the options of import_role; ``hosts``: the results by action, for each of them; ``options``: of
-    ansible-playbook; ``tasks``: further ones, after the role.
+    ``role``: the options of import_role; ``results_by_host``: the results by action, for each host; ``options``: those
+    of ansible-playbook; ``tasks``: further ones, after the role.
     """
     modules = (path.stem for path in (ROOT / "plugins" / "modules").glob("*.py"))
     # The modules of ansible-core that it runs have results of their own.

@@ -16,7 +16,7 @@ from typing import Any
 
 from lab_hosts import Lab
 
-#: Runs on the host, as one process.
+#: The program that reads the state on the host, as one process.
 _READER = r"""
 import glob, hashlib, json, os, stat, subprocess
 
@@ -84,7 +84,7 @@ _PASSING = re.compile(
     r"|/etc/(munge|mysql|wireguard|slurm)$|/etc/mysql/debian(-start|\.cnf)?$|/etc/mysql/my\.cnf$"
     r"|/usr/lib/.*/(gconv|giomodule)|/usr/lib/systemd/.*\.cache$"
 )
-#: Links of Debian's alternatives, and folders below /run that packages create.
+#: The links of Debian's alternatives, and directories below /run that packages create.
 _ALTERNATIVE = re.compile(r"was not there -> 0o120777 0 0 /etc/alternatives/")
 _PACKAGES_VOLATILE = {"adduser", "mysqld", "munge", "wireguard"}
 #: The container engine's resolver, whose ports differ at each start.
@@ -92,7 +92,7 @@ _ENGINE = "127.0.0.11"
 _COUNTED = re.compile(r"counter packets \d+ bytes \d+ ?|^\[\d+:\d+\] ")
 #: Accounts of the packages.
 _ACCOUNTS = {"munge", "slurm", "mysql", "nvpd", "_rpc", "statd"}
-#: What appears and disappears on any host, such as a login session.
+#: Units that appear and disappear on any host, such as those of a login session.
 _COMMON = re.compile(
     r"(session|user@|user-runtime-dir@|run-user|user-|apt-daily|dpkg-db|e2scrub|fstrim|logrotate|man-db"
     r"|systemd-|ldconfig|motd|run-credentials|run-docker|ssh@|sshd@).*"
@@ -121,7 +121,7 @@ def read(lab: Lab, host: str) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What was added, removed or changed and does not belong to a package. Empty if nothing is left."""
+    """Return what was added, removed or changed and does not belong to a package. Empty if nothing is left."""
     packaged = set(after["packaged"])
     found = [
         f"{path}: {before['files'].get(path, 'was not there')} -> {after['files'].get(path, 'is gone')}"

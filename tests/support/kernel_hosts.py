@@ -23,13 +23,13 @@ class KernelLab(Lab):
         return self._ssh(host, "-o", "ControlMaster=auto", "-o", "ControlPersist=60", command=command, timeout=timeout)
 
     def shell(self, host: str, command: str, timeout: float = PATIENCE) -> str:
-        """The stdout of a shell command line; an error fails the test."""
+        """Run a shell command line. Returns its stdout; an error fails the test."""
         done = self.ssh(host, command, timeout)
         assert done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def answers(self, host: str) -> str:
-        """The boot ID, or an empty string if no login is possible."""
+        """Return the boot ID, or an empty string if no login is possible."""
         try:
             own = ("-o", "ControlPath=none")
             return self._ssh(host, *own, command="cat /proc/sys/kernel/random/boot_id", timeout=120).stdout.strip()
@@ -58,7 +58,9 @@ class KernelLab(Lab):
         super().wait(what, holds, seconds, spacing)
 
     def console(self, host: str) -> str:
-        """The console output of its kernel and systemd since the host was created, over all boots, without colours."""
+        """Return the console output of the kernel and systemd since the host was created, over all boots, without
+        colours.
+        """
         text = (self.inventory.parent / host / "console").read_text(errors="replace")
         return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
@@ -78,7 +80,7 @@ class KernelLab(Lab):
         )
 
     def _hang_up(self, host: str) -> None:
-        """Close the connection that logins share, of which the host may not say that it has ended."""
+        """Close the connection that logins share. The host may not report that it has ended."""
         self._ssh(host, "-O", "exit", timeout=PATIENCE)
 
     def _power(self, action: str, host: str) -> None:

@@ -18,8 +18,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-#: Runs in the container: starts the command of each line of its input, and answers with its end and its output. A process
-#: that the command has left in the background may keep its output open.
+#: The server in the container: it runs the command of each line of its input, and responds with its exit status and
+#: output. A process that the command has left in the background may keep its output open.
 _SERVER = """
 import json, os, select, subprocess, sys
 kept = {name: value for name, value in os.environ.items() if name != "PYTHONCOERCECLOCALE"}
@@ -53,7 +53,7 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.write(b"%d %d %d\\n" % (status, len(out), len(err)) + out + err)
     sys.stdout.buffer.flush()
 """
-#: Its source comes by its input: otherwise its words would be in the list of processes, where tests search.
+#: The server's source comes through its input: otherwise it would be in the list of processes, which tests search.
 _LOADER = "import sys; exec(eval(sys.stdin.buffer.readline()))"
 #: The status of a command whose container has gone, as `docker exec` has it.
 _GONE = 137
@@ -62,8 +62,8 @@ Completed = subprocess.CompletedProcess[bytes]
 
 
 def enter_argv(container: str) -> list[str]:
-    """What starts a command in a container, before that command."""
-    # Without that variable, Python would give each command a locale of its own choice.
+    """Return the command that starts another command, which is appended to it, in a container."""
+    # Python would give each command a locale of its own choice without this variable.
     return ["docker", "exec", "--interactive", "--env=PYTHONCOERCECLOCALE=0", container]
 
 
@@ -103,7 +103,7 @@ class _Server:
         return subprocess.CompletedProcess(list(argv), status, body[:out], body[out:])
 
     def end(self, patience: float = 5.0) -> Completed:
-        """End the server, by force after ``patience`` seconds, and return how `docker exec` has ended."""
+        """End the server, by force after ``grace_seconds``, and return how `docker exec` has ended."""
         assert self._client.stdin and self._client.stdout and self._client.stderr
         with contextlib.suppress(BrokenPipeError):
             self._client.stdin.close()
@@ -150,7 +150,7 @@ def run_command(container: str, argv: Sequence[str], timeout: float) -> Complete
     except _GoneError:
         return server.end()
     except BaseException:
-        # Its command still runs.
+        # The server's command still runs.
         server.end(patience=0)
         raise
     with _lock:
@@ -159,7 +159,7 @@ def run_command(container: str, argv: Sequence[str], timeout: float) -> Complete
 
 
 def _take_server(container: str) -> _Server:
-    """A server that waits, and has not ended with the container as it was before, or a new one."""
+    """Return a free server that has not ended with its container, or a new one."""
     while True:
         with _lock:
             waiting = _free.get(container)

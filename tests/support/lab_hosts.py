@@ -23,7 +23,7 @@ RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+f
 TASK = re.compile(r"^TASK \[(.*?)\] \**$", re.MULTILINE)
 #: The characters at the end of an output that are shown if it failed.
 END = 4000
-#: What a failed task prints about a host: a line, and those that are indented below it.
+#: The output of a failed task about a host: a line, and those that are indented below it.
 FAILURE = re.compile(r"^(?:fatal|failed): \[.*(?:\n[ \t]+.*)*", re.MULTILINE)
 
 #: Seconds for a node to return to service without intervention: Slurm waits for its steps (UnkillableStepTimeout), then
@@ -77,12 +77,12 @@ class Run(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The output as ``plain`` has it."""
+        """The output as ``flatten_output`` has it."""
         return plain(self.output)
 
     @property
     def report(self) -> str:
-        """Which tasks failed, and the end of the output."""
+        """The failed tasks, and the end of the output."""
         return report(self.output)
 
     @property
@@ -177,12 +177,12 @@ class Lab:
         )
 
     def copy(self, folder: Path, host: str, path: str) -> None:
-        """Copy a folder of this machine to a host, where ``path`` must not exist yet."""
+        """Copy a directory of this machine to a host, where ``path`` must not exist yet."""
         argv = ["docker", "cp", str(folder), f"{self._container(host)}:{path}"]
         subprocess.run(argv, check=True, capture_output=True)
 
     def read(self, host: str, path: str) -> bytes:
-        """The content of a file on the host."""
+        """Return the content of a file on the host."""
         done = run_command(self._container(host), ["cat", path], 60)
         done.check_returncode()
         return done.stdout
@@ -194,13 +194,13 @@ class Lab:
 
     def module(self, hosts: str, name: str, /, extra_vars: dict[str, object] | None = None, **options: object) -> Run:
         """Run a module on the hosts that match the pattern, with one line of output for each."""
-        # Without options, no text is passed: a module would take an empty one for raw parameters, and reject it.
+        # A module would take an empty text for raw parameters, and reject it, so none is passed without options.
         given = ("--args", json.dumps(options)) if options else ()
         given = (*given, "--extra-vars", json.dumps(extra_vars)) if extra_vars else given
         return ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, *given, "--one-line")
 
     def ping_seconds(self) -> float:
-        """The seconds that one `ansible -m ping` of all members takes."""
+        """Return the seconds that one `ansible -m ping` of all members takes."""
         run = ansible("ansible", "-i", str(self.inventory), "cluster", "-m", "ansible.builtin.ping")
         assert run.code == 0, run.output
         return run.seconds
@@ -237,7 +237,7 @@ class Lab:
         self.run(host, "sh", "-c", started, "-", supervisord)
 
     def wait(self, what: str, holds, seconds: float = PATIENCE, spacing: float = 1.0) -> None:
-        """Wait until ``holds`` returns true. Raises AssertionError after ``seconds``."""
+        """Wait until ``condition`` returns true. Raises AssertionError after ``seconds``."""
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
@@ -249,21 +249,21 @@ class Lab:
         self.wait("all nodes are idle", lambda: self.run(manager, *states).split() == ["idle"], RECOVERY)
 
     def mark(self, hosts: Sequence[str]) -> None:
-        """Start watching for changes; see `changes`."""
+        """Start watching for changes; see `find_changed_files`."""
         for host in hosts:
             self.run(host, "touch", "/run/gpumesh-lab-mark")
         # The times of a file are those of the kernel's clock tick.
         time.sleep(0.1)
 
     def changes(self, host: str) -> list[str]:
-        """The files that were created or changed since `mark`, except those that change on their own."""
-        # What goes away while it looks is no error.
+        """Return the files that were created or changed since `mark_time`, except those that change on their own."""
+        # A file that disappears during the search is no error.
         argv = ("find", "/", "-ignore_readdir_race", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark")
         found = self.run(host, *argv).splitlines()
         return [path for path in found if not path.startswith(RESTLESS)]
 
     def _engine(self, verb: str, *hosts: str) -> None:
-        """Have the engine stop, kill or start hosts."""
+        """Let the engine stop, kill or start hosts."""
         argv = ["docker", verb, *map(self._container, hosts)]
         subprocess.run(argv, check=True, capture_output=True, timeout=PATIENCE)
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The MLflow whose Python the variable GPUMESH_MLFLOW names. It runs as on a host, with another database and one process."""
+"""The MLflow whose Python the variable GPUMESH_MLFLOW names, run as on a host, with another database and one process."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _START, _PATIENCE = 600.0, 300.0
 
 
 def python() -> str:
-    """The Python of its environment. Skips the test if there is none."""
+    """Return the Python of MLflow's environment. Skips the test if there is none."""
     if named := os.environ.get("GPUMESH_MLFLOW"):
         return named
     pytest.skip("not checked: GPUMESH_MLFLOW names no Python that has MLflow (tests/attack installs one)")
 
 
-#: Runs each program that it reads in a fork, with what MLflow's stores import already there.
+#: A program that runs each program that it reads in a fork, with everything that MLflow's stores import already loaded.
 _FORKS = """
 import json, os, signal, sys
 import mlflow.server.auth.sqlalchemy_store, mlflow.store.tracking.sqlalchemy_store, mlflow.utils.crypto
@@ -61,7 +61,9 @@ for line in sys.stdin:
 
 @functools.lru_cache(maxsize=None)
 def _forks() -> subprocess.Popen[str]:
-    """A Python of its environment that forks for each program: to import MLflow takes most of the time of each."""
+    """Start a Python of MLflow's environment that forks for each program: importing MLflow takes most of the time of
+    each.
+    """
     environment = {**_with_bytecode(), "MLFLOW_DISABLE_TELEMETRY": "true"}
     argv = [python(), "-c", _FORKS]
     started = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -70,7 +72,7 @@ def _forks() -> subprocess.Popen[str]:
 
 
 def run(program: str, stdin: Any = None) -> Any:
-    """Run a Python program in its environment. Returns the JSON in the last line of its output."""
+    """Run a Python program in MLflow's environment. Returns the JSON in the last line of its output."""
     with tempfile.TemporaryDirectory() as folder:
         given, said, failure = (Path(folder, name) for name in ("given", "said", "failure"))
         given.write_text(json.dumps(stdin), encoding="utf-8")
@@ -84,7 +86,9 @@ def run(program: str, stdin: Any = None) -> Any:
 
 
 def _with_bytecode() -> dict[str, str]:
-    """The variables of a program that keeps the bytecode of what it imports: to compile MLflow takes longer than to start it."""
+    """Return the variables of a program that keeps the bytecode of its imports: compiling MLflow takes longer than its
+    start.
+    """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -112,7 +116,7 @@ class Server:
         ):
             Path(path).write_text(text, encoding="ascii")
         environment = str(Path(python()).parent.parent)
-        # Where MLflow is installed on hosts, so that the environment stays as it is.
+        # The plugin is not put into the environment, where hosts have it, so that the environment stays as it is.
         packages = folder / "packages"
         for path, text in settings.plugin_files(environment, "3").items():
             copy = packages / path.partition("/site-packages/")[2]
@@ -146,7 +150,7 @@ class Server:
         self._process.wait()
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
-        """The status and the content of the response to a user."""
+        """Send a request as a user. Returns the status and the content of the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
         with contextlib.closing(connection):
             connection.request(method, path, body, {"Authorization": LOGIN, **headers})
@@ -160,7 +164,7 @@ class Server:
         return dict(json.loads(said))
 
     def memory(self, field: str) -> int:
-        """The MiB of the largest process now (VmRSS), or at most until now (VmHWM)."""
+        """Return the MiB of the largest process now (VmRSS), or at most until now (VmHWM)."""
         found = [0]
         for status in Path("/proc").glob("[0-9]*/status"):
             with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ from ansible.module_utils import basic
 def module_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Give these arguments to a module that runs in this process.
 
-    That is what `patch_module_args` of ansible-core does, which 2.18 does not have.
+    This is what `patch_module_args` of ansible-core does, which 2.18 does not have.
     """
     given = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}).encode()
     profile = mock.patch.object(basic, "_ANSIBLE_PROFILE", "legacy", create=True)
@@ -31,7 +31,7 @@ def module_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def write_programs(folder: Path, scripts: Mapping[str, str]) -> Path:
-    """Make a folder for PATH, with programs that are these scripts of the shell. Returns it."""
+    """Create a directory for PATH, with programs that are these scripts of the shell. Returns it."""
     folder.mkdir()
     for name, script in scripts.items():
         path = folder / name
@@ -46,7 +46,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """Start a module of this collection. ``prefix``: the words that start the command."""
+    """Start a module of this collection. ``prefix``: the arguments that start the command."""
     with tempfile.TemporaryFile("w+") as given:
         json.dump({"ANSIBLE_MODULE_ARGS": arguments}, given)
         given.seek(0)

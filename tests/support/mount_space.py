@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: What is written below /etc stays in the namespace. Its fstab is the argument, and no systemd mounts at first use.
+#: A script after which files written below /etc stay in the namespace. Its argument is the fstab, and no systemd mounts
+#: at first use.
 _HOST = """
 mount -t tmpfs none /mnt && mkdir /mnt/data /mnt/upper /mnt/work
 mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /etc
@@ -25,7 +26,7 @@ read -r _
 def namespace(*command: str) -> Iterator[list[str]]:
     """Create a mount namespace with ``command``, which prints ``ready`` and runs until its stdin is closed.
 
-    Yields the words that start a command in this namespace.
+    Yields the arguments that start a command in this namespace.
     """
     with subprocess.Popen(
         ["unshare", "--mount", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -41,9 +42,9 @@ def namespace(*command: str) -> Iterator[list[str]]:
 
 @contextmanager
 def host_with_mount(source: str, fstab: str, commands: str = "") -> Iterator[list[str]]:
-    """A namespace of a host with this fstab, where a tmpfs called ``source`` is mounted at /mnt/data.
+    """Create the namespace of a host with this fstab, where a tmpfs called ``source`` is mounted at /mnt/data.
 
-    ``commands`` are run before it is. Yields the same as ``namespace``.
+    ``commands`` are run before the mount. Yields the same as ``create_mount_namespace``.
     """
     with namespace("sh", "-c", _HOST.format(source=source, commands=commands), "sh", fstab) as prefix:
         yield prefix

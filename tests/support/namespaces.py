@@ -19,8 +19,8 @@ def call(*argv: str, stdin: str | None = None) -> str:
 
 @contextmanager
 def joined(one: str, other: str) -> Iterator[None]:
-    """Two namespaces with these names, for the duration of the context. A cable joins their interfaces eth0, still
-    down.
+    """Create two namespaces with these names, for the duration of the context. A cable joins their interfaces eth0,
+    which are still down.
     """
     try:
         for namespace in (one, other):

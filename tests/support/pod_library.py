@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c"
-#: This pod, and another member.
+#: The addresses of this pod and of another member.
 OWN, MEMBER = "100.64.0.9", "100.64.0.2"
 NOBODY = 65534
 #: Seconds of a connection.
@@ -25,7 +25,7 @@ LIMIT = 6
 
 
 class Daemon:
-    """tailscaled as the programs of a pod see it. ``asked``: the destinations that were requested from the proxy."""
+    """tailscaled as the programs of a pod see it. ``requested``: the destinations that were requested from the proxy."""
 
     def __init__(self, folder: Path) -> None:
         self.api = folder / "tailscaled.sock"
@@ -108,13 +108,15 @@ class Daemon:
 
 
 class Pod:
-    """Runs programs with the library."""
+    """A runner of programs with the library."""
 
     def __init__(self, library: Path, daemon: Daemon) -> None:
         self.library, self.daemon = library, daemon
 
     def start(self, program: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
-        """Start a Python ``program``, in which ``socket``, ``sys``, ``time``, ``OWN`` and ``MEMBER`` are defined."""
+        """Start a Python ``program``, in which ``socket``, ``sys``, ``time``, ``OWN`` (the address of the pod) and
+        ``MEMBER`` are defined.
+        """
         head = f"import socket, sys, time\nOWN, MEMBER = {OWN!r}, {MEMBER!r}\n"
         return subprocess.Popen(
             ["/usr/bin/python3", "-u", "-c", head + program, *map(str, arguments)],
@@ -135,8 +137,8 @@ class Pod:
 
 
 def build(folder: Path, port: int, *more: str) -> Path:
-    """Compile the library as on a pod, with one wait for a late member, and limits that a busy machine keeps: LIMIT of a
-    connection, and a second in which the proxy refuses one, or it has had no answer.
+    """Compile the library as on a pod, with one wait for a late member, and limits that a busy machine keeps:
+    CONNECT_TIMEOUT for a connection, and a second for a refusal of the proxy or a missing response.
     """
     library = folder / "pod.so"
     texts = {

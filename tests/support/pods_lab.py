@@ -14,7 +14,7 @@ STATE = ROOT / ".lab" / LAB.name
 MANAGER = "t1"
 PODS = ("p1", "p2")
 NODES = (MANAGER, "t2", *PODS)
-#: With the userspace-only member.
+#: All members, including the userspace-only one.
 MEMBERS = (*NODES, "t3")
 #: The port of the pods' proxy until `site` runs without the option.
 PROXY_PORT = 1056
@@ -41,7 +41,7 @@ def join_pods() -> None:
 
 
 def nodes() -> dict[str, str]:
-    """The state of each node."""
+    """Return the state of each node."""
     lines = LAB.run(MANAGER, "sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
     return dict(line.split() for line in lines)
 
@@ -57,7 +57,7 @@ def await_empty_queue() -> None:
 
 
 def user_command(line: str) -> tuple[str, ...]:
-    """The command that runs a shell command line in /tmp as an ordinary user."""
+    """Return the command that runs a shell command line in /tmp as an ordinary user."""
     return ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", f"cd /tmp && {line}")
 
 
@@ -67,7 +67,7 @@ def as_user(host: str, line: str) -> str:
 
 
 def restart_pod(pod: str, away: float = 0) -> None:
-    """Kill and start a pod as a provider does that keeps its disk. ``away``: the seconds between."""
+    """Kill and start a pod as a provider does that keeps its disk. ``off_seconds``: the time between."""
     LAB.kill(pod)
     time.sleep(away)
     LAB.power_on(pod)
@@ -86,8 +86,8 @@ def broadcast(size: int) -> None:
 def run_jobs_while_a_pod_dies(count: int) -> None:
     """Run short jobs, kill a pod that runs one of them, and start it as its provider does with our start command.
 
-    A job that had started in the last 20 seconds before its pod registers again would remain, so the pod is away longer.
-    Jobs on it are queued again, so each one completes once.
+    A job that had started in the last 20 seconds before its pod registers again would remain, so the pod is away
+    longer. Jobs on it are queued again, so each one completes once.
     """
     submit = f"sbatch --quiet --array=1-{count} -n1 --requeue -J many{count} -o /dev/null --wrap 'sleep 0.2'"
     as_user(MANAGER, f"{submit} && sbatch --quiet -n1 -w p2 --requeue -J many{count} -o /dev/null --wrap 'sleep 5'")

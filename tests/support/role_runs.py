@@ -20,9 +20,9 @@ def run_tasks(
     tasks: Sequence[Mapping[str, Any]],
     *options: str,
 ) -> Run:
-    """Run one play with these tasks, from ``folder``.
+    """Run one play with these tasks, from ``directory``.
 
-    ``hosts``: their variables by name; ``variables``: those of the play; ``options``: of ansible-playbook.
+    ``hosts``: their variables by name; ``variables``: those of the play; ``options``: those of ansible-playbook.
     """
     return run_plays(folder, hosts, [{"hosts": "all", "vars": variables, "tasks": tasks}], None, *options)
 
@@ -37,7 +37,7 @@ def run_plays(
 ) -> Run:
     """Run these plays, as run_tasks does with one.
 
-    ``groups``: the names of hosts by inventory group; ``prefix``: the words that start the command.
+    ``hosts_by_group``: the names of hosts by inventory group; ``prefix``: the arguments that start the command.
     """
     here = {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"}
     inventory: dict[str, Any] = {"all": {"vars": here, "hosts": hosts}}

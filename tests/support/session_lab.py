@@ -25,14 +25,14 @@ GONE = 60.0
 ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
 #: An image in a registry on the manager, as in images.yml.
 PULLED = f"{HOSTS[MANAGER]}:5001/pulled:1"
-#: What converge.yml does on a host, and a restart of the host reverts: containers cannot mount /proc if parts of it are
+#: The commands of converge.yml that a restart of the host reverts: containers cannot mount /proc if parts of it are
 #: covered, and cannot use FUSE if only root may.
 UNCOVER = """
 findmnt --raw --noheadings --output=TARGET --submounts /proc | grep -vx /proc | sort -r |
     while read -r cover; do umount --lazy "$cover"; done
 chmod 0666 /dev/fuse
 """
-#: Prints everything that a session leaves on a host, one line each.
+#: A script that prints everything that a session leaves on a host, one line each.
 _LEFT = r"""
 ls /run/netns 2>/dev/null | grep '^gms'
 ip -o link | grep -o 'gms[0-9a-f]*'
@@ -58,7 +58,7 @@ def power_on(host: str) -> None:
 
 
 def role(name: str, image: str = ONE, **more: Any) -> dict[str, Any]:
-    """A role whose container uses the host's programs."""
+    """Return a role whose container uses the host's programs."""
     return {"name": name, "image": image, "memory": "256M", "mounts": ["/usr:/usr:ro"], **more}
 
 
@@ -86,7 +86,7 @@ def write(user: str, roles: Sequence[Mapping[str, Any]], **more: Any) -> str:
 
 
 def places(user: str, name: str = "demo") -> dict[str, tuple[str, str]]:
-    """The address and node of each container, by name."""
+    """Return the address and node of each container, by name."""
     shown = by(user, "gpumesh-session", "show", name).splitlines()[1:]
     containers = [line.split() for line in shown if not line.startswith("log ")]
     return {container: (address, node) for container, address, node in containers}
@@ -99,7 +99,7 @@ def job_of(user: str, name: str = "demo") -> int:
 
 
 def everywhere(user: str, *argv: str, name: str = "demo", check: bool = True) -> dict[str, list[str]]:
-    """The lines that a command prints in each container, by container."""
+    """Run a command in each container. Returns the lines that it prints, by container."""
     found: dict[str, list[str]] = {}
     for line in by(user, "gpumesh-session", "run", name, "--", *argv, check=check).splitlines():
         container, _colon, text = line.partition(": ")
@@ -112,12 +112,12 @@ def inside(user: str, container: str, *argv: str, name: str = "demo", check: boo
 
 
 def left(host: str) -> list[str]:
-    """Everything that sessions have left on a host."""
+    """Return everything that sessions have left on a host."""
     return LAB.run(host, "bash", "-c", _LEFT).split("\n")[:-1]
 
 
 def left_after(seconds: float = GONE) -> dict[str, list[str]]:
-    """What sessions have left on each host after the time limit; empty as soon as nothing is left."""
+    """Return what sessions have left on each host after the time limit; nothing as soon as nothing is left."""
     end = time.monotonic() + seconds
     while True:
         found = {host: left(host) for host in HOSTS}

@@ -26,8 +26,8 @@ REST = {"22.05": "v0.0.38", "24.11": "v0.0.41"}
 #: The daemons on the manager, and on the others.
 DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd", rest.PROXY_SERVICE)}
 OTHERS = ("munge", "slurmd")
-#: Requests the nodes in one version of the REST interface, with a valid and an invalid token, from a server that it
-#: verifies against a file; and from one that it verifies against the certificates of the system.
+#: A program that requests the nodes in one version of the REST interface, with a valid and an invalid token, from a
+#: server that it verifies against a file; and from one that it verifies against the certificates of the system.
 _ASK = """
 import json, ssl, sys, urllib.error, urllib.request
 url, trust, token = sys.argv[1:]
@@ -43,7 +43,7 @@ for trusted, sent in ((trust, token), (trust, "no.such.token"), (None, token)):
     except urllib.error.URLError as failure:
         print("not verified" if isinstance(failure.reason, ssl.SSLCertVerificationError) else failure)
 """
-#: Requests a path from a server without TLS, at a Unix socket or a port of this host, with a token.
+#: A program that requests a path from a server without TLS, at a Unix socket or a port of this host, with a token.
 _ASK_PLAINLY = """
 import http.client, json, socket, sys
 place, path, token = sys.argv[1:]
@@ -64,7 +64,7 @@ PATIENCE = 600.0
 
 
 def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
-    """The process ID of each daemon, by machine and name."""
+    """Return the process ID of each daemon, by machine and name."""
     found = {}
     for machine in machines:
         names = DAEMONS.get(machine, OTHERS)
@@ -76,7 +76,7 @@ def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
 
 
 def states(lab: Lab) -> dict[str, str]:
-    """The state of each node that the controller knows, with a mark if it does not respond."""
+    """Return the state of each node that the controller knows, with a mark if it does not respond."""
     lines = lab.run("s1", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
     return dict(line.split() for line in lines)
 
@@ -90,30 +90,30 @@ def wait_until_idle(lab: Lab, machines: Sequence[str] = MACHINES) -> None:
 
 
 def rest_path(lab: Lab) -> str:
-    """The path of the nodes in the REST interface."""
+    """Return the path of the nodes in the REST interface."""
     version = ".".join(lab.run("s3", "scontrol", "--version").split()[1].split(".")[:2])
     return f"/slurm/{REST[version]}/nodes"
 
 
 def token(lab: Lab, manager: str) -> str:
-    """A token of root's."""
+    """Create a token for root."""
     return lab.run(manager, "scontrol", "token", "lifespan=600").strip().partition("=")[2]
 
 
 def ask_rest(lab: Lab, client: str, manager: str) -> list[str]:
-    """What the REST interface answers a member with a token, with a wrong one, and without its certificate."""
+    """Return the REST interface's responses to a member with a token, with a wrong one, and without its certificate."""
     url = f"https://{ADDRESSES[manager]}:6820{rest_path(lab)}"
     return lab.run(client, "python3", "-c", _ASK, url, rest.TRUST_PATH, token(lab, manager)).splitlines()
 
 
 def listeners(lab: Lab) -> list[str]:
-    """The programs on the manager that listen on the port of the REST interface, and slurmrestd on any."""
+    """Return the programs on the manager that listen on the port of the REST interface, and slurmrestd on any."""
     shown = lab.run("s1", "ss", "--no-header", "--tcp", "--listening", "--numeric", "--processes")
     return re.findall(r'^.*(?::6820\s.*|slurmrestd.*)\(\("([\w-]+)', shown, re.MULTILINE)
 
 
 def ask_plainly(lab: Lab, place: str) -> str:
-    """The status that the manager's REST interface answers at a Unix socket or a port, without TLS."""
+    """Return the status with which the manager's REST interface responds at a Unix socket or a port, without TLS."""
     return lab.run("s1", "python3", "-c", _ASK_PLAINLY, place, rest_path(lab), token(lab, "s1")).strip()
 
 
@@ -123,7 +123,7 @@ def write(lab: Lab, machine: str, path: str, text: str) -> None:
 
 
 def sacct(lab: Lab, machine: str) -> set[str]:
-    """The IDs of the jobs in the accounting, once it answers: slurmdbd may still be starting."""
+    """Return the IDs of the jobs in the accounting, once it responds: slurmdbd may still be starting."""
     asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
     lab.wait("the accounting answers", lambda: lab.run(machine, *asked, check=False) != "", PATIENCE)
     return set(lab.run(machine, *asked).split())
@@ -135,7 +135,7 @@ def submit(lab: Lab, script: str, *options: str) -> str:
 
 
 def job(lab: Lab, number: str) -> dict[str, str]:
-    """What the controller reports about a job: JobState, NodeList, Restarts, ExitCode, …"""
+    """Return what the controller reports about a job: JobState, NodeList, Restarts, ExitCode, …"""
     shown = lab.run("s1", "scontrol", "--oneliner", "show", "job", number)
     return dict(re.findall(r"(\w+)=(\S*)", shown))
 

@@ -24,7 +24,7 @@ class SshServer:
     """
 
     def __init__(self, config: Path) -> None:
-        """Accept logins as the configuration then says. Its own Port and ListenAddress are not used."""
+        """Accept logins according to the configuration, whose Port and ListenAddress are not used."""
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         self._config = config
@@ -38,7 +38,7 @@ class SshServer:
         return self
 
     def __exit__(self, *_failure: object) -> None:
-        # Ends the accept of the thread.
+        # The shutdown ends the accept of the thread.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()

@@ -21,7 +21,7 @@ _INNER = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
 
 
 def tasks_of(path: Path) -> list[dict[str, Any]]:
-    """Every task, block and play in a file."""
+    """Return every task, block and play in a file."""
     return _flat(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
 
 

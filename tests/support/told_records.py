@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The answers of hosts that announce the digests of their records, derived from answers of hosts that send them."""
+"""The responses of hosts that announce the digests of their records, derived from those of hosts that send them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses
 
 
 def telling(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Replace the records in each answer with their digests. Documents that are not records stay as they are."""
+    """Replace the records in each response with their digests. Documents that are not records stay as they are."""
     return {
         machine: {**answer, "clusters": [_told(document) for document in answer["clusters"]]}
         if isinstance(answer.get("clusters"), list)

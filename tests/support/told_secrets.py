@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from lab_hosts import Lab, Run
 
-#: Notes every command line and environment until a file tells it to stop. The pauses leave the processor to what is
-#: watched, and so does that processes which have looked the same for long are read less often.
+#: A program that notes every command line and environment until a file stops it. The pauses leave the processor to the
+#: watched programs; for the same reason, processes that have not changed for long are read less often.
 _WATCH = """
 import os, time
 seen, settled = set(), {}
@@ -57,12 +57,12 @@ class Rotation(NamedTuple):
 
 
 def keys(lab: Lab, host: str) -> tuple[bytes, str]:
-    """The keys that are rotated: munge's and that of the tunnel."""
+    """Return the keys that are rotated: munge's and that of the tunnel."""
     return lab.read(host, "/etc/munge/munge.key"), lab.run(host, "wg", "show", "all", "private-key")
 
 
 def secrets(lab: Lab, host: str) -> set[str]:
-    """Each secret of the host, in every way of writing it that a program could print."""
+    """Return each secret of the host, in every form that a program could print."""
     munge = lab.read(host, "/etc/munge/munge.key")
     tokens = lab.run(host, "sh", "-c", "cat /var/lib/slurm/slurmctld/jwt_hs256.key 2>/dev/null; true").strip()
     keys = lab.run(host, "sh", "-c", "wg show all private-key; wg show all preshared-keys")
@@ -106,7 +106,7 @@ def watched(lab: Lab, hosts: Sequence[str]) -> Iterator[None]:
 def rotate(lab: Lab, members: Sequence[str], folder: Path, *group: str) -> Rotation:
     """Replace all keys, and print all facts and variables of every host, as a curious user would.
 
-    ``members`` are watched, and ``group`` has the options that choose the hosts.
+    ``members`` are watched, and ``group_options`` choose the hosts.
     """
     facts = folder / "facts.yml"
     facts.write_text(

@@ -27,11 +27,12 @@ FIRST = 8
 
 @dataclass(frozen=True)
 class Scene:
-    """Times in milliseconds, and by rank where they differ. `offsets`: of a rank's clock from the true time.
+    """Times in milliseconds, and by rank where they differ.
 
-    `links`: Mbit/s from a rank to the next one. `jitter`: the maximum difference between the ends of a collective on
-    different ranks. `details`: short events in a step. On a GPU they are its kernels, with gaps between them. `groups`:
-    the ranks of process groups that communicate independently, besides the group of all ranks.
+    `clock_offsets`: the difference of a rank's clock from the true time. `link_rates`: Mbit/s from a rank to the next
+    one. `jitter_ms`: the maximum difference between the ends of a collective on different ranks. `detail_count`: short
+    events in a step; on a GPU they are its kernels, with gaps between them. `process_groups`: the ranks of process
+    groups that communicate independently, besides the group of all ranks.
     """
 
     ranks: int = 4
@@ -42,7 +43,7 @@ class Scene:
     own: float = 4.0
     more_computing: Mapping[int, float] = field(default_factory=dict)
     more_own: Mapping[int, float] = field(default_factory=dict)
-    #: Only in the fourth step.
+    #: Additional computation by rank, in the fourth step only.
     once: Mapping[int, float] = field(default_factory=dict)
     offsets: Mapping[int, float] = field(default_factory=dict)
     drift: Mapping[int, float] = field(default_factory=dict)
@@ -54,12 +55,13 @@ class Scene:
     per_node: int = 1
     details: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
-    #: Of the profiler's schedule, from 0. ``anew``: each one is that of another profiler, which counts its steps from 0.
+    #: The cycle of the profiler's schedule, from 0. ``restart_step_numbers``: each cycle is that of another profiler,
+    #: which counts its steps from 0.
     cycle: int = 0
     anew: bool = False
 
     def write(self, folder: Path, compress: bool = True, only: range | None = None) -> Path:
-        """Write a trace of each rank and its description. Returns the folder."""
+        """Write a trace of each rank and its description. Returns the directory."""
         folder.mkdir(parents=True, exist_ok=True)
         plan = list(self._plan())
         for rank in only or range(self.ranks):
@@ -74,7 +76,7 @@ class Scene:
         return folder
 
     def write_foreign(self, folder: Path, only: range | None = None) -> Path:
-        """Write what torch.profiler.tensorboard_trace_handler leaves of a cycle. Returns the folder."""
+        """Write what torch.profiler.tensorboard_trace_handler leaves of a cycle. Returns the directory."""
         self.write(folder, only=only)
         for rank in only or range(self.ranks):
             (folder / f"rank-{rank}.json").unlink()
@@ -85,7 +87,7 @@ class Scene:
     # The truth
 
     def _plan(self) -> Iterator[list[dict[str, float]]]:
-        """For each step and rank, the true times of all events in milliseconds."""
+        """Yield, for each step, the true times of all events of each rank in milliseconds."""
         chance = random.Random(7)
         begins = [0.0] * self.ranks
         for step in range(self.steps):
@@ -112,16 +114,16 @@ class Scene:
             computed = part["work"] + part["computing"]
             # Gloo starts both as soon as they are requested, a GPU stream one after the other.
             part["computed"], part["second"] = computed, max(computed, part["first_end"]) if self.gpu else computed
-        # It cannot start on the wire before the first one has ended.
+        # The second one cannot start on the wire before the first one has ended.
         ended = max([ended, *(part["second"] for part in parts)]) + self.transfer
         for part in parts:
             part["end"] = ended + chance.uniform(0, self.jitter)
 
     def clock(self, rank: int, true: float) -> float:
-        """What the clock of a rank shows, in milliseconds since the start of the true time."""
+        """Return the time on the clock of a rank, in milliseconds since the start of the true time."""
         return (true + 10_000.0 * self.cycle) * (1 + self.drift.get(rank, 0.0)) + self.offsets.get(rank, 0.0)
 
-    # What is written
+    # The files
 
     def _ts(self, rank: int, true: float) -> float:
         return (BEGIN - BASE) / 1e3 + self.clock(rank, true) * 1e3
@@ -146,7 +148,7 @@ class Scene:
         }
 
     def _group(self, members: tuple[int, ...]) -> str:
-        """The name of a process group; "0" is the one of all ranks."""
+        """Return the name of a process group; "0" is the one of all ranks."""
         return str(self.groups.index(members) + 1) if members in self.groups else "0"
 
     def _head(self, rank: int) -> str:
@@ -192,7 +194,7 @@ class Scene:
         )
 
     def _step(self, rank: int, step: int, part: dict[str, float]) -> Iterator[str]:
-        # As in PyTorch, what was started in a step belongs to that step, even if it runs later.
+        # An operation that was started in a step belongs to that step, even if it runs later, as in PyTorch.
         number = step + 2 + (0 if self.anew else self.cycle * (self.steps + 2))
         yield self._event(
             rank, "user_annotation", f"ProfilerStep#{number}", part["begin"], part["end"] + self.own - 0.01

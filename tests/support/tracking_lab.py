@@ -44,7 +44,7 @@ LIBRARY_KEPT = "/mnt/shared/mlflow-library"
 
 
 def opener(trust: str) -> urllib.request.OpenerDirector:
-    """Of URLs, with these certificates."""
+    """Build an opener of URLs that trusts these certificates."""
     context = ssl.create_default_context(cadata=trust) if trust else None
     if context:
         # One that was provided is for the name of the machine, which this machine cannot resolve.
@@ -53,10 +53,13 @@ def opener(trust: str) -> urllib.request.OpenerDirector:
 
 
 class TrackingLab(Lab):
-    """``uri`` is the current address of the server, ``trust`` the certificates by which it is verified."""
+    """The lab and its tracking server.
+
+    ``server_uri`` is the current address of the server, ``trusted_certificates`` are those by which it is verified.
+    """
 
     def __init__(self, name: str = NAME, network: str = NETWORK) -> None:
-        """``network`` begins the addresses of the lab's hosts."""
+        """Find the server. ``network`` begins the addresses of the lab's hosts."""
         super().__init__(name)
         self.network = network
         self.trust = ""
@@ -89,27 +92,27 @@ class TrackingLab(Lab):
             return bytes(answer.read())
 
     def runs(self, experiment: str) -> dict[str, dict[str, Any]]:
-        """The runs of an experiment, by their names."""
+        """Return the runs of an experiment, by their names."""
         found = self.ask(f"mlflow/experiments/get-by-name?experiment_name={experiment}")
         wanted = {"experiment_ids": [found["experiment"]["experiment_id"]]}
         return {run["info"]["run_name"]: run for run in self.ask("mlflow/runs/search", wanted).get("runs", [])}
 
     def known(self, experiment: str) -> dict[str, Any]:
-        """What identifies the runs: their IDs, times, users and the location of their artifacts."""
+        """Return what identifies the runs: their IDs, times, users and the location of their artifacts."""
         return {name: run["info"] for name, run in self.runs(experiment).items()}
 
     def history(self, run: dict[str, Any], metric: str) -> list[int]:
-        """The sorted steps of a metric, each as often as it was stored."""
+        """Return the sorted steps of a metric, each as often as it was stored."""
         path = f"mlflow/metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}"
         return sorted(int(point["step"]) for point in self.ask(path).get("metrics", []))
 
     def artifact(self, run: dict[str, Any], name: str) -> str:
-        """The content of an artifact."""
+        """Return the content of an artifact."""
         where = run["info"]["artifact_uri"].partition(":/")[2]
         return self.fetch(f"mlflow-artifacts/artifacts/{where}/{name}").decode()
 
     def answers(self) -> bool:
-        """Whether the server answers."""
+        """Return whether the server responds."""
         try:
             self.ask("mlflow/experiments/get?experiment_id=0")
         except OSError:
@@ -133,12 +136,12 @@ class TrackingLab(Lab):
         self.run(host, "sh", "-c", f"mkdir -p {LIBRARY} && cp -a {LIBRARY_KEPT}/*/ {LIBRARY}", timeout=600)
 
     def secrets(self) -> set[str]:
-        """The passwords, and the lines of the private key, that only some of the first server's files may have."""
+        """Return the passwords, and the lines of the private key, that only some of the first server's files may have."""
         made = self.run(MANAGER, "sh", "-c", f"cat {FOLDER}/checker; echo; cat {FOLDER}/*.key")
         return {line for line in made.splitlines() if len(line) > 20 and not line.startswith("-----")}
 
     def versions(self, host: str) -> str:
-        """The version of the schema in PostgreSQL."""
+        """Return the version of the schema in PostgreSQL."""
         return self.in_database(host, "SELECT version_num FROM alembic_version", "gpumesh_tracking")
 
     def in_database(self, host: str, words: str, *options: str) -> str:
@@ -147,7 +150,7 @@ class TrackingLab(Lab):
 
 
 def certificate(machine: str, folder: Path) -> tuple[Path, Path]:
-    """A certificate for the name of a machine, and its private key."""
+    """Create a certificate for the name of a machine. Returns its path, and that of its private key."""
     made, key = folder / f"{machine}.pem", folder / f"{machine}.key"
     argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={machine}"]
     argv += ["-addext", f"subjectAltName=DNS:{machine}", "-keyout", str(key), "-out", str(made)]
@@ -160,14 +163,14 @@ def tags(run: dict[str, Any]) -> dict[str, str]:
 
 
 class Told(NamedTuple):
-    """What playbooks have told about the passwords of users and the keys of the server, while both were new and the
-    processes of all members were watched; see `watched`.
+    """The playbooks that could have printed the passwords of users and the keys of the server, while both were new and
+    the processes of all members were watched; see `watch_processes`.
     """
 
     tracking: Run
     show: Run
     check: Run
-    #: The folder with the report of the check.
+    #: The directory with the report of the check.
     report: Path
     passwords: dict[str, str]
 
@@ -177,7 +180,7 @@ class Told(NamedTuple):
 
 
 def written(name: str) -> str:
-    """The content of a file, as the guide shows it."""
+    """Return the content of a file, as the guide shows it."""
     (text,) = (block.text for block in blocks(GUIDES / f"{GUIDE}.md") if block.file == name)
     return f"{text}\n"
 

@@ -17,9 +17,9 @@ SCENARIO = ROOT / "extensions" / "molecule" / "work"
 TRAINER = "/mnt/shared/trainer.py"
 #: Seconds of a step of the small program. In `make chaos`, its 120 steps must last longer than a volume is full.
 SECONDS = float(os.environ.get("GPUMESH_STEP_SECONDS", "0.2"))
-#: Enough for runs that are only killed.
+#: Seconds of a step in runs that are only killed.
 SHORT = 0.1
-#: The code of examples/full is only on the manager, in a folder of its own; the corpus is only on the shared volume.
+#: The code of examples/full is only on the manager, in a directory of its own; the corpus is only on the shared volume.
 CODE, CORPUS = "/root/full", "/mnt/shared/corpus"
 #: A model that two processors can train in seconds.
 _SIZE = ("--layers", "2", "--width", "64", "--length", "64", "--batch", "24", "--warm-up", "10", "--rate", "3e-3")
@@ -34,9 +34,11 @@ class Outcome(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program to train. ``options`` are those of gpumesh-train, ``process`` is the pattern with which pgrep finds the
-    ranks, ``draft`` the file name of a checkpoint while it is written, ``saving`` makes writing slow enough to be hit,
-    and ``seconds`` is the length of a step, where that can be given.
+    """A program to train.
+
+    ``train_options`` are those of gpumesh-train, ``process_pattern`` is the pattern with which pgrep finds the ranks,
+    ``draft_pattern`` the file name of a checkpoint while it is written, ``slow_saving`` makes writing slow enough to be
+    hit, and ``step_seconds`` is the length of a step, where it can be given.
     """
 
     command: tuple[str, ...]
@@ -47,7 +49,7 @@ class Program(NamedTuple):
     seconds: float = SECONDS
 
     def argv(self, steps: int, interval: int, extra: Sequence[str] = ()) -> list[str]:
-        """The command line of a rank."""
+        """Return the command line of a rank."""
         if self.options:
             return [*self.command, "--steps", str(steps), "--interval", str(interval), *extra]
         return [*self.command, str(steps), str(self.seconds), *extra]

@@ -24,10 +24,11 @@ STEPS, INTERVAL = 120, 10
 ENDED = ("finished", "failed", "cancelled")
 #: Seconds to allow on a busy machine.
 PATIENCE = 240.0
-#: Seconds between two questions whether the job of a run is lost.
+#: Seconds between two queries whether the job of a run is lost.
 LOST = 30.0
 
-#: With control groups of either version. Arguments: the name of the group, microseconds of each 100 ms, the processes.
+#: A script for control groups of either version. Arguments: the name of the group, microseconds of each 100 ms, the
+#: processes.
 LIMIT = """
 if test -d /sys/fs/cgroup/cpu; then group=/sys/fs/cgroup/cpu/$1 limit=cpu.cfs_quota_us none=-1
 else group=/sys/fs/cgroup/$1 limit=cpu.max none=max; fi
@@ -36,7 +37,7 @@ test -z "$2" || for process in $(pgrep -f "$3"); do echo $process > $group/cgrou
 test -n "$2" || rmdir $group || true
 """
 
-#: Waits up to two minutes until a checkpoint is being written, and kills the ranks of this host.
+#: A script that waits up to two minutes until a checkpoint is being written, and kills the ranks of this host.
 KILL_WRITER = """
 ranks=$(pgrep -f "$1")
 end=$(($(date +%s) + 120))
@@ -52,23 +53,23 @@ Found = dict[str, Any]
 
 
 def all_samples(steps: int) -> float:
-    """The sum of all samples that a run reads: the numbers from 0, 12 in each step."""
+    """Return the sum of all samples that a run reads: the numbers from 0, 12 in each step."""
     return float(sum(range(12 * steps)))
 
 
 def causes(found: Found) -> list[tuple[str, Any, str]]:
-    """The kind, rank and node of the cause that ended each attempt."""
+    """Return the kind, rank and node of the cause that ended each attempt."""
     return [(one["cause"]["kind"], one["cause"]["rank"], one["cause"]["node"]) for one in found["attempts"]]
 
 
 def check_steps(found: Found) -> None:
-    """Each attempt must start at the last checkpoint of the previous one."""
+    """Assert that each attempt starts at the last checkpoint of the previous one."""
     for before, after in zip(found["attempts"], found["attempts"][1:]):
         assert before["last"] - after["first"] < INTERVAL, (before, after)
 
 
 class TrainLab(Lab):
-    """Four hosts with gpumesh-train, and the folder of this machine that contains their runs."""
+    """Four hosts with gpumesh-train, and the directory of this machine that contains their runs."""
 
     def __init__(self, name: str, program: Program = SMALL) -> None:
         super().__init__(name)
@@ -92,7 +93,7 @@ class TrainLab(Lab):
         self.train("--detach", "--name", name, *self.program.options, *options, "--", *argv)
 
     def state(self, name: str) -> Found:
-        """The content of run.json."""
+        """Return the content of run.json."""
         try:
             return dict(json.loads((self.runs / name / "run.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -101,12 +102,14 @@ class TrainLab(Lab):
     def await_run(
         self, name: str, what: str, holds: Callable[[Found], Any], seconds: float = PATIENCE, spacing: float = 1.0
     ) -> Found:
-        """Wait until ``holds`` returns true for the run. Returns the content of run.json."""
+        """Wait until ``condition`` returns true for the run. Returns the content of run.json."""
         self.wait(f"{name} {what}: {self.state(name)}", lambda: holds(self.state(name)), seconds, spacing)
         return self.state(name)
 
     def end_of(self, name: str) -> Callable[[Found], bool]:
-        """Whether the run has ended, also if run.json does not say so: ``show`` asks Slurm for its job, now and then."""
+        """Return a condition that holds if the run has ended, also if run.json does not say so: ``show`` asks Slurm for
+        its job now and then.
+        """
         asked = time.monotonic()
 
         def ended(found: Found) -> bool:
@@ -131,7 +134,7 @@ class TrainLab(Lab):
         return found
 
     def at_step(self, name: str, attempt: int, some: int) -> Found:
-        """Wait until an attempt has made ``some`` steps of its own. Returns the content of run.json."""
+        """Wait until an attempt has made ``step_count`` steps. Returns the content of run.json."""
         return self.await_run(
             name,
             f"has made {some} steps in attempt {attempt}",
@@ -169,7 +172,7 @@ class TrainLab(Lab):
         self.run(node, "sh", "-c", KILL_WRITER, "-", self.program.process, draft)
 
     def result(self, name: str) -> Outcome:
-        """The result of the run, from the last line of rank 0."""
+        """Return the result of the run, from the last line of rank 0."""
         log = self.runs / name / "attempts" / f"{len(self.state(name)['attempts']):03}" / "rank-0.log"
         return self.program.outcome(log.read_text(encoding="utf-8").splitlines()[-1])
 
@@ -187,7 +190,7 @@ class TrainLab(Lab):
             self.await_boot(host, SUPERVISORD if host == BARE else "")
 
     def interface(self, host: str) -> str:
-        """The name of its interface in the lab's network."""
+        """Return the name of the host's interface in the lab's network."""
         known = set(re.findall(r"\d+\.\d+\.\d+\.\d+", self.inventory.read_text(encoding="utf-8")))
         lines = self.run(host, "ip", "-oneline", "-4", "address", "show", "scope", "global").splitlines()
         return next(line.split()[1] for line in lines if line.split()[3].partition("/")[0] in known)

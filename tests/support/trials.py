@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-#: Begins such a program, which then calls ``tries(NAME, FUNCTION)``.
+#: The beginning of such a program, which then calls ``tries(NAME, FUNCTION)``.
 TRIES = """
 def tries(name, action):
     try:
@@ -18,7 +18,7 @@ def tries(name, action):
 
 
 def denied(said: dict[str, str]) -> set[str]:
-    """The names of what the kernel denied, where ``said`` is what a program printed by name. All else must be done."""
+    """Return the names of what the kernel denied. Everything else in ``result_by_name`` must be done."""
     found = {name for name, word in said.items() if word == "PermissionError"}
     assert {name for name, word in said.items() if word == "done"} == set(said) - found, said
     return found

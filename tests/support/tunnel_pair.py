@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from namespaces import call, joined
 
-#: Does what the module wireguard does, in a namespace and with a configuration folder of its own.
+#: A program that does what the module wireguard does, in a namespace and with a configuration directory of its own.
 PROGRAM = """
 import json, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
@@ -54,7 +54,7 @@ class End:
         self.folder.mkdir()
         unique = uuid4().hex[:6]
         self.namespace = f"gmpsk{unique}"
-        # wireguard-go's socket is in a folder that the namespaces share, so each interface has a name of its own.
+        # wireguard-go's socket is in a directory that the namespaces share, so each interface has a name of its own.
         self.interface = f"gm{unique}"
         self.address = f"10.99.7.{number}"
         self.peer: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class End:
         return json.loads(self.run(sys.executable, "-c", PROGRAM, stdin=json.dumps(asked)))
 
     def shared(self) -> str:
-        """The preshared key of the running interface."""
+        """Return the preshared key of the running interface."""
         return self.run("wg", "show", self.interface, "preshared-keys").split()[1]
 
 
@@ -87,7 +87,7 @@ Pair = tuple[End, End]
 
 @contextmanager
 def tunnel(folder: Path) -> Iterator[Pair]:
-    """Set up both ends, which can reach each other. Their configurations and keys are below ``folder``."""
+    """Set up both ends, which can reach each other. Their configurations and keys are below ``directory``."""
     a, b = End("a", 1, folder), End("b", 2, folder)
     with joined(a.namespace, b.namespace):
         try:

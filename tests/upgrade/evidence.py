@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs on a cluster and what is on its hosts, as data, and what an upgrade has lost or left behind.
+"""The state of a cluster and its hosts, as data, and what an upgrade has lost or left behind.
 
 This module runs nothing.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Job(NamedTuple):
-    """A job of Slurm. ``process`` is that of its batch script; empty if it has none."""
+    """A job of Slurm. ``process_id`` is that of its batch script; empty if it has none."""
 
     state: str
     restarts: str
@@ -23,11 +23,12 @@ class Job(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What users have on the cluster at one moment.
+    """The work of users on the cluster at one moment.
 
-    ``attempts`` are the jobs of the attempts of the training run, ``points`` the steps of it that the tracking server has,
-    ``containers`` identifies the first process of each container of the session, ``experiments`` is what identifies each
-    tracked run, and ``logins`` has the shell of the user on each host.
+    ``attempt_jobs`` are the jobs of the attempts of the training run, ``tracked_steps`` those of its steps that the
+    tracking server has, ``process_by_container`` identifies the first process of each container of the session,
+    ``identity_by_run`` is what identifies each tracked run, and ``shell_by_host`` has the shell of the user on each
+    host.
     """
 
     run: str
@@ -44,8 +45,8 @@ class Work(NamedTuple):
 TEXTS = ("/etc/gpumesh/job_environment.json", "/etc/gpumesh/ssh/lan/known_hosts", "/root/.ssh/authorized_keys")
 _MASKED = re.compile(r'AAAA[\w+/=]+|(?<="GPUMESH_GENERATION": )"\d+"')
 
-#: What differs between two clusters of the same version and options: what users, jobs and databases have written, and the
-#: contents of keys, certificates and passwords that each host or cluster makes.
+#: The differences between two clusters of the same version and options: what users, jobs and databases have written,
+#: and the contents of keys, certificates and passwords that each host or cluster creates.
 _OWN = re.compile(
     r"/home/|/var/(log|spool/slurm|lib/(slurm|docker-registry|postgresql/\d+/main/(base|pg_wal)))"
     r"|shared memory: . (PostgreSQL\.\d+|libpod_(rootless_)?lock\w*)$"
@@ -59,7 +60,7 @@ _OWN = re.compile(
 
 
 def find_losses(before: Work, after: Work) -> list[str]:
-    """Each loss between two moments, such as a run that began again or a container that is another one."""
+    """Return each loss between two moments, such as a run that began again or a container that is another one."""
     found = []
     if (after.run, after.attempts) != (before.run, before.attempts):
         found.append(
@@ -80,7 +81,7 @@ def find_losses(before: Work, after: Work) -> list[str]:
 
 
 def find_standstill(before: Work, after: Work) -> list[str]:
-    """What did not go on between two moments."""
+    """Return what did not go on between two moments."""
     found = [] if after.step > before.step else [f"the training run is still at step {before.step}"]
     if len(after.points) <= len(before.points):
         found.append(f"the tracking server still has {len(before.points)} points of the run")
@@ -88,7 +89,7 @@ def find_standstill(before: Work, after: Work) -> list[str]:
 
 
 def find_restarts(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """The daemons that are another process than before, by host."""
+    """Return the daemons that are another process than before, by host."""
     return [
         f"{name} on {host}"
         for host, daemons in before.items()
@@ -98,10 +99,10 @@ def find_restarts(before: Mapping[str, Mapping[str, str]], after: Mapping[str, M
 
 
 def find_leftovers(differences: Iterable[str]) -> list[str]:
-    """The differences between a host of a new cluster and the upgraded one that the upgrade has to answer for."""
+    """Return the differences between a host of a new cluster and the upgraded one that the upgrade is to blame for."""
     return [line for line in differences if not _OWN.match(line)]
 
 
 def mask(text: str) -> list[str]:
-    """The lines of a text without what each cluster has of its own."""
+    """Return the lines of a text without what each cluster has of its own."""
     return _MASKED.sub("(own)", text).splitlines()

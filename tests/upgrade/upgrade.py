@@ -8,10 +8,10 @@
     python tests/upgrade/upgrade.py 3f316e26 --keep
 
 Meanwhile, a training run is tracked, a session has containers on three nodes, one job runs and one waits for it, and
-users are logged in on two hosts. Nothing of it may be lost: the same processes go on, and end with the right results. Nothing
-of the older version may remain: afterwards, this tree builds the same cluster on new hosts, and the upgraded hosts must
-not differ from them. The older version, which calls itself a pre-release where both have the same number, must then be
-refused, and a second `site` of this tree must change nothing.
+users are logged in on two hosts. Nothing of it may be lost: the same processes go on, and end with the right results.
+Nothing of the older version may remain: afterwards, this tree builds the same cluster on new hosts, and the upgraded
+hosts must not differ from them. The older version, which calls itself a pre-release where both have the same number,
+must then be refused, and a second `site` of this tree must change nothing.
 
 The hosts are a lab of their own, as in the scenario `work`. Logs are in .lab/NAME-logs/. Exits 1 if anything is wrong.
 """
@@ -53,7 +53,7 @@ CODE = "/mnt/shared/trainer.py"
 HURRY, GO = "/mnt/shared/hurry", "/mnt/shared/go"
 #: The hosts on which a user is logged in, one of them without a service manager.
 LOGINS = (MANAGER, BARE)
-#: In it, a user types a word, and sees it with the process that read it.
+#: A shell in which a user types a word, and sees it with the process that read it.
 SHELL = "while read -r word; do echo $$ $word; done"
 #: The job that waits runs only if this one has ended well.
 JOB = f"until test -e {GO}; do sleep 1; done; echo ran on"
@@ -71,7 +71,7 @@ def git(*argv: str, check: bool = True) -> str:
 
 
 def choose_commit(given: str) -> str:
-    """The commit that builds the cluster. Raises SystemExit if this clone does not have it."""
+    """Return the commit that builds the cluster. Raises SystemExit if this clone does not have it."""
     if not given:
         main = git("rev-parse", "--verify", "--quiet", "origin/main^{commit}", check=False)
         given = main if main and git("diff", "--name-only", main) else FIRST
@@ -82,7 +82,7 @@ def choose_commit(given: str) -> str:
 
 
 def check_out(commit: str, folder: Path) -> None:
-    """Put the collection of a commit below a folder. It calls itself older than this one if it has the same number."""
+    """Put the collection of a commit below a directory. It is marked as older than this one if it has the same number."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / TREE).mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
@@ -109,7 +109,7 @@ class Login:
         )
 
     def ask(self, word: str) -> str:
-        """Type a word. Returns the process that answers, or why none does."""
+        """Type a word. Returns the process that responds, or why none does."""
         assert self.process.stdin and self.process.stdout
         try:
             self.process.stdin.write(f"{word}\n".encode())
@@ -147,7 +147,7 @@ class Upgrade:
         print(f"{time.monotonic() - self.began:5.0f} s  {text}", flush=True)
 
     def expect(self, what: str, wrong: list[str]) -> None:
-        """Note what is wrong, and go on: one run of this test shows everything that an upgrade loses."""
+        """Record what is wrong, and go on: one run of this test shows everything that an upgrade loses."""
         self.wrong += [f"{what}: {line}" for line in wrong]
         self.say(f"{what}: {'FAILED: ' + '; '.join(wrong) if wrong else 'passed'}")
 
@@ -233,7 +233,7 @@ class Upgrade:
         self.expect("the upgraded hosts are like new ones", wrong)
 
     def states(self) -> dict[str, Any]:
-        """What is on each host, with the lines of some files."""
+        """Return what is on each host, with the lines of some files."""
         texts = {host: {path: mask(LAB.run(host, "cat", path)) for path in TEXTS} for host in MACHINES}
         return {host: {**host_state.read(LAB, host), **texts[host]} for host in MACHINES}
 
@@ -241,7 +241,7 @@ class Upgrade:
 
     @contextlib.contextmanager
     def collection(self, folder: Path) -> Iterator[None]:
-        """Use the collection in this folder instead of this tree."""
+        """Use the collection in this directory instead of this tree."""
         os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(folder)
         try:
             shown = ansible("ansible-galaxy", "collection", "list", "gpumesh.cluster").output
@@ -283,7 +283,7 @@ class Upgrade:
 
     @staticmethod
     def refusal(done: Run) -> list[str]:
-        """What is wrong with the refusal by the record of the newer version."""
+        """Return what is wrong with the refusal by the record of the newer version."""
         known = "was last changed by gpumesh.cluster" in done.words or "it has schema version" in done.words
         return [*done.changes, *([] if done.code and known else [f"status {done.code}: {done.report}"])]
 
@@ -291,7 +291,7 @@ class Upgrade:
         version = self.tracking.record().get("collection_version")
         return [] if version == VERSION else [f"the record has {version}, and this is {VERSION}"]
 
-    # What users do
+    # The work of users
 
     def begin_work(self) -> str:
         """Start everything. Returns the result of an undisturbed run."""
@@ -320,7 +320,7 @@ class Upgrade:
 
     def train(self, name: str, seconds: str, *options: str) -> None:
         command = ["python3", CODE, str(STEPS), seconds, "--track", *options]
-        # It shares the nodes with the session and the jobs.
+        # The run shares the nodes with the session and the jobs.
         shares = ("--sbatch", "--cpus-per-task=1")
         by("alice", "gpumesh-train", "--detach", "--name", name, "--nodes", "4", *shares, "--", *command)
 
@@ -332,7 +332,7 @@ class Upgrade:
             self.logins[host] = Login(self.tracking.address(host), self.folder)
 
     def look(self) -> Work:
-        """What users have now."""
+        """Return the present work of users."""
         run = self.state("through")
         return Work(
             run["state"],
@@ -359,7 +359,7 @@ class Upgrade:
         return dict(found)
 
     def job(self, name: str) -> Job:
-        """The job of bob with this name."""
+        """Return the job of bob with this name."""
         shown = LAB.run(MANAGER, "scontrol", "--oneliner", "show", "job", self.jobs[name])
         about = dict(word.split("=", 1) for word in shown.split() if "=" in word)
         running = about["JobState"] == "RUNNING"
@@ -367,7 +367,7 @@ class Upgrade:
         return Job(about["JobState"], about["Restarts"], about["StartTime"], process)
 
     def points(self, name: str) -> list[int]:
-        """The steps of the run that the tracking server has."""
+        """Return the steps of the run that the tracking server has."""
         run = self.tracking.runs("alice").get(name)
         return self.tracking.history(run, "loss") if run else []
 
@@ -377,7 +377,7 @@ class Upgrade:
         by("alice", "srun", "python3", "/usr/local/lib/gpumesh/python/gpumesh_track.py", track)
 
     def result(self, name: str) -> str:
-        """The line with the result of rank 0. What tracks the run may print another one after it."""
+        """Return the line with the result of rank 0. The program that tracks the run may print another one after it."""
         log = self.shared / "alice" / "runs" / name / "attempts" / "001" / "rank-0.log"
         lines = log.read_text(encoding="utf-8").splitlines()
         return next((line for line in lines if line.startswith("weight ")), f"no result: {lines[-1:]}")
@@ -386,10 +386,10 @@ class Upgrade:
         LAB.wait(f"the run {name} has ended", lambda: self.state(name)["state"] in ENDED, 2 * PATIENCE)
         return self.state(name)
 
-    # What became of it
+    # The results
 
     def await_points(self, before: Work) -> list[str]:
-        """What is wrong with the points that the run sends after the upgrade."""
+        """Return what is wrong with the points that the run sends after the upgrade."""
         try:
             LAB.wait("points arrive", lambda: len(self.points("through")) > len(before.points), PATIENCE)
         except AssertionError as failure:
@@ -397,7 +397,7 @@ class Upgrade:
         return []
 
     def greet(self) -> list[str]:
-        """The containers that cannot be entered, or do not reach the others by name."""
+        """Return the containers that cannot be entered, or do not reach the others by name."""
         said = {
             name: inside("alice", name, "ssh", "main1", "hostname", check=False).strip() for name in ("sub1", "sub2")
         }
@@ -423,7 +423,7 @@ class Upgrade:
             said = (self.shared / "bob" / name).read_text(encoding="utf-8").strip()
             if (state := self.job(name).state) != "COMPLETED" or said != text:
                 wrong.append(f"the job that {name} is {state} and has printed '{said}'")
-        # Slurm forgets them.
+        # Slurm forgets ended jobs.
         self.jobs = {}
         return wrong
 
@@ -448,7 +448,7 @@ class Upgrade:
         LAB.run(MANAGER, "scancel", "--user=alice,bob", check=False)
         session_lab.await_nothing()
         LAB.await_idle(MANAGER)
-        # What watches over sessions on a node ends by itself, a while after the last one.
+        # The process that watches over sessions on a node ends by itself, a while after the last one.
         watching = ("pgrep", "-x", "gpumesh-session")
         LAB.wait(
             "nothing watches", lambda: not any(LAB.run(host, *watching, check=False) for host in MACHINES), PATIENCE
@@ -456,7 +456,7 @@ class Upgrade:
 
 
 def identify_containers() -> dict[str, str]:
-    """The first process of each container of alice's session, with its job, address and node; empty without a session."""
+    """Return the first process of each container of alice's session, with its job, address and node; empty without one."""
     identity = ("sh", "-c", "cut -d ' ' -f 22 /proc/1/stat; readlink /proc/1/ns/pid")
     try:
         job, placed = job_of("alice"), places("alice")

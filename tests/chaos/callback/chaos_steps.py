@@ -24,7 +24,7 @@ description:
 
 
 class CallbackModule(CallbackBase):
-    """Counts tasks, starting from 1."""
+    """A counter of tasks, starting from 1."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -49,7 +49,7 @@ class CallbackModule(CallbackBase):
             os.killpg(0, signal.SIGKILL)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        """Handlers are tasks."""
+        """Record a handler as a task."""
         self.v2_playbook_on_task_start(task, False)
 
     def v2_runner_on_ok(self, result: Any) -> None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 @pytest.fixture(name="host", params=["full", "read-only"])
 def _host(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
-    """What the kernel says there, and the words that start a command there."""
+    """Create the host. Yields the message of its kernel, and the arguments that start a command there."""
     said = {"full": "No space left on device", "read-only": "Read-only file system"}[request.param]
     with namespace("--net", "sh", "-c", MAKE, "sh", request.param) as prefix:
         yield said, prefix
@@ -45,7 +45,7 @@ def _host(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(name="programs")
 def _programs(tmp_path: Path) -> Path:
-    """Those of a host that has everything that the modules need."""
+    """Create the programs of a host that has everything that the modules need."""
     scripts = {
         "munged": "exit 0",
         "supervisord": "exit 0",

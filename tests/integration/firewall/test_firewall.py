@@ -32,7 +32,7 @@ STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 MEMBER, STRANGER, OTHER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.1"
-#: Runs the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
+#: A program that does the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
 PROGRAM = """
 import json, os, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
@@ -88,7 +88,7 @@ table inet filter {
 
 
 class Pair:
-    """A host with the firewall, and one that dials it from three addresses."""
+    """A host with the firewall, and a client that connects to it from three addresses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,11 +106,11 @@ class Pair:
         return json.dumps({"given": given, "check": check, "folder": str(self.folder), "cluster": cluster})
 
     def through(self, source: str, port: int) -> bool:
-        """Whether a connection comes about, however busy the machine."""
+        """Return whether a connection is established, however busy the machine."""
         return self.dials(source, port, 60)
 
     def answers(self, source: str, port: int) -> bool:
-        """Whether a listener that has just been started answers within minutes."""
+        """Return whether a listener that has just been started responds within minutes."""
         deadline = time.monotonic() + 240
         while not self.dials(source, port, 5):
             if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ class Pair:
         return True
 
     def dropped(self, source: str, port: int) -> bool:
-        """Whether the table has dropped what came, which it counts, and no connection came about."""
+        """Return whether the table has dropped packets, which it counts, and no connection was established."""
         before = self._drops()
         return not self.dials(source, port, 1.5) and self._drops() > before
 
@@ -199,7 +199,7 @@ def test_members_get_through_and_strangers_do_not(pair: Pair) -> None:
 
 
 def role_ports(**inventory: Any) -> list[str]:
-    """The TCP ports that the role closes by default, with these variables in the inventory."""
+    """Return the TCP ports that the role closes by default, with these variables in the inventory."""
     played = play(
         firewall.ActionModule,
         {"record": RECORD, "tcp_ports": []},
@@ -305,7 +305,7 @@ print(peer.recv(4).decode(), flush=True)
 
 
 def test_what_the_host_has_opened_before_the_first_table_goes_on(pair: Pair) -> None:
-    """No connection is tracked before, so that the next packet of an open one counts as new, to an ephemeral port."""
+    """Connections are not tracked before, so that the next packet of an open one counts as new, to an ephemeral port."""
 
     def start(where: str, *words: str) -> subprocess.Popen[str]:
         command = ["ip", "netns", "exec", where, sys.executable, "-c", *words]
@@ -467,7 +467,7 @@ def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
     assert pair.through(STRANGER, 22)
 
 
-#: With the port of the listener, and that of sshd.
+#: The options with the port of the listener, and that of sshd, in closed ranges.
 RANGES: dict[str, Any] = {**GIVEN, "tcp_ports": ["2049", "15000-28999", "32768-60999"]}
 
 
@@ -482,7 +482,7 @@ def test_the_port_of_ssh_stays_open_within_a_closed_range(pair: Pair) -> None:
 
 @pytest.fixture(name="login")
 def _login(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The command that logs in to the host from the stranger's address, at a port within a closed range."""
+    """Yield the command that logs in to the host from the stranger's address, at a port within a closed range."""
     folder = tmp_path_factory.mktemp("ssh")
     for key in ("key", "host_key"):
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
@@ -514,7 +514,7 @@ def test_the_port_on_which_sshd_listens_is_never_closed_by_a_range(pair: Pair, l
     assert pair.apply(RANGES)["changed"]
     assert pair.dropped(STRANGER, 17000)
     assert pair.through(STRANGER, 20022)
-    # However the module arrives, it finds the same.
+    # The module finds the same, however it arrives.
     done = over_ssh(pair, login, RANGES)
     assert (done.stderr, json.loads(done.stdout)["changed"]) == ("", False)
 
@@ -528,7 +528,7 @@ def test_a_table_that_would_close_the_own_connection_is_refused(pair: Pair, logi
     for accepting in ({"ssh_from": [f"{STRANGER}/32"]}, {"ssh_from": ["192.0.2.0/24"], "trusted": ["10.9.0.0/24"]}):
         assert over_ssh(pair, login, {**given, **accepting}).returncode == 0
         assert pair.through(STRANGER, 20022)
-    # Only the port of SSH that is named is restricted.
+    # The port of SSH that is named is the only restricted one.
     assert over_ssh(pair, login, {**RANGES, "ssh_from": ["192.0.2.0/24"]}).returncode == 0
     assert pair.through(STRANGER, 20022)
 

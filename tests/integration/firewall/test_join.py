@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import TABLE_NAME
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, network
 
-#: What the roles write goes to a memory of this host.
+#: A script after which the roles write to memory of this host.
 APART = """
 mount -t tmpfs none /mnt && mkdir /mnt/etc /mnt/etc.work /mnt/lib /mnt/lib.work
 mount -t overlay -o lowerdir=/etc,upperdir=/mnt/etc,workdir=/mnt/etc.work none /etc
@@ -61,7 +61,7 @@ def test_a_machine_joins_members_that_have_firewalls(farm: Farm) -> None:
     farm.arguments = [*only, "--check"]
     changed(farm, role("cluster", "register"), cluster_join_only=True, cluster_machines=["n3"])
     assert table(one) == before
-    # Who is in the inventory and does not join is not let in.
+    # A machine that is in the inventory and does not join is not let in.
     farm.arguments = []
     changed(farm, role("cluster", "register"), cluster_join_only=True, cluster_machines=["n3"])
     for host in (one, two):

@@ -42,7 +42,7 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
 
 
 def health(host: Host, members: list[Host]) -> dict[str, Any]:
-    """The one check, as the module makes it."""
+    """Run the one check, as the module does."""
     peers = {peer.machine: peer.address for peer in members if peer is not host}
     options = {"machine": host.machine, "only": ["ssh_trust.login"], "ssh_peers": peers}
     argv = host.command(sys.executable, str(MODULES / "node_health.py"))
@@ -59,7 +59,7 @@ class Watch(threading.Thread):
     def __init__(self, members: list[Host]) -> None:
         super().__init__(daemon=True)
         self.most = dict.fromkeys((member.machine for member in members), 0)
-        # Whatever runs in a namespace shows its connections.
+        # Every process in a namespace shows its connections.
         self._places = {member.machine: Path(f"/proc/{member.processes()[0]}/net/tcp") for member in members}
         self._over = threading.Event()
 

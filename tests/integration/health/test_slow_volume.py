@@ -38,7 +38,7 @@ VOLUME, CHECK = "/mnt/volume", "storage.mounts"
 SECONDS = 2.0
 
 PREPARE = "mount -t tmpfs none /mnt && mkdir /mnt/volume"
-#: Until its standard input ends, also where the test has died.
+#: A script that keeps the volume frozen until its standard input ends, also if the test has died.
 SLOW = f"{PREPARE} && mount -o loop $1 {VOLUME} && fsfreeze -f {VOLUME} && echo ready; read -r _; fsfreeze -u {VOLUME}"
 DEAD = f"""
 import os, subprocess, sys
@@ -130,7 +130,7 @@ class Cluster:
         path.chmod(0o755)
 
     def look(self, prefix_of: dict[str, Sequence[str]]) -> dict[str, subprocess.CompletedProcess[str]]:
-        """The program on each of these nodes at the same time, as Slurm runs it, among the mounts of each."""
+        """Run the program on each of these nodes at the same time, as Slurm does, among the mounts of each."""
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
 
         def run(machine: str) -> subprocess.CompletedProcess[str]:

@@ -9,10 +9,10 @@ from tunnel_pair import Pair
 
 
 def test_a_peer_reaches_a_restarted_host_within_seconds(pair: Pair) -> None:
-    """Without a greeting it would send into the old session until it gives it up, 15 seconds later."""
+    """The peer would send into the old session for 15 seconds if the host did not trigger a handshake."""
     a, b = pair
     conf = b.ask("present")["conf"]
     b.run("ip", "link", "delete", b.interface)
     b.run("wg-quick", "up", conf)
-    # Until the first reply. Fails if there is none by then.
+    # The command ends with the first reply, and fails if there is none by then.
     a.run("ping", "-c", "1", "-w", "12", b.address)

@@ -16,7 +16,7 @@ from tunnel_pair import End, Pair
 
 
 def share(a: End, b: End) -> str:
-    """What the role does: a, which sorts first, makes the key, and both get it."""
+    """Do what the role does: a, which sorts first, creates the key, and both get it."""
     assert b.ask("offer", peers=["a"]) == {}
     key = a.ask("offer", peers=["b"])["b"]
     a.ask("present", keys={"b": key})
@@ -33,7 +33,7 @@ def unshare(a: End, b: End) -> None:
 
 
 def answered(pings: Path) -> set[int]:
-    """The numbers of the pings that have had an answer."""
+    """Return the numbers of the pings that were answered."""
     return {0, *(int(number) for number in re.findall(r"bytes from .* icmp_seq=(\d+) ", pings.read_text("utf-8")))}
 
 
@@ -61,7 +61,7 @@ def test_both_ends_take_the_key_and_give_it_up_and_no_packet_is_lost(pair: Pair,
             await_answers(pings)
         finally:
             ping.send_signal(signal.SIGINT)
-    # Those after the last one that was answered may have been on their way when ping was stopped.
+    # Pings after the last answered one may have been on their way when ping was stopped.
     found = answered(pings)
     assert set(range(1, max(found))) - found == set()
 
@@ -75,7 +75,7 @@ def test_a_new_session_needs_the_key(pair: Pair) -> None:
     for end in (a, b):
         assert end.ask("present")["changed"]
     a.run("ping", "-c", "1", "-w", "60", b.address)
-    # With another key at one end there is no session.
+    # A session is impossible with another key at one end.
     other = call("wg", "genpsk")
     for end in (a, b):
         end.run("wg", "set", end.interface, "peer", end.peer["public_key"], "remove")
@@ -85,10 +85,10 @@ def test_a_new_session_needs_the_key(pair: Pair) -> None:
         ["ip", "netns", "exec", a.namespace, "ping", "-c", "1", "-W", "3", b.address], check=False, capture_output=True
     )
     assert wrong.returncode != 0
-    # The next run of the role on both sets it right: the end that makes the key decides.
+    # The next run of the role on both corrects it: the end that creates the key decides.
     assert share(a, b) == other.strip()
     a.run("ping", "-c", "1", "-w", "60", b.address)
-    # Without one, a new session needs none.
+    # A new session needs no key after its removal.
     unshare(a, b)
     for end in (a, b):
         end.run("wg", "set", end.interface, "peer", end.peer["public_key"], "remove")

@@ -15,7 +15,7 @@ from pod_library import Daemon, Pod, build
 
 @pytest.fixture(name="folder")
 def _folder() -> Iterator[Path]:
-    """One that other accounts may enter, unlike pytest's own."""
+    """Create a directory that other accounts may enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="gpumesh-pod-") as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -28,9 +28,10 @@ print(address[0], peer.getpeername()[0], peer.getsockname()[0])
 
 
 def accepted(pod: Pod, connect: Callable[[int], socket.socket | subprocess.Popen[str]]) -> list[str]:
-    """What a program of the pod learns of a connection: the peer by accept and by getpeername, and its own address.
+    """Return what a program of the pod learns of a connection: the peer by accept and by getpeername, and its own
+    address.
 
-    ``connect``: is called with the port.
+    ``connect`` is called with the port.
     """
     with pod.start(LISTEN) as program:
         assert program.stdout
@@ -176,7 +177,7 @@ print(service.recv(9))
         assert pod.run(program) == ["111", "True", "nothing", "b'own'"]
 
     def test_nor_do_several_at_once(self, pod: Pod) -> None:
-        """As QUIC sends them. One to this host comes, the next one, to a member, does not go."""
+        """QUIC sends several at once. One to this host arrives, the next one, to a member, is not sent."""
         program = """
 import ctypes
 class Vector(ctypes.Structure):
@@ -227,7 +228,7 @@ print(peer.recv(1), peer.getpeername()[0], peer.getsockname()[0])
                 assert process.stdout.read().split() == ["b'x'", MEMBER, OWN]
 
     def test_who_uses_the_proxy_to_reach_this_pod_does_not_hold_up_the_others(self, pod: Pod) -> None:
-        """Each of these connections is like one that tailscaled hands on, of which it has not noted yet whose it is."""
+        """Every connection is like one that tailscaled forwards before it has noted whose it is."""
         program = """
 listener = socket.create_server(("", 0))
 print(listener.getsockname()[1])
@@ -243,8 +244,8 @@ for _ in range(6):
             for _ in range(5):
                 clients.enter_context(socket.create_connection(("127.0.0.1", port)))
                 assert process.stdout.readline().split() == ["127.0.0.1"] * 3
-            # Each program asks four times about a connection, since Python does so too. Only in the first accept was there a
-            # wait, with pauses that double up to a second: 11 more questions.
+            # Programs query a connection four times, since Python does so too. The first accept alone has waited, with
+            # pauses that double up to a second: 11 more questions.
             assert pod.daemon.questions <= 5 * 4 + 11
             pod.daemon.forwarded[None] = MEMBER
             clients.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -274,7 +275,7 @@ while True:
             for _ in range(3):
                 stranger = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
                 stranger.sendall(b"stranger")
-                # It was closed unread, so the end may be a reset.
+                # The connection was closed unread, so the end may be a reset.
                 with suppress(ConnectionResetError):
                     assert stranger.recv(1) == b""
             member = clients.enter_context(pod.daemon.forward(port))
@@ -314,7 +315,7 @@ subprocess.run([sys.executable, "-c", code], stdin=peer)
 
     @needs_root
     def test_another_account_does_not_pose_as_a_member(self, pod: Pod) -> None:
-        """Even at a port behind which tailscaled has a member: two connections of a host can share one."""
+        """The port may be one behind which tailscaled has a member: two connections of a host can share one."""
         pod.daemon.forwarded[None] = MEMBER
         dial = "peer = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print('there'); time.sleep(60)"
         words = accepted(pod, lambda port: pod.start(dial, port, user=NOBODY))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 _MODULES = "ansible_collections.gpumesh.cluster.plugins.modules"
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["__main__", __name__, f"{_MODULES}.reachability", f"{_MODULES}.reachability_listener"])
-#: From sched.h and sys/mount.h.
+#: The flags of sched.h and sys/mount.h.
 _NEW_MOUNTS, _NEW_NAME = 0x00020000, 0x04000000
 _BIND, _RECURSIVELY, _SLAVE = 1 << 12, 1 << 14, 1 << 19
 _DETACH = 2
@@ -57,7 +57,7 @@ def _run(place: Place, name: str, arguments: str, output: str) -> None:
 
 
 def _enter(place: Place) -> None:
-    """As `ip netns exec` does, and `unshare --uts`."""
+    """Enter the namespace as `ip netns exec` and `unshare --uts` do."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(function: str, *given: object) -> None:
@@ -68,7 +68,7 @@ def _enter(place: Place) -> None:
         call("setns", space.fileno(), 0)
     call("unshare", _NEW_MOUNTS | _NEW_NAME)
     call("mount", None, b"/", None, _SLAVE | _RECURSIVELY, None)
-    # What it shows of interfaces is that of the namespace of whoever mounts it.
+    # The new sysfs shows the interfaces of the namespace in which it is mounted.
     call("umount2", b"/sys", _DETACH)
     call("mount", b"sysfs", b"/sys", b"sysfs", 0, None)
     if place.machine:

@@ -31,7 +31,7 @@ MODULES = Path(__file__).parents[3] / "plugins" / "modules"
 
 
 def kill_group(running: subprocess.Popen[bytes]) -> None:
-    """As somebody who closes the terminal or runs out of patience."""
+    """Kill a process group, as a user does who closes the terminal."""
     with suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGKILL)
     running.wait()
@@ -48,7 +48,7 @@ class Host:
         self.interface = "eth0"
         #: Arguments before python, such as those of a program that shifts the clock.
         self.wrapper: list[str] = []
-        #: What /etc/hosts says here, and the host's own name; None for those of the machine.
+        #: The content of /etc/hosts here, with the host's own name; None for that of the machine.
         self.hosts_file: str | None = None
         call("ip", "netns", "add", self.namespace)
         self.ip("link", "set", "lo", "up")
@@ -66,14 +66,14 @@ class Host:
         self.run("nft", "-f", "-", stdin=rules)
 
     def command(self, *argv: str) -> list[str]:
-        """A command as it runs on this host, with its name and its /etc/hosts."""
+        """Return the command that runs another one on this host, with its name and its /etc/hosts."""
         named: list[str] = []
         if self._hosts():
             named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.machine]
         return ["ip", "netns", "exec", self.namespace, *named, *self.wrapper, *argv]
 
     def _hosts(self) -> str:
-        """Write what is /etc/hosts here, where `ip netns exec` looks for it. Returns its path, or an empty text."""
+        """Write /etc/hosts of this host to where `ip netns exec` looks for it. Returns its path, or an empty text."""
         if self.hosts_file is None:
             return ""
         path = Path("/etc/netns", self.namespace, "hosts")
@@ -108,7 +108,7 @@ class Host:
         return result
 
     def processes(self) -> list[int]:
-        """What runs in the namespace."""
+        """Return the processes in the namespace."""
         return [int(number) for number in call("ip", "netns", "pids", self.namespace).split()]
 
     def remove(self) -> None:
@@ -130,13 +130,13 @@ class Network:
         self.switch.ip("link", "set", "br0", "up")
 
     def add(self, machine: str) -> Host:
-        """A namespace without a link."""
+        """Add a namespace without a link."""
         host = Host(self, machine)
         self.hosts[machine] = host
         return host
 
     def plug(self, host: Host, interface: str = "eth0", address: str = "", mtu: int = 1500) -> None:
-        """A cable from a host's new interface to the switch."""
+        """Connect a new interface of a host to the switch."""
         port = f"{host.machine}{interface}"[-15:]
         self.switch.ip("link", "add", port, "type", "veth", "peer", "name", interface, "netns", host.namespace)
         # The switch itself carries everything: what is too large is decided at the hosts.
@@ -147,7 +147,7 @@ class Network:
         host.ip("link", "set", interface, "up")
 
     def member(self, number: int, **options: Any) -> Host:
-        """The host nNUMBER with the address 10.50.0.NUMBER/24."""
+        """Add the host nNUMBER with the address 10.50.0.NUMBER/24."""
         host = self.add(f"n{number}")
         host.address = f"10.50.0.{number}"
         host.hosts_file = f"127.0.0.1 localhost\n{host.address} {host.machine}\n"
@@ -164,9 +164,9 @@ class Farm:
         self.net = net
         self.folder = folder
         self._startups = startups
-        #: What the controller has beside the usual, such as ANSIBLE_SSH_ARGS.
+        #: Additional variables of the controller, such as ANSIBLE_SSH_ARGS.
         self.environment: dict[str, str] = {}
-        #: And what the command has beside the usual.
+        #: Additional arguments of the command.
         self.arguments: list[str] = []
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "host_key"))
@@ -189,7 +189,7 @@ class Farm:
         member.within("/usr/sbin/sshd", "-f", str(configuration))
 
     def _await(self) -> None:
-        """Until the last one answers."""
+        """Wait until the last host responds."""
         last = self.members[-1].address
         for _try in range(1000):
             done = subprocess.run(
@@ -201,7 +201,7 @@ class Farm:
         raise AssertionError(f"sshd at {last} does not answer")
 
     def inventory(self, dead: Sequence[Host] = ()) -> Path:
-        """For Ansible on the controller."""
+        """Write the inventory for Ansible on the controller."""
         hosts = {
             host.machine: {"ansible_host": "10.50.0.99" if host in dead else host.address} for host in self.members
         }
@@ -227,7 +227,7 @@ class Farm:
 
     @contextmanager
     def playing(self, tasks: Sequence[dict[str, Any]], **variables: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """The same in the background, in a process group of its own, which is killed in the end."""
+        """Run a play in the background, in a process group of its own, which is killed in the end."""
         argv, environment = self._prepare(tasks, 25, (), variables)
         with open(self.folder / "playing.log", "wb") as log:
             running = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -275,7 +275,7 @@ class Farm:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """A network that is gone afterwards, with all that ran in it, also when this process is told to end."""
+    """Create a network that is removed afterwards, with all that ran in it, also if this process is terminated."""
     made: Network | None = None
     name = f"gmr{uuid4().hex[:6]}"
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))
@@ -289,7 +289,7 @@ def network() -> Iterator[Network]:
 
 
 def record_of(members: Sequence[Host]) -> list[dict[str, str]]:
-    """The members as the role hands them on."""
+    """Return the members as the role passes them on."""
     return [{"machine": host.machine, "address": host.address, "interface": host.interface} for host in members]
 
 
@@ -302,9 +302,9 @@ def await_none(*hosts: Host) -> None:
 
 
 def measure(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any) -> dict[str, dict[str, Any]]:
-    """A whole run, as the role does it. ``silent`` members cannot be reached over SSH, but are targets.
+    """Do a whole run, as the role does. ``unreachable_members`` cannot be reached over SSH, but are targets.
 
-    Returns the results by phase and machine, as ``reach_verdicts.judge`` takes them.
+    Returns the results by phase and machine, as ``reach_verdicts.judge_reachability`` takes them.
     """
     run = {"run": uuid4().hex, "token": uuid4().hex, "ports": [22, 6817]}
     probing = {"timeout": 4, **options}

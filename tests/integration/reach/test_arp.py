@@ -27,7 +27,7 @@ print(json.dumps(arp.query_macs(arp.read_nic("eth0"), dict.fromkeys(addresses, "
 
 @pytest.fixture
 def hosts(net: Network) -> tuple[Host, Host]:
-    """The second has all the addresses."""
+    """Create two hosts, the second of which has all the addresses."""
     one, many = net.add("one"), net.add("many")
     net.plug(one, address="10.60.0.1/16")
     net.plug(many, address="10.60.9.1/16")
@@ -53,7 +53,7 @@ def test_every_reply_of_a_thousand_is_heard(hosts: tuple[Host, Host]) -> None:
 
 
 def test_lost_replies_are_not_taken_for_silence(hosts: tuple[Host, Host]) -> None:
-    """With the smallest buffer, and all requests at once."""
+    """The buffer is the smallest one, and all requests are sent at once."""
     one, _many = hosts
     found = ask(one, addresses(), batch=NUMBER)
     assert None in found.values()

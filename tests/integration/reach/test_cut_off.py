@@ -26,7 +26,7 @@ def farm(net: Network, tmp_path: Path) -> Farm:
 
 
 def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]:
-    """The tasks of a run in which the members still listen."""
+    """Return the tasks of a run in which the members still listen."""
     addresses = {member.machine: member.address for member in farm.members}
     options = {
         "run": run,
@@ -45,7 +45,7 @@ def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]
 
 
 def listening(farm: Farm) -> dict[str, list[int]]:
-    """The processes by machine."""
+    """Return the processes of listeners by machine."""
     return {
         member.machine: [number for number in member.processes() if name_of(number) == "gpumesh-reach"]
         for member in farm.members
@@ -108,9 +108,9 @@ def test_a_new_run_ends_what_a_killed_one_left(farm: Farm) -> None:
 def test_a_listener_ends_with_its_controller(farm: Farm) -> None:
     with farm.playing(listen_and_wait(farm, "alone", 64)) as running:
         left = await_listeners(farm)
-        # Longer than the part of its life for which it stays alone.
+        # The time is longer than the part of its lifetime for which a listener stays alone.
         time.sleep(18)
-        # As long as the controller is there, its pauses are its own business.
+        # Pauses of the controller do not end the listener as long as the controller exists.
         assert listening(farm) == left
         kill_group(running)
         farm.hang_up()
@@ -127,7 +127,7 @@ def test_a_connection_for_each_task_is_enough(farm: Farm) -> None:
 def test_the_run_of_another_controller_is_left_alone(farm: Farm) -> None:
     with farm.playing(listen_and_wait(farm, "another", 600)):
         left = await_listeners(farm)
-        # Another folder for its connections makes it another controller, as far as the hosts can see.
+        # Another directory for its connections makes it another controller, as far as the hosts can see.
         farm.environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(farm.folder / "other")
         done = farm.play([ROLE], reachability_members=farm.members_variable(), reachability_assert=True)
         assert done.returncode == 0, done.stdout
@@ -137,7 +137,7 @@ def test_the_run_of_another_controller_is_left_alone(farm: Farm) -> None:
 def test_two_playbooks_at_once_on_one_controller_do_not_disturb_each_other(farm: Farm) -> None:
     with farm.playing(listen_and_wait(farm, "first", 600)):
         left = await_listeners(farm)
-        # By the connections that the first one has opened.
+        # The second one uses the connections that the first one has opened.
         done = farm.play(
             [ROLE],
             reachability_members=farm.members_variable(),

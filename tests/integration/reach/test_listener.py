@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a listener does not do: answer strangers, listen elsewhere, stay."""
+"""The limits of a listener: it does not respond to strangers, listen elsewhere, or stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Ho
 
 TOKEN = "the-token-of-this-run"
 
-#: Speaks to the listener from another host. What it prints is what the stranger learns.
+#: A program that connects to the listener from another host, and prints what the stranger learns.
 STRANGER = """
 import json, socket, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import protocol
@@ -60,7 +60,7 @@ def ask(host: Host, expression: str) -> Any:
 
 
 def listen(host: Host, **options: Any) -> tuple[str, dict[str, int]]:
-    """The run, and a port of each kind."""
+    """Start a listener. Returns the run, and a port of each kind."""
     run = uuid4().hex
     settings = {"ports": [], "sample_count": 1, "lifetime": 300, "token": TOKEN, **options}
     result = host.listener(run=run, **settings)

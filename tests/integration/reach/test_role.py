@@ -25,7 +25,7 @@ def farm(net: Network, tmp_path: Path) -> Farm:
 
 
 def run(farm: Farm, *before: dict[str, Any], **variables: Any) -> tuple[int, str, dict[str, Any]]:
-    """The exit status, the output, and the fact that the role leaves."""
+    """Run the role. Returns the exit status, the output, and the fact that the role sets."""
     result = farm.folder / "result.json"
     result.unlink(missing_ok=True)
     keep = {
@@ -109,7 +109,7 @@ def test_throughput_tells_the_slow_host(farm: Farm) -> None:
 
 
 def test_the_secret_is_in_no_list_of_processes(farm: Farm) -> None:
-    """What Ansible hands over must not be seen by other users of a host."""
+    """The data that Ansible passes must not be visible to other users of a host."""
     token = "T0kenThatNobodyMaySee"
     run_one = {"run": "visible", "token": token, "ports": [], "lifetime": 30}
     farm.members[0].listener(**run_one)
@@ -140,7 +140,7 @@ def test_the_own_sender_measures_where_iperf3_does_not_work(net: Network) -> Non
         measured: list[dict[str, Any]] = member.listener(state="stopped", run="rates", timeout=120)["throughput"]
         return measured
 
-    # Whoever is through stops at once, and all of them are at the same time.
+    # Every member stops as soon as it has finished, and all of them finish at the same time.
     with ThreadPoolExecutor() as pool:
         collected = dict(zip([member.machine for member in members], pool.map(collect, members)))
     assert {one["method"] for measured in collected.values() for one in measured} == {"gpumesh"}, collected

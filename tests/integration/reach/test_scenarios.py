@@ -121,7 +121,7 @@ def test_a_prohibiting_firewall_is_no_missing_route(net: Network) -> None:
 
 def test_a_path_that_swallows_large_packets_is_a_black_hole(net: Network) -> None:
     members = [net.member(number) for number in (1, 2, 3)]
-    # What a tunnel on the way does whose routers may not send ICMP.
+    # The switch does what a tunnel on the way does whose routers may not send ICMP.
     net.switch.nft(
         """table bridge way { chain forward { type filter hook forward priority 0;
            oifname n2eth0 meta length > 1372 drop; }; }"""
@@ -219,7 +219,7 @@ def test_docker_that_overlaps_the_lan_is_the_wrong_interface(net: Network) -> No
     assert verdicts(found)["n2", "n1"] == verdicts(found)["n2", "n3"] == "wrong_interface", draw_matrix(found["pairs"])
     broken = pair(found, "n2", "n1")
     assert "docker0" in broken["message"] and "daemon.json" in broken["remedy"]
-    # What is sent to it arrives, but its answers go into the bridge.
+    # Packets to the member arrive, but its responses go into the bridge.
     assert pair(found, "n1", "n2")["status"] == "fail"
     assert verdicts(found)["n1", "n3"] == "ok"
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node with a session forwards, seen by a host on its LAN that is not a member, and is even its gateway.
+"""The packets that a node with a session forwards, seen by a host on its LAN that is not a member, but its gateway.
 
 The node has a LAN, a second gateway, a mesh, and containers behind a bridge with masquerading, as Docker has them.
 """
@@ -30,7 +30,7 @@ NODE, MEMBER, STRANGER, GATEWAY, DOCKER = "gmf-node", "gmf-member", "gmf-strange
 LAN, MESH, SERVER = "192.0.2.1", "10.99.0.1", "203.0.113.7"
 POOL = "10.192.0.0/10"
 JOB = 900500
-#: Of the first container.
+#: The address of the first container.
 INSIDE = str(plan.slot_subnet([POOL], plan.session_slot(plan.parse_token("+;demo;main;1"), JOB, [POOL]))[1])
 PATIENCE = 180.0
 NOBODY = 65534
@@ -48,7 +48,7 @@ SETTINGS = SessionSettings(
     "/var/tmp/gpumesh-{user}",
     mesh="wg0",
 )
-#: Prints the peer's address and port of each connection and datagram.
+#: A program that prints the peer's address and port of each connection and datagram.
 _LISTEN = """
 import select, socket, sys
 port = int(sys.argv[1])
@@ -65,7 +65,8 @@ while True:
             datagrams.sendto(b"answer", address)
         print(*address, flush=True)
 """
-#: Own address and port, those of the server, the protocol, and the seconds to wait: prints what it answers.
+#: A program that prints the response of a server. Arguments: own address and port, those of the server, the protocol,
+#: and the seconds to wait.
 _ASK = """
 import socket, sys
 own, port, peer, other, kind, patience = sys.argv[1:]
@@ -81,7 +82,8 @@ try:
 except OSError as failure:
     print(type(failure).__name__)
 """
-#: The addresses to send from, and those to send to: a datagram and a connection of each pair, from a port below 1024.
+#: A program that sends a datagram, and opens a connection, from a port below 1024. Arguments: the addresses to send
+#: from, and those to send to.
 _ATTACK = """
 import socket, sys, time
 kept = []
@@ -148,7 +150,7 @@ def listening(space: str, port: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def seen(process: subprocess.Popen[str]) -> tuple[str, int]:
-    """The peer of the next connection or datagram."""
+    """Return the peer of the next connection or datagram."""
     assert process.stdout is not None
     address, port = process.stdout.readline().split()
     return address, int(port)
@@ -189,13 +191,13 @@ def _hosts() -> Iterator[None]:
             ip(other, "link set eth0 up")
             ip(other, f"route add default via {address}")
         ip(NODE, "route add default via 192.0.2.66")
-        # Each is a way to the same server. The stranger also has addresses of sessions, and the node's in the mesh.
+        # Both lead to the same server. The stranger also has addresses of sessions, and the node's in the mesh.
         for space in (STRANGER, GATEWAY):
             ip(space, f"address add {SERVER}/32 dev lo")
         for address in ("10.192.9.9", "10.192.9.10", MESH):
             ip(STRANGER, f"address add {address}/32 dev lo")
         rules(NODE, network.format_table(SETTINGS))
-        # As WireGuard does: from this peer, only packets with its address.
+        # The member accepts from this peer only packets with its address, as WireGuard does.
         rules(
             MEMBER,
             f"table ip peers {{ chain from {{ type filter hook input priority 0; ip saddr != {MESH} drop; }}; }}",
@@ -262,7 +264,7 @@ SPACE = network.namespace_name(JOB, 0)
 
 
 def docker() -> None:
-    """What Docker does when it starts."""
+    """Do what Docker does when it starts."""
     rules(NODE, _DOCKER)
     inside(NODE, "sysctl", "-qw", "net.ipv4.ip_forward=1")
 
@@ -292,7 +294,7 @@ def test_a_host_that_is_no_member_gets_nothing_through_a_node(session: Session, 
         inside(STRANGER, sys.executable, "-c", _ATTACK, ",".join(own), f"10.99.0.2,{INSIDE}")
         # A program that forwards for everybody lets the stranger reach other networks with its own address.
         inside(STRANGER, sys.executable, "-c", _ATTACK, ",".join(own if others == "none" else own[:2]), "198.51.100.66")
-        # What has arrived would be read before the next of these.
+        # Packets that have arrived would be read before the next of these.
         for process, space, address in (
             (member, NODE, "10.99.0.2"),
             (container, SPACE, "127.0.0.1"),
@@ -309,7 +311,7 @@ def test_a_host_that_is_no_member_gets_nothing_through_a_node(session: Session, 
 
 
 def assert_docker_works() -> None:
-    """Its containers reach others, and others their published ports."""
+    """Assert that containers of Docker reach others, and others their published ports."""
     with listening(STRANGER, 8081), listening(DOCKER, 8080):
         assert ask(DOCKER, SERVER, 8081) == "answer"
         assert ask(STRANGER, LAN, 8088) == "answer"
@@ -360,7 +362,7 @@ def test_a_container_never_leaves_from_a_port_below_1024(session: Session, kind:
 
 
 def test_with_a_mesh_a_stranger_cannot_pose_as_a_member(session: Session) -> None:
-    """To the port of the containers' packets, with the address of another member."""
+    """The stranger sends to the port of the containers' packets, with the address of another member."""
     with listening(NODE, network.VXLAN_PORT) as served:
         ip(STRANGER, "address add 10.99.0.2/32 dev lo")
         ask(STRANGER, LAN, network.VXLAN_PORT, "udp", "10.99.0.2", 4444, patience=2)

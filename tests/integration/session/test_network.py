@@ -73,8 +73,8 @@ _DATAGRAM = """
 import socket, sys
 socket.socket(type=socket.SOCK_DGRAM).sendto(b"x" * 64, (sys.argv[1], int(sys.argv[2])))
 """
-#: The identifier of a container, its hardware address and that of a peer, the address of its node, and both addresses in
-#: the session: sends the node what the peer would.
+#: A program that sends a node what a peer would. Arguments: the identifier of a container, its hardware address and
+#: that of a peer, the address of its node, and both addresses in the session.
 _FORGE = """
 import socket, struct, sys
 vni, target, source, to, sender, receiver, port = sys.argv[1:]
@@ -95,7 +95,7 @@ for _attempt in range(3):
     except OSError as failure:
         print(failure)
 """
-#: Prints where each datagram comes from.
+#: A program that prints the source of each datagram.
 _DATAGRAMS = """
 import socket, sys
 receiving = socket.socket(type=socket.SOCK_DGRAM)
@@ -115,7 +115,7 @@ def settings(host: str) -> SessionSettings:
 
 
 def on(host: str):  # type: ignore[no-untyped-def]
-    """Run commands on a host."""
+    """Return a function that runs commands on a host."""
 
     def run(argv: Sequence[str], **options: object) -> CommandResult:
         return run_command(["nsenter", f"--net=/run/netns/{host}", *argv], **options)  # type: ignore[arg-type]
@@ -141,11 +141,11 @@ def _hosts() -> Iterator[None]:
 
 
 def session(job: int, slot: int, count: int = 2) -> list[tuple[str, Container]]:
-    """A session with so many containers on each host; its namespaces."""
+    """Create a session with so many containers on each host. Returns its namespaces and containers."""
     token = plan.parse_token(f"+;demo;main,sub;1,{count - 1}+0,{count}")
     places = plan.place_containers(token, slot, list(HOSTS), HOSTS, settings("gmh-a").pools)
     made = []
-    # Each host makes its own; here they share one folder of names.
+    # Hosts create their own namespaces; here they share one directory of names.
     for one in places:
         own = one._replace(local=one.local + 100 * list(HOSTS).index(one.node))
         node.create_namespace(on(one.node), job, own, places, settings(one.node))
@@ -180,7 +180,7 @@ def listening(space: str, port: int) -> Iterator[None]:
 def first_datagram(
     space: str, port: int, senders: Sequence[str], address: str, before: Callable[[], object] = lambda: None
 ) -> str:
-    """Whose datagram comes first: one of what is done before, or those that each of these namespaces sends."""
+    """Return the source of the first datagram: either from what is done before, or from one of these namespaces."""
     argv = ["ip", "netns", "exec", space, sys.executable, "-c", _DATAGRAMS, str(port)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -274,7 +274,7 @@ def test_users_of_a_host_cannot_put_packets_into_a_session(two: Two) -> None:
 
 
 def test_a_job_with_the_slot_of_a_session_cannot_put_packets_into_it(two: Two) -> None:
-    """On a node without that session, nothing refuses its containers, which have the session's identifiers."""
+    """Nodes without that session do not refuse its containers, which have the session's identifiers."""
     (space, first), (other, last) = two[0][0], two[0][-1]
     token = plan.parse_token("+;demo;main,sub;1,0+0,4")
     places = plan.place_containers(token, 7, list(HOSTS), HOSTS, settings("gmh-a").pools)
@@ -304,7 +304,9 @@ def forge(sender: str, node_address: str, victim: Container, peer: Container) ->
 
 @pytest.mark.parametrize("address", [OUTSIDE, HOSTS["gmh-b"]])
 def test_a_container_cannot_put_packets_into_another_session(two: Two, address: str) -> None:
-    """Through any address of another node. They would leave with the address of a member, that of its own node."""
+    """The packets go to any address of another node. They would leave with the address of a member, that of its own
+    node.
+    """
     (victim_space, victim), peers = two[0][-1], two[0][:-1]
     attacker = next(space for space, one in two[1] if one.node == "gmh-a")
     assert victim.node == "gmh-b"
@@ -352,7 +354,7 @@ def test_what_is_behind_a_node_cannot_put_packets_into_a_session(two: Two, neigh
 
 
 def test_a_subnet_on_its_own_node_has_no_broadcast(two: Two) -> None:
-    """Nothing is flooded: there is no entry for an address that is not a peer's."""
+    """Packets are not flooded: there is no entry for an address that is not a peer's."""
     for space, _one in two[0]:
         entries = json.loads(call("bridge", "-n", space, "-j", "fdb", "show", "dev", "vx0"))
         peers = {network.container_mac(900100, peer) for _s, peer in two[0] if peer.name != _one.name}
@@ -364,7 +366,7 @@ def test_a_subnet_on_its_own_node_has_no_broadcast(two: Two) -> None:
 
 
 def state(job: int) -> list[str]:
-    """Whatever has the job's number, and what its namespaces had on the host."""
+    """Return everything that has the job's number, and what its namespaces had on the host."""
     names = [name for name in os.listdir("/run/netns") if network.namespace_job(name) == job]
     names += [path for path in (node.job_directory(job), node.storage_directory(job)) if os.path.exists(path)]
     links = json.loads(call("ip", "-n", "gmh-a", "-j", "link", "show"))
@@ -378,7 +380,7 @@ def state(job: int) -> list[str]:
 
 
 def await_nothing(job: int, when: str) -> None:
-    """The kernel takes a moment to remove what a namespace had."""
+    """Wait until nothing is left: the kernel takes a moment to remove what a namespace had."""
     end = time.monotonic() + PATIENCE
     while state(job):
         assert time.monotonic() < end, f"{when}: {state(job)}"
@@ -423,7 +425,7 @@ def test_a_killed_prolog_or_epilog_leaves_nothing_once_it_has_run_again(installe
         time.sleep(chance.uniform(0.03, whole))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        # What it has begun may end after it.
+        # Processes that the program has started may end after it.
         assert begin(installed, "epilog").wait() == 0
         await_nothing(900300, f"{verb}, kill {number}")
     assert begin(installed, "prolog").wait() == 0
@@ -431,7 +433,7 @@ def test_a_killed_prolog_or_epilog_leaves_nothing_once_it_has_run_again(installe
 
 
 def test_a_namespace_that_a_user_holds_open_keeps_nothing_of_the_network(installed: str) -> None:
-    """A process of it may have handed it to one elsewhere."""
+    """A process in the namespace may have passed it to one elsewhere."""
     assert begin(installed, "prolog").wait() == 0
     held = [os.open(f"/run/netns/gms900300.{local}", os.O_RDONLY) for local in range(3)]
     try:
@@ -445,7 +447,7 @@ def test_a_namespace_that_a_user_holds_open_keeps_nothing_of_the_network(install
 
 
 def test_what_a_job_leaves_is_removed_soon_after(installed: str) -> None:
-    """By the watching process, also where a user has mounted something."""
+    """The watching process removes it, also where a user has mounted something."""
     assert begin(installed, "prolog").wait() == 0
     place = Path(node.storage_directory(900300), "0", "mount")
     place.mkdir()

@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Ho
 MUTE = "import socket, time; s = socket.create_server(('', 22)); time.sleep(600)"
 CLOSING = "import socket\ns = socket.create_server(('', 22))\nwhile True: s.accept()[0].close()"
 HTTP = "import http.server as h; h.HTTPServer(('', 22), h.BaseHTTPRequestHandler).serve_forever()"
-#: What each server's configuration has beside the usual.
+#: The additional lines in each server's configuration.
 SERVERS = {
     1: "",
     2: "MaxAuthTries 2",
@@ -32,7 +32,7 @@ SERVERS = {
     5: "ForceCommand echo nobody works here; exit 1",
     10: "MaxStartups 1",
 }
-#: And one of those that is taken.
+#: The server that allows a single login at a time.
 CROWDED = 10
 PROGRAMS = {6: MUTE, 7: CLOSING, 8: HTTP}
 DROPPING = 9
@@ -85,7 +85,7 @@ class Place:
                 time.sleep(0.1)
 
     def host(self, number: int = 1, key: str = "key", known: str = "known", more: str = "", **others: Any) -> Any:
-        """The variables of a host; as it is by default it answers."""
+        """Return the variables of a host, which is reachable by default."""
         arguments = f"-o UserKnownHostsFile={self.folder / known} -o GlobalKnownHostsFile=none {more}"
         return {
             "ansible_host": f"10.50.0.{number}",
@@ -97,7 +97,7 @@ class Place:
         }
 
     def run(self, hosts: dict[str, Any], callback: str = "ansible.posix.json", **more: Any) -> tuple[str, int]:
-        """The first task of our plays on these hosts; what it printed, and the exit status."""
+        """Run the first task of our plays on these hosts. Returns what it printed, and the exit status."""
         (self.folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
         task = {"gpumesh.cluster.interface_info": None, "name": "Look", **more}
         (self.folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
@@ -118,7 +118,7 @@ class Place:
         return done.stdout + done.stderr, done.returncode
 
     def examine(self, number: int, known: str = "known", password: bool = False) -> dict[str, Any]:
-        """The examination alone."""
+        """Run the examination alone."""
         arguments = ["-F", "none", "-i", f"{self.folder}/other", "-o", f"UserKnownHostsFile={self.folder / known}"]
         question = {"host": f"root@10.50.0.{number}", "arguments": arguments, "password": password}
         argv = ["ip", "netns", "exec", self.controller.namespace, sys.executable, "-m", examine.__name__]
@@ -140,7 +140,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def inventory(place: Place) -> dict[str, Any]:
-    """Hosts that are named after the cause for which they are silent."""
+    """Return hosts that are named after the cause for which they are silent."""
     folder = place.folder
     wrong = " ".join(f"-o IdentityFile={folder}/{name}" for name in ("third", "fourth"))
     jump = shlex.join(
@@ -148,7 +148,7 @@ def inventory(place: Place) -> dict[str, Any]:
     )
     through = f"-o {shlex.quote(f'ProxyCommand={jump}')}"
     broken = folder / "broken_ssh"
-    # It reads all that it is given first, as Ansible tells of a broken pipe and not of what was said otherwise.
+    # The program reads all of its input first: otherwise, Ansible would report a broken pipe instead of its message.
     broken.write_text("#!/bin/sh\ncat > /dev/null\necho 'mux_client: somebody else stands in the way' >&2\nexit 255\n")
     broken.chmod(0o755)
     hosts = {
@@ -178,7 +178,8 @@ def inventory(place: Place) -> dict[str, Any]:
         "answers": place.host(ansible_ssh_executable=str(broken)),
         "key_refused_behind_jump_host": place.host(2, key="other", more=through),
     }
-    # Hosts with one address, port and user share a connection in Ansible: whoever comes late would use the key of another.
+    # Hosts with one address, port and user share a connection in Ansible: whoever comes late would use the key of
+    # another.
     return {name: {**host, "ansible_control_path": f"%(directory)s/{name}"} for name, host in hosts.items()}
 
 
@@ -224,7 +225,7 @@ def test_when_all_are_silent_it_is_said_too(place: Place) -> None:
 
 
 def test_a_password_that_is_not_taken(place: Place) -> None:
-    """Without sending it: Ansible has done so."""
+    """The examination does not send the password: Ansible has done so."""
     assert place.examine(3, password=True)["cause"] == "password_refused"
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The role storage where a volume is taken away that a process uses, on the real mounts of a namespace.
 
-No kernel of ours has NFS, so another file system stands for the mount; what says that it is ours, and who uses it, is as
-on a host without automounts. Scenario kernel does the same with automounts and NFS.
+No kernel of ours has NFS, so another file system stands for the mount; what says that it is ours, and who uses it, is
+as on a host without automounts. Scenario kernel does the same with automounts and NFS.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _record(tmp_path: Path) -> model.Record:
 
 
 def take_away(folder: Path, host: list[str], record: model.Record) -> Run:
-    """What the playbooks storage and site do on n1 when the inventory has no volume any more."""
+    """Do what the playbooks storage and site do on n1 when the inventory has no volume any more."""
     play = {
         "hosts": "all",
         "vars": {"cluster_record": record, "storage_volumes": []},
@@ -102,7 +102,7 @@ def test_it_is_refused_before_anything_changes_and_done_when_nobody_uses_it(
     assert seen(host, "findmnt", "/mnt/data") == ""
 
 
-#: Keeps a library mapped, and not open, as Python does with those of an environment.
+#: A program that keeps a library mapped, and not open, as Python does with those of an environment.
 MAPS = 'import ctypes, sys; ctypes.CDLL(sys.argv[1]); print("there", flush=True); sys.stdin.read()'
 CHANGES_ROOT = 'import os, sys; os.chroot(sys.argv[1]); os.chdir("/"); print("there", flush=True); sys.stdin.read()'
 #: A container with the volume at /media, as with docker run -v. Its root directory has no other mount of this host.
@@ -112,7 +112,7 @@ mount --bind /proc /mnt/root/proc && cd /mnt/root && pivot_root . mnt && umount 
 """
 OPEN = 'exec 3<"$0"; echo there; read -r _'
 CONTAINED = ["unshare", "--mount", "sh", "-c", CONTAIN, "sh"]
-#: As a service of systemd with PrivateTmp has it.
+#: The start of a command with the mounts of a service of systemd with PrivateTmp.
 COPIED = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs own /tmp && exec "$@"', "sh"]
 
 
