@@ -25,249 +25,260 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_RECORD = frozenset({"cluster", "reachability"})
-_BASE = _RECORD | {"mesh", "wireguard", "names", "firewall", "ssh_trust"}
-_TAILNET = _BASE - {"wireguard"} | {"tailscale"}
-_SCHEDULER = frozenset({"munge", "job_environment", "slurm"})
+_RECORD_LAYERS = frozenset({"cluster", "reachability"})
+_BASE_LAYERS = _RECORD_LAYERS | {"mesh", "wireguard", "names", "firewall", "ssh_trust"}
+_TAILNET_LAYERS = _BASE_LAYERS - {"wireguard"} | {"tailscale"}
+_SCHEDULER_LAYERS = frozenset({"munge", "job_environment", "slurm"})
 #: The layers whose behaviour each scenario proves on hosts: roles, and the two kinds of mesh.
-SCENARIOS: dict[str, frozenset[str]] = {
-    "awx": _BASE | _SCHEDULER | {"check", "discover", "session", "storage", "tracking", "train"},
-    "chaos": _BASE | _SCHEDULER | {"storage"},
-    "check": _RECORD | _SCHEDULER | {"check", "ssh_trust", "storage"},
-    "default": _BASE | _SCHEDULER | {"check", "discover", "train"},
-    "guides": _BASE | _SCHEDULER | {"check", "discover", "storage"},
-    "kernel": _RECORD | _SCHEDULER | {"mesh", "wireguard", "storage"},
-    "registry": _RECORD,
-    "session": _SCHEDULER | {"session"},
-    "slurm": _RECORD | _SCHEDULER,
-    "slurm_bookworm": _SCHEDULER,
-    "tailscale": _TAILNET | _SCHEDULER | {"check"},
-    "tracking": _SCHEDULER | {"tracking", "train"},
+LAYERS_BY_SCENARIO: dict[str, frozenset[str]] = {
+    "awx": _BASE_LAYERS | _SCHEDULER_LAYERS | {"check", "discover", "session", "storage", "tracking", "train"},
+    "chaos": _BASE_LAYERS | _SCHEDULER_LAYERS | {"storage"},
+    "check": _RECORD_LAYERS | _SCHEDULER_LAYERS | {"check", "ssh_trust", "storage"},
+    "default": _BASE_LAYERS | _SCHEDULER_LAYERS | {"check", "discover", "train"},
+    "guides": _BASE_LAYERS | _SCHEDULER_LAYERS | {"check", "discover", "storage"},
+    "kernel": _RECORD_LAYERS | _SCHEDULER_LAYERS | {"mesh", "wireguard", "storage"},
+    "registry": _RECORD_LAYERS,
+    "session": _SCHEDULER_LAYERS | {"session"},
+    "slurm": _RECORD_LAYERS | _SCHEDULER_LAYERS,
+    "slurm_bookworm": _SCHEDULER_LAYERS,
+    "tailscale": _TAILNET_LAYERS | _SCHEDULER_LAYERS | {"check"},
+    "tracking": _SCHEDULER_LAYERS | {"tracking", "train"},
     "wireguard": frozenset({"mesh", "wireguard", "firewall"}),
-    "work": _SCHEDULER | {"train"},
+    "work": _SCHEDULER_LAYERS | {"train"},
 }
-_LAYERS = frozenset().union(*SCENARIOS.values())
+_ALL_LAYERS = frozenset().union(*LAYERS_BY_SCENARIO.values())
 #: The directories whose files tests read by path.
-_READ = ("docs", "examples", "inventories", "meta", "playbooks", "plugins", "roles")
+_REFERENCED_DIRECTORIES = ("docs", "examples", "inventories", "meta", "playbooks", "plugins", "roles")
 #: The files that no unit test and no scenario reads.
-_UNREAD = re.compile(
+_UNTESTED_PATTERN = re.compile(
     r"(changelogs/|tests/(bench|integration|publication)/|tests/upgrade/upgrade\.py$|\.github/|[A-Z]+\.md$|LICENSE$|\.gitignore$)"
 )
-_PREFIX = "ansible_collections.gpumesh.cluster."
-_NAMED = re.compile(r"\bgpumesh\.cluster\.([a-z_]+)(:?)")
-_PATH = re.compile(rf"\b(?:{'|'.join(_READ)}|tests|extensions)(?:/[\w.-]+)+")
+_COLLECTION_PREFIX = "ansible_collections.gpumesh.cluster."
+_PLUGIN_NAME_PATTERN = re.compile(r"\bgpumesh\.cluster\.([a-z_]+)(:?)")
+_PATH_PATTERN = re.compile(rf"\b(?:{'|'.join(_REFERENCED_DIRECTORIES)}|tests|extensions)(?:/[\w.-]+)+")
 #: The hosts of another scenario, in a molecule.yml.
-_OTHERS_HOSTS = re.compile(r"\.\./(\w+)/")
-_JOINED = re.compile(rf'"(?:{"|".join(_READ)})"(?: / "[\w.-]+")*')
+_SHARED_HOSTS_PATTERN = re.compile(r"\.\./(\w+)/")
+_JOINED_PATH_PATTERN = re.compile(rf'"(?:{"|".join(_REFERENCED_DIRECTORIES)})"(?: / "[\w.-]+")*')
 
 
-class Selection(NamedTuple):
+class SelectedTests(NamedTuple):
     """The files of unit tests and the names of scenarios to run, sorted."""
 
-    units: list[str]
+    unit_tests: list[str]
     scenarios: list[str]
 
 
-def select(files: Iterable[str], changed: Iterable[str], contents: Mapping[str, str]) -> Selection:
+def select_tests(files: Iterable[str], changed_files: Iterable[str], texts_by_path: Mapping[str, str]) -> SelectedTests:
     """Return what the changed files can affect.
 
     ``files``: all files of the repository, including deleted ones; ``texts_by_path``: the texts of those that have one.
     """
-    graph = _Graph(files, contents)
-    units: set[str] = set()
-    scenarios: set[str] = set()
-    for name in changed:
-        if _UNREAD.match(name):
+    graph = _ReferenceGraph(files, texts_by_path)
+    selected_units: set[str] = set()
+    selected_scenarios: set[str] = set()
+    for changed_file in changed_files:
+        if _UNTESTED_PATTERN.match(changed_file):
             continue
-        found = graph.affected_by(name)
-        layer = _layer(name)
-        layers = {layer} if layer else {node.partition("/")[2] for node in found if node.startswith("roles/")}
-        tests = {node for node in found if _is_unit(node)}
-        proven = {scenario for scenario, proved in SCENARIOS.items() if layers & proved}
+        affected_nodes = graph.find_affected(changed_file)
+        layer = _layer_of(changed_file)
+        layers = {layer} if layer else {node.partition("/")[2] for node in affected_nodes if node.startswith("roles/")}
+        affected_units = {node for node in affected_nodes if _is_unit_test(node)}
+        affected_scenarios = {
+            scenario for scenario, scenario_layers in LAYERS_BY_SCENARIO.items() if layers & scenario_layers
+        }
         if not layer:
-            proven |= {scenario for scenario in SCENARIOS if f"extensions/molecule/{scenario}" in found}
-        if not tests and not proven:
-            tests, proven = {node for node in graph.files if _is_unit(node)}, set(SCENARIOS)
-        units |= tests
-        scenarios |= proven
-    return Selection(sorted(units), sorted(scenarios))
+            affected_scenarios |= {
+                scenario for scenario in LAYERS_BY_SCENARIO if f"extensions/molecule/{scenario}" in affected_nodes
+            }
+        if not affected_units and not affected_scenarios:
+            affected_units, affected_scenarios = (
+                {node for node in graph.files if _is_unit_test(node)},
+                set(LAYERS_BY_SCENARIO),
+            )
+        selected_units |= affected_units
+        selected_scenarios |= affected_scenarios
+    return SelectedTests(sorted(selected_units), sorted(selected_scenarios))
 
 
-class _Graph:
+class _ReferenceGraph:
     """The references between nodes. A node is a file, a role or a scenario."""
 
-    def __init__(self, files: Iterable[str], contents: Mapping[str, str]) -> None:
+    def __init__(self, files: Iterable[str], texts_by_path: Mapping[str, str]) -> None:
         self.files = sorted(files)
-        self._below: dict[str, set[str]] = defaultdict(set)
+        self._nodes_below: dict[str, set[str]] = defaultdict(set)
         for name in self.files:
             parts = name.split("/")
-            for number in range(1, len(parts) + 1):
-                self._below["/".join(parts[:number])].add(_node(name))
-        self._by_module = {name.rsplit("/", 1)[-1].removesuffix(".py"): name for name in self.files if _is_shared(name)}
-        self._referring: dict[str, set[str]] = defaultdict(set)
+            for depth in range(1, len(parts) + 1):
+                self._nodes_below["/".join(parts[:depth])].add(_node_of(name))
+        self._path_by_module = {
+            name.rsplit("/", 1)[-1].removesuffix(".py"): name for name in self.files if _is_imported_by_name(name)
+        }
+        self._referrers: dict[str, set[str]] = defaultdict(set)
         for name in self.files:
-            for target in self._references(name, contents.get(name, "")):
-                self._referring[target].add(_node(name))
-            self._refer_scenario(name, contents.get(name, ""))
+            for target in self._find_references(name, texts_by_path.get(name, "")):
+                self._referrers[target].add(_node_of(name))
+            self._add_scenario_references(name, texts_by_path.get(name, ""))
 
-    def affected_by(self, name: str) -> set[str]:
+    def find_affected(self, path: str) -> set[str]:
         """Return the nodes that change with this file. A role that another one calls is proven by its own tests."""
-        found = {_node(name)}
-        left = list(found)
-        while left:
-            node = left.pop()
-            for other in self._referring[node] - found:
-                if not (node.startswith("roles/") and other.startswith(("roles/", "playbooks/"))):
-                    found.add(other)
-                    left.append(other)
-        return found
+        affected_nodes = {_node_of(path)}
+        unvisited_nodes = list(affected_nodes)
+        while unvisited_nodes:
+            node = unvisited_nodes.pop()
+            for referrer in self._referrers[node] - affected_nodes:
+                if not (node.startswith("roles/") and referrer.startswith(("roles/", "playbooks/"))):
+                    affected_nodes.add(referrer)
+                    unvisited_nodes.append(referrer)
+        return affected_nodes
 
-    def _refer_scenario(self, name: str, text: str) -> None:
+    def _add_scenario_references(self, path: str, text: str) -> None:
         """Add what a scenario needs: its directory, and the hosts of the scenario that it names, but not the tests of
         that one.
         """
-        parts = name.split("/")
-        if _node(name) == name and parts[:2] == ["extensions", "molecule"] and len(parts) > 3:
-            self._referring[name].add("/".join(parts[:3]))
-        if name.startswith("extensions/molecule/") and parts[-1] == "molecule.yml":
-            for other in set(_OTHERS_HOSTS.findall(text)):
-                folder = f"extensions/molecule/{other}"
-                for shared in self._below[folder] - {folder}:
-                    self._referring[shared].add("/".join(parts[:3]))
+        parts = path.split("/")
+        if _node_of(path) == path and parts[:2] == ["extensions", "molecule"] and len(parts) > 3:
+            self._referrers[path].add("/".join(parts[:3]))
+        if path.startswith("extensions/molecule/") and parts[-1] == "molecule.yml":
+            for scenario in set(_SHARED_HOSTS_PATTERN.findall(text)):
+                scenario_directory = f"extensions/molecule/{scenario}"
+                for host_node in self._nodes_below[scenario_directory] - {scenario_directory}:
+                    self._referrers[host_node].add("/".join(parts[:3]))
 
-    def _references(self, name: str, text: str) -> Iterator[str]:
-        is_test = name.startswith(("tests/unit/", "extensions/molecule/"))
-        yield from self._beside(name)
-        if name.endswith(".py"):
-            imported, strings = _parsed(text)
-            for module in imported:
-                yield from self._imported(module)
+    def _find_references(self, path: str, text: str) -> Iterator[str]:
+        is_test = path.startswith(("tests/unit/", "extensions/molecule/"))
+        yield from self._find_implicit_references(path)
+        if path.endswith(".py"):
+            imported_modules, strings = _parse_python(text)
+            for module in imported_modules:
+                yield from self._find_module(module)
             # The documentation of a plugin names others, too, which it does not use.
-            used = [string for string in strings if is_test or (name.startswith("plugins/") and " " not in string)]
-            for match in _NAMED.finditer("\n".join(used)):
-                yield from self._called(match[1], True, is_test)
-        elif name.startswith(("roles/", "playbooks/", "extensions/molecule/")):
-            for match in _NAMED.finditer("" if name.endswith("argument_specs.yml") else text):
-                yield from self._called(match[1], bool(match[2]), not match[2])
-        if is_test or name.startswith("tests/support/"):
-            for path in _paths(text):
+            used_strings = [
+                string for string in strings if is_test or (path.startswith("plugins/") and " " not in string)
+            ]
+            for match in _PLUGIN_NAME_PATTERN.finditer("\n".join(used_strings)):
+                yield from self._find_plugins_and_roles(match[1], True, is_test)
+        elif path.startswith(("roles/", "playbooks/", "extensions/molecule/")):
+            for match in _PLUGIN_NAME_PATTERN.finditer("" if path.endswith("argument_specs.yml") else text):
+                yield from self._find_plugins_and_roles(match[1], bool(match[2]), not match[2])
+        if is_test or path.startswith("tests/support/"):
+            for referenced_path in _find_paths(text):
                 # The test that uses a helper decides what it is for.
-                if is_test or path.startswith(("docs", "examples")):
-                    yield from self._below.get(path, ())
+                if is_test or referenced_path.startswith(("docs", "examples")):
+                    yield from self._nodes_below.get(referenced_path, ())
 
-    def _beside(self, name: str) -> Iterator[str]:
+    def _find_implicit_references(self, path: str) -> Iterator[str]:
         """Yield what a file needs without naming it: data beside it, the hosts of a scenario, the module of a unit
         test.
         """
-        if name.startswith("extensions/molecule/"):
-            yield from self._below["lab"]
-        folder = name.rpartition("/")[0]
-        if name.startswith("plugins/") and name.endswith(".py"):
+        if path.startswith("extensions/molecule/"):
+            yield from self._nodes_below["lab"]
+        directory = path.rpartition("/")[0]
+        if path.startswith("plugins/") and path.endswith(".py"):
             yield from (
-                other
-                for other in self._below[folder]
-                if other.rpartition("/")[0] == folder and not other.endswith(".py")
+                neighbour
+                for neighbour in self._nodes_below[directory]
+                if neighbour.rpartition("/")[0] == directory and not neighbour.endswith(".py")
             )
-        if not _is_unit(name):
+        if not _is_unit_test(path):
             return
-        for other in self._below[folder]:
-            place = other[len(folder) + 1 :]
-            if not _is_unit(other) and ("/" not in place or place.startswith("fixtures/")):
-                yield other
+        for neighbour in self._nodes_below[directory]:
+            relative_path = neighbour[len(directory) + 1 :]
+            if not _is_unit_test(neighbour) and ("/" not in relative_path or relative_path.startswith("fixtures/")):
+                yield neighbour
         yield "tests/unit/conftest.py"
-        if name.startswith("tests/unit/modules/test_"):
-            yield from self._called(name.rsplit("/test_", 1)[1].removesuffix(".py"), True, False)
-        if name.startswith("tests/unit/roles/"):
-            yield "/".join(name.split("/")[2:4])
+        if path.startswith("tests/unit/modules/test_"):
+            yield from self._find_plugins_and_roles(path.rsplit("/test_", 1)[1].removesuffix(".py"), True, False)
+        if path.startswith("tests/unit/roles/"):
+            yield "/".join(path.split("/")[2:4])
 
-    def _called(self, name: str, plugin: bool, role: bool) -> Iterator[str]:
+    def _find_plugins_and_roles(self, name: str, as_plugin: bool, as_role: bool) -> Iterator[str]:
         """Yield what has this name: a task's key is a plugin, other mentions in YAML are a role, a playbook or a
         filter.
         """
-        paths = [f"plugins/{kind}/{name}.py" for kind in (("action", "modules") if plugin else ())]
-        paths += [f"roles/{name}", f"playbooks/{name}.yml"] if role else []
+        paths = [f"plugins/{kind}/{name}.py" for kind in (("action", "modules") if as_plugin else ())]
+        paths += [f"roles/{name}", f"playbooks/{name}.yml"] if as_role else []
         for path in (*paths, *(f"plugins/{kind}/{name}.py" for kind in ("callback", "filter", "inventory"))):
-            yield from self._below.get(path, ())
+            yield from self._nodes_below.get(path, ())
 
-    def _imported(self, module: str) -> Iterator[str]:
-        if not module.startswith(_PREFIX):
-            if module in self._by_module:
-                yield self._by_module[module]
-            yield from self._below.get(f"tests/{module.replace('.', '/')}.py", ())
+    def _find_module(self, module: str) -> Iterator[str]:
+        if not module.startswith(_COLLECTION_PREFIX):
+            if module in self._path_by_module:
+                yield self._path_by_module[module]
+            yield from self._nodes_below.get(f"tests/{module.replace('.', '/')}.py", ())
             return
-        yield from self._below.get(f"{module[len(_PREFIX) :].replace('.', '/')}.py", ())
+        yield from self._nodes_below.get(f"{module[len(_COLLECTION_PREFIX) :].replace('.', '/')}.py", ())
 
 
-def _node(name: str) -> str:
+def _node_of(path: str) -> str:
     """Return the node of a file: its role, the scenario to whose tests it belongs, or the file itself."""
-    parts = name.split("/")
+    parts = path.split("/")
     if parts[0] == "roles" and len(parts) > 2:
         return "/".join(parts[:2])
     if parts[:2] == ["extensions", "molecule"] and parts[3:4] == ["tests"]:
         return "/".join(parts[:3])
-    return name
+    return path
 
 
-def _layer(name: str) -> str:
+def _layer_of(path: str) -> str:
     """Return the layer that a plugin or a role belongs to by its name; empty for what is shared."""
-    parts = name.removesuffix(".py").split("/")
-    found = ""
+    parts = path.removesuffix(".py").split("/")
+    matching_layer = ""
     for part in parts if parts[0] in ("plugins", "roles") else ():
-        for layer in _LAYERS:
+        for layer in _ALL_LAYERS:
             if part == layer or part.startswith(f"{layer}_"):
-                found = layer
-    return found
+                matching_layer = layer
+    return matching_layer
 
 
-def _paths(text: str) -> Iterator[str]:
+def _find_paths(text: str) -> Iterator[str]:
     """Yield the paths in a text, also those that are joined from strings."""
-    for match in _PATH.finditer(text):
+    for match in _PATH_PATTERN.finditer(text):
         yield match[0].rstrip(".")
-    for match in _JOINED.finditer(text):
+    for match in _JOINED_PATH_PATTERN.finditer(text):
         parts = re.findall(r'"([^"]+)"', match[0])
-        for number in range(1, len(parts) + 1):
-            if number == len(parts) or "." in parts[number - 1]:
-                yield "/".join(parts[:number])
+        for part_count in range(1, len(parts) + 1):
+            if part_count == len(parts) or "." in parts[part_count - 1]:
+                yield "/".join(parts[:part_count])
 
 
-def _is_unit(name: str) -> bool:
-    return name.startswith("tests/unit/") and name.rsplit("/", 1)[-1].startswith("test_") and name.endswith(".py")
+def _is_unit_test(path: str) -> bool:
+    return path.startswith("tests/unit/") and path.rsplit("/", 1)[-1].startswith("test_") and path.endswith(".py")
 
 
-def _is_shared(name: str) -> bool:
+def _is_imported_by_name(path: str) -> bool:
     """Return whether tests import the file by its last name alone."""
-    return name.startswith(
+    return path.startswith(
         ("tests/support/", "tests/chaos/", "plugins/module_utils/_programs/train/gpumesh_")
-    ) and name.endswith(".py")
+    ) and path.endswith(".py")
 
 
-def _parsed(text: str) -> tuple[set[str], list[str]]:
+def _parse_python(text: str) -> tuple[set[str], list[str]]:
     """Return the imported names of a Python file, and its strings."""
-    modules: set[str] = set()
+    imported_modules: set[str] = set()
     strings: list[str] = []
-    for item in ast.walk(ast.parse(text)):
-        if isinstance(item, ast.Import):
-            modules |= {alias.name for alias in item.names}
-        elif isinstance(item, ast.ImportFrom) and item.module:
-            modules |= {item.module, *(f"{item.module}.{alias.name}" for alias in item.names)}
-        elif isinstance(item, ast.Constant) and isinstance(item.value, str):
-            strings.append(item.value)
-    return modules, strings
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported_modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported_modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.append(node.value)
+    return imported_modules, strings
 
 
-def _git(*arguments: str) -> list[str]:
-    done = subprocess.run(["git", *arguments, "-z"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return [name for name in done.stdout.split("\0") if name]
+def _list_git_files(*arguments: str) -> list[str]:
+    git_command = subprocess.run(["git", *arguments, "-z"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return [name for name in git_command.stdout.split("\0") if name]
 
 
 def read_repository(base: str) -> tuple[set[str], set[str], dict[str, str]]:
     """Return all files, those that differ from the last common commit with ``base``, and the texts that tests read."""
-    new = set(_git("ls-files", "--others", "--exclude-standard"))
-    changed = new | set(_git("diff", "--name-only", "--no-renames", "--merge-base", base))
-    files = new | changed | set(_git("ls-files"))
+    untracked_files = set(_list_git_files("ls-files", "--others", "--exclude-standard"))
+    changed_files = untracked_files | set(_list_git_files("diff", "--name-only", "--no-renames", "--merge-base", base))
+    files = untracked_files | changed_files | set(_list_git_files("ls-files"))
     suffixes = (".py", ".yml", ".j2", ".md", ".sh")
-    present = [name for name in files if name.endswith(suffixes) and (ROOT / name).is_file()]
-    return files, changed, {name: (ROOT / name).read_text(encoding="utf-8") for name in present}
+    readable_files = [name for name in files if name.endswith(suffixes) and (ROOT / name).is_file()]
+    return files, changed_files, {name: (ROOT / name).read_text(encoding="utf-8") for name in readable_files}
 
 
 def main() -> int:
@@ -275,21 +286,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests that the changed files can affect.")
     parser.add_argument("--list", action="store_true", help="only print them")
     parser.add_argument("base", nargs="?", default="origin/main")
-    given = parser.parse_args()
-    files, changed, contents = read_repository(given.base)
-    selection = select(files, changed, contents)
-    units = [name for name in selection.units if (ROOT / name).exists()]
+    arguments = parser.parse_args()
+    files, changed_files, texts_by_path = read_repository(arguments.base)
+    selection = select_tests(files, changed_files, texts_by_path)
+    unit_tests = [name for name in selection.unit_tests if (ROOT / name).exists()]
     print(
-        f"{len(changed)} changed files affect {len(units)} files of unit tests and {len(selection.scenarios)} scenarios:"
+        f"{len(changed_files)} changed files affect {len(unit_tests)} files of unit tests and {len(selection.scenarios)} scenarios:"
     )
-    print("\n".join([*units, *(f"molecule: {name}" for name in selection.scenarios)]), flush=True)
+    print("\n".join([*unit_tests, *(f"molecule: {name}" for name in selection.scenarios)]), flush=True)
     commands = []
-    if units:
-        commands.append([sys.executable, "-m", "pytest", "-q", "-n", "auto", *units])
+    if unit_tests:
+        commands.append([sys.executable, "-m", "pytest", "-q", "-n", "auto", *unit_tests])
     if selection.scenarios:
         commands.append(["env", f"SCENARIO={' '.join(selection.scenarios)}", "tests/run", "molecule"])
     failed = False
-    for command in commands if not given.list else ():
+    for command in commands if not arguments.list else ():
         print(f"\n=== {shlex.join(command[-2:] if command[0] == 'env' else command[:6])}", flush=True)
         failed |= subprocess.run(command, cwd=ROOT, check=False).returncode != 0
     return int(failed)

@@ -39,14 +39,14 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import find_shared
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
-OURS, SETUP, PING = "gpumesh.cluster.interface_info", "ansible.builtin.setup", "ansible.builtin.ping"
-MODULES = (PING, SETUP, OURS)
-FASTER = 3.0
-HOSTS, SECONDS = 1000, 2.0
+INTERFACE_INFO, SETUP, PING = "gpumesh.cluster.interface_info", "ansible.builtin.setup", "ansible.builtin.ping"
+MODULES = (PING, SETUP, INTERFACE_INFO)
+MIN_SPEEDUP = 3.0
+HOST_COUNT, FILTER_LIMIT = 1000, 2.0
 
 #: A program that runs every module file that Ansible left on a host, in turn, and prints the elapsed and CPU time of
 #: each.
-ON_HOST = """
+TIMING_PROGRAM = """
 import glob, json, resource, subprocess, sys, time
 files = {path.rsplit("AnsiballZ_", 1)[1][:-3]: path for path in glob.glob(sys.argv[1] + "/*/AnsiballZ_*.py")}
 seconds = {name: [] for name in files}
@@ -62,8 +62,8 @@ print(json.dumps(seconds))
 """
 
 
-_COMMAND = "ansible.builtin.command"
-EQUIP: list[dict[str, Any]] = [
+_COMMAND_MODULE = "ansible.builtin.command"
+EQUIP_TASKS: list[dict[str, Any]] = [
     {
         "name": "Install what GPU servers have",
         "ansible.builtin.apt": {
@@ -73,7 +73,7 @@ EQUIP: list[dict[str, Any]] = [
         },
     },
     *[
-        {"name": f"Add {verb[1]} {verb[-1]}", _COMMAND: {"argv": ["ip", *verb]}}
+        {"name": f"Add {verb[1]} {verb[-1]}", _COMMAND_MODULE: {"argv": ["ip", *verb]}}
         for rail in range(8)
         for verb in (
             ("link", "add", f"rail{rail}", "type", "veth", "peer", "name", f"switch{rail}"),
@@ -82,8 +82,9 @@ EQUIP: list[dict[str, Any]] = [
         )
     ],
 ]
-UNEQUIP: list[dict[str, Any]] = [
-    {"name": f"Delete rail{rail}", _COMMAND: {"argv": ["ip", "link", "delete", f"rail{rail}"]}} for rail in range(8)
+UNEQUIP_TASKS: list[dict[str, Any]] = [
+    {"name": f"Delete rail{rail}", _COMMAND_MODULE: {"argv": ["ip", "link", "delete", f"rail{rail}"]}}
+    for rail in range(8)
 ]
 
 
@@ -94,35 +95,38 @@ def main() -> int:
     parser.add_argument("--as-gpu-server", action="store_true", help="equip the hosts first; for disposable hosts")
     parser.add_argument("--repeat", type=int, default=7, help="runs of each module (%(default)s)")
     arguments = parser.parse_args()
-    held = [bench_filter()]
+    within_limits = [bench_filter()]
     if arguments.inventory:
-        held.append(bench_module(arguments))
+        within_limits.append(bench_module(arguments))
     else:
         print("interface_info: not measured, since no --inventory was given.")
-    return 0 if all(held) else 1
+    return 0 if all(within_limits) else 1
 
 
 def bench_filter() -> bool:
     """Find the shared network of a thousand hosts, each of which also has a decoy and ten networks of its own."""
-    facts = {f"n{number}": {"interfaces": _interfaces(number)} for number in range(HOSTS)}
-    addresses = sum(len(interface["addresses"]) for host in facts.values() for interface in host["interfaces"])
-    start = time.process_time()
+    facts = {f"n{host_number}": {"interfaces": _interfaces(host_number)} for host_number in range(HOST_COUNT)}
+    address_count = sum(len(interface["addresses"]) for host in facts.values() for interface in host["interfaces"])
+    started_at = time.process_time()
     shared = find_shared(facts)
-    seconds = time.process_time() - start
+    cpu_seconds = time.process_time() - started_at
     print(
-        f"shared_subnets: {HOSTS} hosts, {addresses} addresses, {len(shared.rejected)} subnets rejected, "
-        f"{len(shared.candidates)} shared: {seconds:.2f} s on one core (limit: {SECONDS:g} s)"
+        f"shared_subnets: {HOST_COUNT} hosts, {address_count} addresses, {len(shared.rejected)} subnets rejected, "
+        f"{len(shared.candidates)} shared: {cpu_seconds:.2f} s on one core (limit: {FILTER_LIMIT:g} s)"
     )
-    return seconds < SECONDS
+    return cpu_seconds < FILTER_LIMIT
 
 
-def _interfaces(number: int) -> list[dict[str, Any]]:
-    own = [(f"eth{net}", f"11.{number // 250}.{number % 250}.{16 * net + 1}", 28) for net in range(10)]
-    shared = ("eno1", f"10.0.{number // 250}.{number % 250 + 1}", 16)
-    return [_interface(*item) for item in (shared, ("docker0", "172.17.0.1", 16), *own)]
+def _interfaces(host_number: int) -> list[dict[str, Any]]:
+    own_networks = [
+        (f"eth{network_index}", f"11.{host_number // 250}.{host_number % 250}.{16 * network_index + 1}", 28)
+        for network_index in range(10)
+    ]
+    shared_network = ("eno1", f"10.0.{host_number // 250}.{host_number % 250 + 1}", 16)
+    return [_interface(*interface) for interface in (shared_network, ("docker0", "172.17.0.1", 16), *own_networks)]
 
 
-def _interface(name: str, address: str, length: int) -> dict[str, Any]:
+def _interface(name: str, address: str, prefix_length: int) -> dict[str, Any]:
     return {
         "name": name,
         "kind": "bridge" if name == "docker0" else "ethernet",
@@ -134,102 +138,108 @@ def _interface(name: str, address: str, length: int) -> dict[str, Any]:
         "members": [],
         "parent": None,
         "rdma": None,
-        "addresses": [{"address": address, "prefix_length": length, "scope": "global", "flags": []}],
+        "addresses": [{"address": address, "prefix_length": prefix_length, "scope": "global", "flags": []}],
     }
 
 
 def bench_module(arguments: argparse.Namespace) -> bool:
     """Print both times of each module and the ratios. Returns whether the ratio on the host is within the limit."""
-    with tempfile.TemporaryDirectory() as folder:
-        ansible = _Ansible(Path(folder), arguments.inventory, arguments.pattern)
+    with tempfile.TemporaryDirectory() as directory:
+        ansible = _PlayRunner(Path(directory), arguments.inventory, arguments.pattern)
         if arguments.as_gpu_server:
-            ansible.run(EQUIP)
+            ansible.run(EQUIP_TASKS)
         try:
-            on_host = _on_host(ansible, arguments.repeat)
-            whole = _whole_task(ansible, arguments.repeat)
+            times_on_host = _time_on_hosts(ansible, arguments.repeat)
+            task_seconds = _time_tasks(ansible, arguments.repeat)
         finally:
             if arguments.as_gpu_server:
-                ansible.run(UNEQUIP)
-    wall = {module: times[0] for module, times in on_host.items()}
-    cpu = {module: times[1] for module, times in on_host.items()}
-    columns = {"on the host": wall, "processor time there": cpu, "whole task": whole}
+                ansible.run(UNEQUIP_TASKS)
+    elapsed_seconds = {module: times[0] for module, times in times_on_host.items()}
+    cpu_seconds = {module: times[1] for module, times in times_on_host.items()}
+    columns = {"on the host": elapsed_seconds, "processor time there": cpu_seconds, "whole task": task_seconds}
     rows = [
-        {"module": module, **{title: f"{seconds[module]:.3f} s" for title, seconds in columns.items()}}
+        {
+            "module": module,
+            **{title: f"{seconds_by_module[module]:.3f} s" for title, seconds_by_module in columns.items()},
+        }
         for module in MODULES
     ]
     rows.append(
         {
             "module": "setup : interface_info",
-            **{title: f"{seconds[SETUP] / seconds[OURS]:.1f} : 1" for title, seconds in columns.items()},
+            **{
+                title: f"{seconds_by_module[SETUP] / seconds_by_module[INTERFACE_INFO]:.1f} : 1"
+                for title, seconds_by_module in columns.items()
+            },
         }
     )
     print(render_table(rows, [*rows[0]]))
-    ratio = wall[SETUP] / wall[OURS]
+    ratio = elapsed_seconds[SETUP] / elapsed_seconds[INTERFACE_INFO]
     print(
-        f"interface_info: {ratio:.1f} times faster than setup on the host (limit: {FASTER:g}). "
-        f"Beyond what ping takes: setup {wall[SETUP] - wall[PING]:.3f} s, ours {wall[OURS] - wall[PING]:.3f} s."
+        f"interface_info: {ratio:.1f} times faster than setup on the host (limit: {MIN_SPEEDUP:g}). "
+        f"Beyond what ping takes: setup {elapsed_seconds[SETUP] - elapsed_seconds[PING]:.3f} s, ours {elapsed_seconds[INTERFACE_INFO] - elapsed_seconds[PING]:.3f} s."
     )
-    return ratio >= FASTER
+    return ratio >= MIN_SPEEDUP
 
 
-class _Ansible:
+class _PlayRunner:
     """A runner of plays on the inventory, which returns the results that the json callback prints."""
 
-    def __init__(self, folder: Path, inventory: str, pattern: str) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, inventory: str, pattern: str) -> None:
+        self.directory = directory
         self.inventory = inventory
         self.pattern = pattern
 
     def run(self, tasks: Sequence[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:
-        playbook = self.folder / "play.json"
+        playbook = self.directory / "play.json"
         playbook.write_text(
             json.dumps([{"name": "Measure", "hosts": self.pattern, "gather_facts": False, "tasks": list(tasks)}])
         )
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(Path(sys.executable).parent / "ansible-playbook"), "-i", self.inventory, str(playbook)],
             env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **environment},
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-        plays: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["plays"]
+        plays: list[dict[str, Any]] = json.loads(completed.stdout[completed.stdout.index("{") :])["plays"]
         return [task for play in plays for task in play["tasks"]]
 
 
-def _on_host(ansible: _Ansible, repeat: int) -> dict[str, list[float]]:
+def _time_on_hosts(ansible: _PlayRunner, repeat: int) -> dict[str, list[float]]:
     """Let Ansible leave the modules on the hosts, time them there, and remove them."""
-    folder = f"/tmp/gpumesh-bench-{uuid.uuid4().hex}"
-    modules = [{"name": module, module: {}} for module in MODULES]
+    remote_directory = f"/tmp/gpumesh-bench-{uuid.uuid4().hex}"
+    module_tasks = [{"name": module, module: {}} for module in MODULES]
     ansible.run(
-        modules,
+        module_tasks,
         ANSIBLE_KEEP_REMOTE_FILES="1",
         ANSIBLE_PIPELINING="false",
         ANSIBLE_SSH_PIPELINING="false",
-        ANSIBLE_REMOTE_TMP=folder,
+        ANSIBLE_REMOTE_TMP=remote_directory,
     )
-    argv = ["python3", "-c", ON_HOST, folder, str(repeat)]
-    timing = {"name": "Time them", _COMMAND: {"argv": argv}, "throttle": 1}
-    cleaning = {"name": "Clean up", "ansible.builtin.file": {"path": folder, "state": "absent"}}
-    timed, _cleaned = ansible.run([timing, cleaning])
-    measured = [json.loads(result["stdout"]) for result in timed["hosts"].values()]
-    return {module: _best([host[module.rpartition(".")[2]] for host in measured]) for module in MODULES}
+    argv = ["python3", "-c", TIMING_PROGRAM, remote_directory, str(repeat)]
+    timing_task = {"name": "Time them", _COMMAND_MODULE: {"argv": argv}, "throttle": 1}
+    cleanup_task = {"name": "Clean up", "ansible.builtin.file": {"path": remote_directory, "state": "absent"}}
+    timing_result, _cleaned = ansible.run([timing_task, cleanup_task])
+    times_by_host = [json.loads(result["stdout"]) for result in timing_result["hosts"].values()]
+    return {module: _best_times([host[module.rpartition(".")[2]] for host in times_by_host]) for module in MODULES}
 
 
-def _best(runs_of_hosts: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+def _best_times(runs_of_hosts: Sequence[Sequence[Sequence[float]]]) -> list[float]:
     """Return the minimum of both times on each host, and the median of these over the hosts."""
-    best = [[min(times) for times in zip(*runs)] for runs in runs_of_hosts]
-    return [median(times) for times in zip(*best)]
+    best_by_host = [[min(times) for times in zip(*runs)] for runs in runs_of_hosts]
+    return [median(times) for times in zip(*best_by_host)]
 
 
-def _whole_task(ansible: _Ansible, repeat: int) -> dict[str, float]:
+def _time_tasks(ansible: _PlayRunner, repeat: int) -> dict[str, float]:
     # The first round opens the connections and is not counted.
     rounds = [{"name": module, module: {}} for _round in range(repeat + 1) for module in MODULES]
-    seconds: dict[str, list[float]] = {module: [] for module in MODULES}
+    seconds_by_module: dict[str, list[float]] = {module: [] for module in MODULES}
     for task in ansible.run(rounds)[len(MODULES) :]:
         duration = task["task"]["duration"]
-        taken = datetime.fromisoformat(duration["end"]) - datetime.fromisoformat(duration["start"])
-        seconds[task["task"]["name"]].append(taken.total_seconds())
-    return {module: min(taken) for module, taken in seconds.items()}
+        elapsed = datetime.fromisoformat(duration["end"]) - datetime.fromisoformat(duration["start"])
+        seconds_by_module[task["task"]["name"]].append(elapsed.total_seconds())
+    return {module: min(elapsed) for module, elapsed in seconds_by_module.items()}
 
 
 if __name__ == "__main__":

@@ -20,37 +20,48 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-TASKS, RUNS = 20, 3
-FILTER = {"ansible.builtin.debug": {"msg": "{{ ['gpu1', 'gpu2'] | gpumesh.cluster.hostlist }}"}}
+TASK_COUNT, RUN_COUNT = 20, 3
+FILTER_TASK = {"ansible.builtin.debug": {"msg": "{{ ['gpu1', 'gpu2'] | gpumesh.cluster.hostlist }}"}}
 
 
-def cost(folder: Path, *tasks: dict[str, Any]) -> float:
+def measure_cost(directory: Path, *tasks: dict[str, Any]) -> float:
     """Return the CPU time in seconds of a play with these tasks, the minimum of several runs."""
-    book = folder / "play.yml"
-    book.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "connection": "local", "tasks": tasks}]))
-    program = str(Path(sys.executable).with_name("ansible-playbook"))
-    argv = [program, "-i", "localhost,", "-e", f"ansible_python_interpreter={sys.executable}", str(book)]
-    times = []
-    for _run in range(RUNS):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    playbook_path = directory / "play.yml"
+    playbook_path.write_text(
+        json.dumps([{"hosts": "localhost", "gather_facts": False, "connection": "local", "tasks": tasks}])
+    )
+    ansible_playbook = str(Path(sys.executable).with_name("ansible-playbook"))
+    argv = [
+        ansible_playbook,
+        "-i",
+        "localhost,",
+        "-e",
+        f"ansible_python_interpreter={sys.executable}",
+        str(playbook_path),
+    ]
+    cpu_times = []
+    for _run in range(RUN_COUNT):
+        usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(argv, check=True, capture_output=True, timeout=300)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(times)
+        usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_times.append(usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime)
+    return min(cpu_times)
 
 
 def main() -> int:
     """Print a table of both. Returns 1 if loading the filters early does not halve the cost."""
-    first = {"gpumesh.cluster.cluster_info": {}}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        late = (cost(folder, *[FILTER] * TASKS) - cost(folder)) / TASKS
-        early = (cost(folder, first, *[FILTER] * TASKS) - cost(folder, first)) / TASKS
+    preload_task = {"gpumesh.cluster.cluster_info": {}}
+    with tempfile.TemporaryDirectory() as directory_name:
+        directory = Path(directory_name)
+        late_seconds = (measure_cost(directory, *[FILTER_TASK] * TASK_COUNT) - measure_cost(directory)) / TASK_COUNT
+        early_seconds = (
+            measure_cost(directory, preload_task, *[FILTER_TASK] * TASK_COUNT) - measure_cost(directory, preload_task)
+        ) / TASK_COUNT
     print(f"{'filters loaded':<18} {'ms a task':>10}")
-    print(f"{'in each worker':<18} {late * 1000:>10.0f}")
-    print(f"{'before the fork':<18} {early * 1000:>10.0f}")
-    print(f"ratio {late / early:.1f}")
-    return 0 if late > 2 * early else 1
+    print(f"{'in each worker':<18} {late_seconds * 1000:>10.0f}")
+    print(f"{'before the fork':<18} {early_seconds * 1000:>10.0f}")
+    print(f"ratio {late_seconds / early_seconds:.1f}")
+    return 0 if late_seconds > 2 * early_seconds else 1
 
 
 if __name__ == "__main__":

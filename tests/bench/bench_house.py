@@ -22,86 +22,93 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The modules that run other tasks: the option that names them, and whether it is a role or a task file.
-IMPORTS = {
-    f"ansible.builtin.{verb}_{what}": what for verb in ("import", "include") for what in ("role", "tasks", "playbook")
+IMPORT_KINDS = {
+    f"ansible.builtin.{verb}_{kind}": kind for verb in ("import", "include") for kind in ("role", "tasks", "playbook")
 }
 
 
-def tracked(*folders: str) -> list[Path]:
+def list_tracked(*directories: str) -> list[Path]:
     """Return the files of the repository below these directories."""
-    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
+    git_output = subprocess.run(
+        ["git", "ls-files", *directories], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [ROOT / line for line in git_output.splitlines() if (ROOT / line).is_file()]
 
 
-def tasks_in(content: Any) -> Iterator[dict[str, Any]]:
+def iterate_tasks(content: Any) -> Iterator[dict[str, Any]]:
     """Yield every task of a task file or playbook, including those in blocks."""
     for entry in content or []:
-        inner = [name for name in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks") if name in entry]
-        for name in inner:
-            yield from tasks_in(entry[name])
+        inner_keys = [
+            name for name in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks") if name in entry
+        ]
+        for name in inner_keys:
+            yield from iterate_tasks(entry[name])
         for role in entry.get("roles", []):
             yield {"ansible.builtin.import_role": {"name": role["role"]}}
-        if not inner and "hosts" not in entry:
+        if not inner_keys and "hosts" not in entry:
             yield entry
 
 
-def brought_in(path: Path, task: dict[str, Any]) -> list[Path]:
+def find_imported_files(path: Path, task: dict[str, Any]) -> list[Path]:
     """Return the files whose tasks a task runs; none for a module, or where the name is a template."""
-    for name, what in IMPORTS.items():
-        given = task.get(name)
-        if given is None:
+    for name, kind in IMPORT_KINDS.items():
+        import_options = task.get(name)
+        if import_options is None:
             continue
-        if what != "role":
-            file = given if isinstance(given, str) else given["file"]
-            found = path.parent / file
+        if kind != "role":
+            file_name = import_options if isinstance(import_options, str) else import_options["file"]
+            imported_path = path.parent / file_name
         else:
-            entry = given.get("tasks_from", "main").removesuffix(".yml")
-            found = ROOT / "roles" / given["name"].rpartition(".")[2] / "tasks" / f"{entry}.yml"
-        if "{{" in str(found):
-            return sorted(ROOT.glob(re.sub(r"\{\{.*?\}\}", "*", str(found.relative_to(ROOT)))))
-        return [found]
+            entry = import_options.get("tasks_from", "main").removesuffix(".yml")
+            imported_path = ROOT / "roles" / import_options["name"].rpartition(".")[2] / "tasks" / f"{entry}.yml"
+        if "{{" in str(imported_path):
+            return sorted(ROOT.glob(re.sub(r"\{\{.*?\}\}", "*", str(imported_path.relative_to(ROOT)))))
+        return [imported_path]
     return []
 
 
-def levels(path: Path) -> int:
+def count_levels(path: Path) -> int:
     """Return the length of the longest path from this file to a module, counting the file itself."""
-    below = [
-        levels(found)
-        for task in tasks_in(yaml.safe_load(path.read_text(encoding="utf-8")))
-        for found in brought_in(path, task)
-        if found != path
+    levels_below = [
+        count_levels(imported_path)
+        for task in iterate_tasks(yaml.safe_load(path.read_text(encoding="utf-8")))
+        for imported_path in find_imported_files(path, task)
+        if imported_path != path
     ]
-    return 1 + max(below, default=0)
+    return 1 + max(levels_below, default=0)
 
 
 def main() -> None:
     """Print one line per figure, with its limit."""
-    sources = tracked("plugins", "roles")
-    files = {
-        path: list(tasks_in(yaml.safe_load(path.read_text(encoding="utf-8"))))
-        for path in tracked("roles", "playbooks")
+    sources = list_tracked("plugins", "roles")
+    tasks_by_file = {
+        path: list(iterate_tasks(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        for path in list_tracked("roles", "playbooks")
         if path.suffix == ".yml" and ("tasks" in path.parts or path.parent.name in ("playbooks", "layers"))
     }
-    within = [task for path, tasks in files.items() if "roles" in path.parts for task in tasks]
-    tasks = [task for tasks in files.values() for task in tasks]
-    internal = {
+    role_tasks = [task for path, all_tasks in tasks_by_file.items() if "roles" in path.parts for task in all_tasks]
+    all_tasks = [task for all_tasks in tasks_by_file.values() for task in all_tasks]
+    internal_variables = {
         name
-        for path in tracked("roles")
+        for path in list_tracked("roles")
         if path.suffix == ".yml"
         for name in re.findall(r"\b__[a-z][a-z0-9_]*", path.read_text(encoding="utf-8"))
         if not name.endswith("__")
     }
-    lines = sum(path.read_bytes().count(b"\n") for path in sources)
-    filters = [path for path in tracked("plugins/filter") if path.suffix == ".py"]
-    deepest = {path.stem: levels(path) for path in sorted((ROOT / "playbooks").glob("*.yml"))}
-    name, depth = max(deepest.items(), key=lambda item: item[1])
-    print(f"lines of plugins and roles: {lines} (limit: 32000)")
+    line_count = sum(path.read_bytes().count(b"\n") for path in sources)
+    filters = [path for path in list_tracked("plugins/filter") if path.suffix == ".py"]
+    levels_by_playbook = {path.stem: count_levels(path) for path in sorted((ROOT / "playbooks").glob("*.yml"))}
+    name, depth = max(levels_by_playbook.items(), key=lambda item: item[1])
+    print(f"lines of plugins and roles: {line_count} (limit: 32000)")
     print(f"filters: {len(filters)} (limit: 10)")
-    print(f"internal variables of roles: {len(internal)} (limit: 100)")
-    for what, some in (("tasks", tasks), ("tasks of roles, without the playbooks' lists", within)):
-        imports = sum(any(name in task for name in IMPORTS) for task in some)
+    print(f"internal variables of roles: {len(internal_variables)} (limit: 100)")
+    for description, task_list_entries in (
+        ("tasks", all_tasks),
+        ("tasks of roles, without the playbooks' lists", role_tasks),
+    ):
+        import_count = sum(any(name in task for name in IMPORT_KINDS) for task in task_list_entries)
         print(
-            f"{what}, that import or include others: {imports} of {len(some)}, {imports / len(some):.0%} (limit: 15%)"
+            f"{description}, that import or include others: {import_count} of {len(task_list_entries)}, {import_count / len(task_list_entries):.0%} (limit: 15%)"
         )
     print(f"levels from a playbook to a module: {depth}, in {name} (limit: 3)")
 

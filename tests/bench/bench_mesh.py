@@ -36,18 +36,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireg
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import tunnel_options
 
-SIZES = (10, 100, 200, 400, 600, 800, 1000)
+CLUSTER_SIZES = (10, 100, 200, 400, 600, 800, 1000)
 #: Seconds of the controller for 1,000 members with 999 peers each, in total.
-LIMIT = 5.0
+CONTROLLER_LIMIT = 5.0
 #: Milliseconds in which each of these hosts compares the tunnel with its current state.
-HOST_LIMIT = 20.0
+HOST_LIMIT_MS = 20.0
 #: The maximum ratio of a second run to one ping of the same hosts.
-PING_LIMIT = 2.0
+MAX_PING_RATIO = 2.0
 #: The maximum growth of the time per peer, from the middle of the table to its end.
-GROWTH_LIMIT = 1.5
+MAX_GROWTH = 1.5
 
 
-def record(size: int) -> dict[str, Any]:
+def create_record(size: int) -> dict[str, Any]:
     """Create a cluster of sites with eight members each.
 
     A third of the sites have no endpoints, so some pairs need a relay.
@@ -55,7 +55,7 @@ def record(size: int) -> dict[str, Any]:
     members = []
     for number in range(1, size + 1):
         site = number // 8
-        inside = f"10.99.{number // 250}.{number % 250 + 1}"
+        mesh_address = f"10.99.{number // 250}.{number % 250 + 1}"
         members.append(
             {
                 "machine": f"n{number}",
@@ -63,8 +63,8 @@ def record(size: int) -> dict[str, Any]:
                 "site": f"site{site}",
                 "endpoint": f"198.18.{number // 250}.{number % 250 + 1}:51820" if site % 3 == 0 else None,
                 "mesh": {
-                    "address": inside,
-                    "public_key": base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode(),
+                    "address": mesh_address,
+                    "public_key": base64.b64encode(hashlib.sha256(mesh_address.encode()).digest()).decode(),
                 },
             }
         )
@@ -72,82 +72,95 @@ def record(size: int) -> dict[str, Any]:
     return {"name": "bench", "manager": "n1", "members": members, "mesh": settings}
 
 
-class Cost(NamedTuple):
+class MeshCost(NamedTuple):
     """CPU seconds for all members, and the total number of their peers."""
 
-    controller: float
-    hosts: float
-    peers: int
+    controller_seconds: float
+    host_seconds: float
+    peer_count: int
 
 
-def whole_cluster(size: int) -> Cost:
+def measure_cluster(size: int) -> MeshCost:
     """Compute every member's tunnel, as the controller does, and compare it with the running interface, as hosts do."""
-    members = record(size)
-    controller = hosts = 0.0
-    for member in members["members"]:
-        start = time.process_time()
-        given = tunnel_options(members, member["machine"], [])
-        derived = time.process_time()
-        compare(given)
-        controller, hosts = controller + derived - start, hosts + time.process_time() - derived
-    return Cost(controller, hosts, size * (size - 1))
+    cluster_record = create_record(size)
+    controller_seconds = host_seconds = 0.0
+    for member in cluster_record["members"]:
+        started_at = time.process_time()
+        derived_tunnel = tunnel_options(cluster_record, member["machine"], [])
+        derived_at = time.process_time()
+        compare_tunnel(derived_tunnel)
+        controller_seconds, host_seconds = (
+            controller_seconds + derived_at - started_at,
+            host_seconds + time.process_time() - derived_at,
+        )
+    return MeshCost(controller_seconds, host_seconds, size * (size - 1))
 
 
-def compare(given: Mapping[str, Any]) -> None:
+def compare_tunnel(tunnel_inputs: Mapping[str, Any]) -> None:
     """Do what a host does with its tunnel if nothing has to change."""
-    wanted = make_desired(given["interface"], given["address"], given["listen_port"], given["mtu"], given["peers"])
-    conf = render_conf(wanted, "/etc/wireguard/gpumesh0.key")
-    live = {
+    desired = make_desired(
+        tunnel_inputs["interface"],
+        tunnel_inputs["address"],
+        tunnel_inputs["listen_port"],
+        tunnel_inputs["mtu"],
+        tunnel_inputs["peers"],
+    )
+    conf = render_conf(desired, "/etc/wireguard/gpumesh0.key")
+    peers_by_key = {
         peer.public_key: RunningPeer(peer.public_key, peer.endpoint, peer.allowed_ips, 0, 0, 0, 0)
-        for peer in wanted.peers
+        for peer in desired.peers
     }
     running = RunningInterface(
-        WireguardDump("key", wanted.listen_port, live),
-        InterfaceLink(wanted.mtu, True, (wanted.address,), "wireguard"),
+        WireguardDump("key", desired.listen_port, peers_by_key),
+        InterfaceLink(desired.mtu, True, (desired.address,), "wireguard"),
         frozenset(),
     )
-    resolved = {peer.endpoint: (peer.endpoint,) for peer in wanted.peers if peer.endpoint}
-    plan_interface(wanted, running, "key", parse_conf(conf), resolved, 0)
+    addresses_by_endpoint = {peer.endpoint: (peer.endpoint,) for peer in desired.peers if peer.endpoint}
+    plan_interface(desired, running, "key", parse_conf(conf), addresses_by_endpoint, 0)
 
 
-def scale() -> bool:
+def measure_scale() -> bool:
     """Print the time by the number of members. Returns whether it is within the limits."""
     print("The tunnel of every member: computed by the controller, compared by the hosts")
     print(f"{'members':>8} {'peers':>9} {'controller s':>13} {'µs a peer':>10} {'each host ms':>13}")
-    found = {size: whole_cluster(size) for size in SIZES}
-    for size, cost in found.items():
-        per_peer, host = cost.controller / cost.peers * 1e6, cost.hosts / size * 1e3
-        print(f"{size:>8} {cost.peers:>9} {cost.controller:>13.2f} {per_peer:>10.2f} {host:>13.1f}")
-    last, middle = found[SIZES[-1]], found[200]
-    growth = (last.controller / last.peers) / (middle.controller / middle.peers)
-    host = last.hosts / SIZES[-1] * 1e3
-    print(f"a peer at {SIZES[-1]} members costs {growth:.2f} x a peer at 200 (limit {GROWTH_LIMIT})")
-    print(f"{SIZES[-1]} members: controller {last.controller:.1f} s (limit {LIMIT:.0f} s)")
-    print(f"{SIZES[-1]} members: each host {host:.1f} ms (limit {HOST_LIMIT:.0f} ms)")
-    return last.controller <= LIMIT and host <= HOST_LIMIT and growth <= GROWTH_LIMIT
+    cost_by_size = {size: measure_cluster(size) for size in CLUSTER_SIZES}
+    for size, cost in cost_by_size.items():
+        per_peer, host_ms = cost.controller_seconds / cost.peer_count * 1e6, cost.host_seconds / size * 1e3
+        print(f"{size:>8} {cost.peer_count:>9} {cost.controller_seconds:>13.2f} {per_peer:>10.2f} {host_ms:>13.1f}")
+    largest, middle = cost_by_size[CLUSTER_SIZES[-1]], cost_by_size[200]
+    growth = (largest.controller_seconds / largest.peer_count) / (middle.controller_seconds / middle.peer_count)
+    host_ms = largest.host_seconds / CLUSTER_SIZES[-1] * 1e3
+    print(f"a peer at {CLUSTER_SIZES[-1]} members costs {growth:.2f} x a peer at 200 (limit {MAX_GROWTH})")
+    print(
+        f"{CLUSTER_SIZES[-1]} members: controller {largest.controller_seconds:.1f} s (limit {CONTROLLER_LIMIT:.0f} s)"
+    )
+    print(f"{CLUSTER_SIZES[-1]} members: each host {host_ms:.1f} ms (limit {HOST_LIMIT_MS:.0f} ms)")
+    return largest.controller_seconds <= CONTROLLER_LIMIT and host_ms <= HOST_LIMIT_MS and growth <= MAX_GROWTH
 
 
-def timed(argv: list[str], runs: int = 5) -> float:
+def median_duration(argv: list[str], run_count: int = 5) -> float:
     """Return the median duration of a command, in seconds."""
-    taken = []
-    for _run in range(runs):
-        start = time.perf_counter()
+    durations = []
+    for _run in range(run_count):
+        started_at = time.perf_counter()
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        durations.append(time.perf_counter() - started_at)
+    return statistics.median(durations)
 
 
-def second_run(inventory: str, cluster: str | None) -> bool:
+def measure_second_run(inventory: str, cluster: str | None) -> bool:
     """Print the cost of a run that changes nothing against a ping. Returns whether it is within the limit."""
-    bin_folder = Path(sys.executable).parent
-    ping = [str(bin_folder / "ansible"), "-i", inventory, "cluster", "-m", "ansible.builtin.ping"]
-    mesh = [str(bin_folder / "ansible-playbook"), "-i", inventory, "gpumesh.cluster.mesh"]
-    mesh += ["-e", f"cluster_name={cluster}"] if cluster else []
-    timed(mesh, runs=1)
-    ping_seconds, mesh_seconds = timed(ping), timed(mesh)
+    bin_directory = Path(sys.executable).parent
+    ping_command = [str(bin_directory / "ansible"), "-i", inventory, "cluster", "-m", "ansible.builtin.ping"]
+    mesh_command = [str(bin_directory / "ansible-playbook"), "-i", inventory, "gpumesh.cluster.mesh"]
+    mesh_command += ["-e", f"cluster_name={cluster}"] if cluster else []
+    median_duration(mesh_command, run_count=1)
+    ping_seconds, mesh_seconds = median_duration(ping_command), median_duration(mesh_command)
     ratio = mesh_seconds / ping_seconds
-    print(f"ping {ping_seconds:.2f} s, second run of the mesh {mesh_seconds:.2f} s: {ratio:.2f} x (limit {PING_LIMIT})")
-    return ratio <= PING_LIMIT
+    print(
+        f"ping {ping_seconds:.2f} s, second run of the mesh {mesh_seconds:.2f} s: {ratio:.2f} x (limit {MAX_PING_RATIO})"
+    )
+    return ratio <= MAX_PING_RATIO
 
 
 def main() -> int:
@@ -156,10 +169,10 @@ def main() -> int:
     parser.add_argument("--inventory", help="hosts whose mesh has been set up")
     parser.add_argument("--cluster", help="the cluster of these hosts (default: cluster_name of the inventory)")
     arguments = parser.parse_args()
-    good = scale()
+    within_limits = measure_scale()
     if arguments.inventory:
-        good = second_run(arguments.inventory, arguments.cluster) and good
-    return 0 if good else 1
+        within_limits = measure_second_run(arguments.inventory, arguments.cluster) and within_limits
+    return 0 if within_limits else 1
 
 
 if __name__ == "__main__":

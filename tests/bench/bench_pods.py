@@ -30,13 +30,13 @@ from pathlib import Path
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import PROXY_ADDRESS, daemon_flags
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
-from ansible_collections.gpumesh.cluster.tests.support.namespaces import joined
+from ansible_collections.gpumesh.cluster.tests.support.namespaces import create_joined_namespaces
 
 #: Addresses by namespace.
-HOSTS = {"gpumesh-pods-1": "10.77.62.11", "gpumesh-pods-2": "10.77.62.12"}
-FIRST, SECOND = HOSTS
-PORT = 1055
-SERVER = """
+ADDRESS_BY_NAMESPACE = {"gpumesh-pods-1": "10.77.62.11", "gpumesh-pods-2": "10.77.62.12"}
+FIRST_HOST, SECOND_HOST = ADDRESS_BY_NAMESPACE
+PROXY_PORT = 1055
+SERVER_PROGRAM = """
 import socket, sys, threading
 def serve(peer):
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -47,7 +47,7 @@ with socket.create_server((sys.argv[1], 7007)) as listener:
     while True:
         threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
-CLIENT = """
+CLIENT_PROGRAM = """
 import json, socket, statistics, sys, time
 def dial():
     peer = socket.create_connection((sys.argv[1], 7007), 30)
@@ -74,16 +74,16 @@ print(json.dumps({
 """
 
 
-def inside(host: str, *argv: str, check: bool = True) -> str:
+def run_in_namespace(host: str, *argv: str, check: bool = True) -> str:
     """Run a command in the namespace. Returns its stdout."""
     command = ["ip", "netns", "exec", host, *argv]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert not check or completed.returncode == 0, f"{command}: {completed.stdout}{completed.stderr}"
+    return completed.stdout
 
 
 @contextmanager
-def running(host: str, *argv: str, library: str = "") -> Iterator[None]:
+def run_in_background(host: str, *argv: str, library: str = "") -> Iterator[None]:
     """Run a program in the namespace for the duration of the context."""
     command = ["ip", "netns", "exec", host, *(["env", f"LD_PRELOAD={library}"] if library else []), *argv]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -94,33 +94,33 @@ def running(host: str, *argv: str, library: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def pair() -> Iterator[None]:
+def create_namespaces() -> Iterator[None]:
     """Create two namespaces with a cable between them."""
-    with joined(FIRST, SECOND):
-        for host, address in HOSTS.items():
-            inside(host, "ip", "address", "add", f"{address}/24", "dev", "eth0")
-            inside(host, "ip", "link", "set", "eth0", "up")
+    with create_joined_namespaces(FIRST_HOST, SECOND_HOST):
+        for host, address in ADDRESS_BY_NAMESPACE.items():
+            run_in_namespace(host, "ip", "address", "add", f"{address}/24", "dev", "eth0")
+            run_in_namespace(host, "ip", "link", "set", "eth0", "up")
             # Tailscaled considers the network to be down without a default route.
-            (other,) = set(HOSTS.values()) - {address}
-            inside(host, "ip", "route", "add", "default", "via", other)
+            (gateway,) = set(ADDRESS_BY_NAMESPACE.values()) - {address}
+            run_in_namespace(host, "ip", "route", "add", "default", "via", gateway)
         yield
 
 
-def until(what: str, say: list[str], word: str, host: str) -> None:
+def wait_for_output(description: str, command: list[str], expected_text: str, host: str) -> None:
     """Wait until the output of a command contains the word. Raises AssertionError after a minute."""
-    end = time.monotonic() + 60
-    while word not in inside(host, *say, check=False):
-        assert time.monotonic() < end, what
+    deadline = time.monotonic() + 60
+    while expected_text not in run_in_namespace(host, *command, check=False):
+        assert time.monotonic() < deadline, description
         time.sleep(0.5)
 
 
-def certificate(folder: Path) -> None:
+def create_certificate(directory: Path) -> None:
     """Create a certificate that all Go programs trust.
 
     Without TLS there is no relay, for which tailscaled keeps looking.
     """
-    names = f"subjectAltName=IP:{HOSTS[FIRST]}"
-    made = [
+    alternative_names = f"subjectAltName=IP:{ADDRESS_BY_NAMESPACE[FIRST_HOST]}"
+    request_options = [
         "-x509",
         "-newkey",
         "ec",
@@ -132,93 +132,113 @@ def certificate(folder: Path) -> None:
         "-subj",
         "/CN=bench",
     ]
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(["openssl", "req", *made, "-addext", names, *files], check=True, capture_output=True)
-    os.environ["SSL_CERT_FILE"] = str(folder / "cert.pem")
+    file_options = ["-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem")]
+    subprocess.run(
+        ["openssl", "req", *request_options, "-addext", alternative_names, *file_options],
+        check=True,
+        capture_output=True,
+    )
+    os.environ["SSL_CERT_FILE"] = str(directory / "cert.pem")
 
 
 @contextmanager
-def control(folder: Path, headscale: str) -> Iterator[str]:
+def run_headscale(directory: Path, headscale: str) -> Iterator[str]:
     """Run Headscale. Yields a key to log in with."""
-    certificate(folder)
-    derp = {
+    create_certificate(directory)
+    relay_settings = {
         "enabled": True,
         "region_id": 999,
         "region_code": "lab",
         "region_name": "lab",
         "stun_listen_addr": "0.0.0.0:3478",
-        "private_key_path": str(folder / "derp.key"),
+        "private_key_path": str(directory / "derp.key"),
         "automatically_add_embedded_derp_region": True,
-        "ipv4": HOSTS[FIRST],
+        "ipv4": ADDRESS_BY_NAMESPACE[FIRST_HOST],
     }
     settings = {
-        "server_url": f"https://{HOSTS[FIRST]}",
+        "server_url": f"https://{ADDRESS_BY_NAMESPACE[FIRST_HOST]}",
         "listen_addr": "0.0.0.0:443",
-        "tls_cert_path": str(folder / "cert.pem"),
-        "tls_key_path": str(folder / "key.pem"),
-        "unix_socket": str(folder / "headscale.sock"),
-        "noise": {"private_key_path": str(folder / "noise.key")},
+        "tls_cert_path": str(directory / "cert.pem"),
+        "tls_key_path": str(directory / "key.pem"),
+        "unix_socket": str(directory / "headscale.sock"),
+        "noise": {"private_key_path": str(directory / "noise.key")},
         "prefixes": {"v4": "100.64.0.0/10", "allocation": "sequential"},
-        "derp": {"urls": [], "auto_update_enabled": False, "server": derp},
+        "derp": {"urls": [], "auto_update_enabled": False, "server": relay_settings},
         "disable_check_updates": True,
-        "database": {"type": "sqlite", "sqlite": {"path": str(folder / "db.sqlite")}},
+        "database": {"type": "sqlite", "sqlite": {"path": str(directory / "db.sqlite")}},
         "dns": {"magic_dns": False, "override_local_dns": False, "base_domain": "tail.test"},
     }
-    (folder / "config.yaml").write_text(json.dumps(settings))
-    command = [headscale, "--config", str(folder / "config.yaml")]
-    with running(FIRST, *command, "serve"):
-        until("headscale does not answer", [*command, "users", "list"], "ID", FIRST)
-        inside(FIRST, *command, "users", "create", "lab")
-        made = inside(FIRST, *command, "preauthkeys", "create", "--user", "1", "--reusable", "--output", "json")
-        yield str(json.loads(made)["key"])
+    (directory / "config.yaml").write_text(json.dumps(settings))
+    command = [headscale, "--config", str(directory / "config.yaml")]
+    with run_in_background(FIRST_HOST, *command, "serve"):
+        wait_for_output("headscale does not answer", [*command, "users", "list"], "ID", FIRST_HOST)
+        run_in_namespace(FIRST_HOST, *command, "users", "create", "lab")
+        key_output = run_in_namespace(
+            FIRST_HOST, *command, "preauthkeys", "create", "--user", "1", "--reusable", "--output", "json"
+        )
+        yield str(json.loads(key_output)["key"])
 
 
 @contextmanager
-def tailnet(folder: Path, programs: Path, key: str, userspace: bool) -> Iterator[dict[str, str]]:
+def run_tailscaled(directory: Path, program_directory: Path, key: str, userspace: bool) -> Iterator[dict[str, str]]:
     """Run tailscaled in both namespaces. Yields their addresses."""
     addresses = {}
     with ExitStack() as stack:
-        for host in HOSTS:
-            state = folder / host
-            state.mkdir(parents=True)
-            flags = daemon_flags({"interface": "tailscale0"}, userspace, PORT)
-            where = [f"--socket={state}/socket"]
+        for host in ADDRESS_BY_NAMESPACE:
+            state_directory = directory / host
+            state_directory.mkdir(parents=True)
+            flags = daemon_flags({"interface": "tailscale0"}, userspace, PROXY_PORT)
+            socket_option = [f"--socket={state_directory}/socket"]
             argv = [
-                str(programs / "tailscaled"),
-                f"--statedir={state}",
-                f"--state={state}/state",
+                str(program_directory / "tailscaled"),
+                f"--statedir={state_directory}",
+                f"--state={state_directory}/state",
                 "--port=41641",
-                *where,
+                *socket_option,
                 *flags,
             ]
-            stack.enter_context(running(host, *argv))
-            ask = [str(programs / "tailscale"), *where]
-            until("tailscaled does not answer", [*ask, "debug", "prefs"], "{", host)
-            server = f"--login-server=https://{HOSTS[FIRST]}"
-            more = ["--netfilter-mode=off", "--accept-dns=false", "--timeout=60s"]
-            inside(host, *ask, "up", server, f"--auth-key={key}", f"--hostname={host}", *more)
-            addresses[host] = inside(host, *ask, "ip", "-4").strip()
-        until("there is no way", [*ask, "ping", "--c=1", addresses[FIRST]], "pong", SECOND)
+            stack.enter_context(run_in_background(host, *argv))
+            client_command = [str(program_directory / "tailscale"), *socket_option]
+            wait_for_output("tailscaled does not answer", [*client_command, "debug", "prefs"], "{", host)
+            server = f"--login-server=https://{ADDRESS_BY_NAMESPACE[FIRST_HOST]}"
+            up_options = ["--netfilter-mode=off", "--accept-dns=false", "--timeout=60s"]
+            run_in_namespace(
+                host, *client_command, "up", server, f"--auth-key={key}", f"--hostname={host}", *up_options
+            )
+            addresses[host] = run_in_namespace(host, *client_command, "ip", "-4").strip()
+        wait_for_output(
+            "there is no way", [*client_command, "ping", "--c=1", addresses[FIRST_HOST]], "pong", SECOND_HOST
+        )
         yield addresses
 
 
-def library(folder: Path, host: str, address: str) -> str:
+def compile_library(directory: Path, host: str, address: str) -> str:
     """Compile the library for a host."""
-    given = {"address": address, "subnet": "100.64.0.0/10", "interface": "tailscale0", "proxy_port": PORT}
-    given |= {"proxy_address": PROXY_ADDRESS, "api_socket": str(folder / host / "socket"), "source": ""}
-    source, made = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c", folder / host / "pod.so"
-    options = preload.make_library(given).compiler_definitions
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", *options, "-o", str(made), str(source), "-ldl"], check=True)
-    return str(made)
+    mesh_options = {"address": address, "subnet": "100.64.0.0/10", "interface": "tailscale0", "proxy_port": PROXY_PORT}
+    mesh_options |= {"proxy_address": PROXY_ADDRESS, "api_socket": str(directory / host / "socket"), "source": ""}
+    source, library_path = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c", directory / host / "pod.so"
+    macro_flags = preload.make_library(mesh_options).compiler_definitions
+    subprocess.run(
+        ["cc", "-O2", "-shared", "-fPIC", *macro_flags, "-o", str(library_path), str(source), "-ldl"], check=True
+    )
+    return str(library_path)
 
 
-def measure(address: str, seconds: float, libraries: dict[str, str] | None = None) -> dict[str, float]:
+def measure_stream(address: str, seconds: float, libraries: dict[str, str] | None = None) -> dict[str, float]:
     """Measure latency and throughput of one stream from the second host to the first."""
-    own = libraries or dict.fromkeys(HOSTS, "")
-    with running(FIRST, "/usr/bin/python3", "-c", SERVER, address, library=own[FIRST]):
+    library_by_host = libraries or dict.fromkeys(ADDRESS_BY_NAMESPACE, "")
+    with run_in_background(
+        FIRST_HOST, "/usr/bin/python3", "-c", SERVER_PROGRAM, address, library=library_by_host[FIRST_HOST]
+    ):
         time.sleep(2)
-        variables = ["env", f"LD_PRELOAD={own[SECOND]}"] if own[SECOND] else []
-        return dict(json.loads(inside(SECOND, *variables, "/usr/bin/python3", "-c", CLIENT, address, str(seconds))))
+        variables = ["env", f"LD_PRELOAD={library_by_host[SECOND_HOST]}"] if library_by_host[SECOND_HOST] else []
+        return dict(
+            json.loads(
+                run_in_namespace(
+                    SECOND_HOST, *variables, "/usr/bin/python3", "-c", CLIENT_PROGRAM, address, str(seconds)
+                )
+            )
+        )
 
 
 def measure_cluster() -> None:
@@ -226,16 +246,16 @@ def measure_cluster() -> None:
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import pods_lab  # noqa: PLC0415 - which imports its neighbours by name, as in tests
 
-    if set(pods_lab.nodes()) != set(pods_lab.NODES):
+    if set(pods_lab.node_states()) != set(pods_lab.NODES):
         pods_lab.join_pods()
     pods_lab.await_all_idle()
-    for what, work in (
-        ("a file of 1 GB, s", lambda: pods_lab.broadcast(1_000_000_000)),
-        ("200 jobs, s", lambda: pods_lab.run_jobs_while_a_pod_dies(200)),
+    for description, work in (
+        ("a file of 1 GB, s", lambda: pods_lab.broadcast_file(1_000_000_000)),
+        ("200 jobs, s", lambda: pods_lab.run_jobs_while_pod_dies(200)),
     ):
-        begun = time.monotonic()
+        started_at = time.monotonic()
         work()
-        print(f"{what:18}{time.monotonic() - begun:>12.0f}", flush=True)
+        print(f"{description:18}{time.monotonic() - started_at:>12.0f}", flush=True)
 
 
 def main() -> None:
@@ -245,29 +265,33 @@ def main() -> None:
         "--seconds", type=float, default=5.0, help="duration of each throughput measurement (default: 5)"
     )
     parser.add_argument("--cluster", action="store_true", help="use the pods of the scenario tailscale")
-    given = parser.parse_args()
-    if given.cluster:
+    arguments = parser.parse_args()
+    if arguments.cluster:
         measure_cluster()
         return
-    seconds = given.seconds
-    built = subprocess.run(
+    seconds = arguments.seconds
+    tailnet_directory = subprocess.run(
         [str(ROOT / "lab" / "tailnet")], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()
-    programs = Path(built)
+    program_directory = Path(tailnet_directory)
     os.environ["TS_NO_LOGS_NO_SUPPORT"] = "true"
-    with tempfile.TemporaryDirectory(prefix="gpumesh-bench-") as name, pair():
-        folder = Path(name)
-        found = {"cable": measure(HOSTS[FIRST], seconds)}
-        with control(folder, str(programs / "headscale")) as key:
-            with tailnet(folder / "pods", programs, key, True) as addresses:
-                made = {host: library(folder / "pods", host, address) for host, address in addresses.items()}
-                found["pods"] = measure(addresses[FIRST], seconds, made)
-            with tailnet(folder / "tun", programs, key, False) as addresses:
-                found["with TUN"] = measure(addresses[FIRST], seconds)
-    print(f"{'':18}" + "".join(f"{column:>12}" for column in found) + f"{'pods/TUN':>12}")
-    for what in found["pods"]:
-        values = "".join(f"{column[what]:>12}" for column in found.values())
-        print(f"{what:18}{values}{found['pods'][what] / found['with TUN'][what]:>12.2f}")
+    with tempfile.TemporaryDirectory(prefix="gpumesh-bench-") as directory_name, create_namespaces():
+        directory = Path(directory_name)
+        results_by_variant = {"cable": measure_stream(ADDRESS_BY_NAMESPACE[FIRST_HOST], seconds)}
+        with run_headscale(directory, str(program_directory / "headscale")) as key:
+            with run_tailscaled(directory / "pods", program_directory, key, True) as addresses:
+                library_by_host = {
+                    host: compile_library(directory / "pods", host, address) for host, address in addresses.items()
+                }
+                results_by_variant["pods"] = measure_stream(addresses[FIRST_HOST], seconds, library_by_host)
+            with run_tailscaled(directory / "tun", program_directory, key, False) as addresses:
+                results_by_variant["with TUN"] = measure_stream(addresses[FIRST_HOST], seconds)
+    print(f"{'':18}" + "".join(f"{column:>12}" for column in results_by_variant) + f"{'pods/TUN':>12}")
+    for measurement in results_by_variant["pods"]:
+        values = "".join(f"{column[measurement]:>12}" for column in results_by_variant.values())
+        print(
+            f"{measurement:18}{values}{results_by_variant['pods'][measurement] / results_by_variant['with TUN'][measurement]:>12.2f}"
+        )
 
 
 if __name__ == "__main__":

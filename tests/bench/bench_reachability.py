@@ -29,64 +29,67 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, network
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import SshTestbed, create_network
 
 #: The limit: how many times faster the role must be than one pair after the other.
-LIMIT = 50.0
-PORT = 2337
+MIN_RATIO = 50.0
+TEST_PORT = 2337
 #: TCP ports that the role tests for each pair: four named ones and four of the ephemeral range.
-TCP_PORTS = 8
+TCP_PORT_COUNT = 8
 
 
-def run_role(farm: Farm, forks: int) -> float:
+def run_role(farm: SshTestbed, forks: int) -> float:
     """Run the role on all pairs. Returns the elapsed seconds; exits if any pair is found to fail."""
-    result = farm.folder / "result.json"
+    result_path = farm.directory / "result.json"
     tasks: list[dict[str, Any]] = [
         {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}},
         {
-            "ansible.builtin.copy": {"content": "{{ reachability_result | to_json }}", "dest": str(result)},
+            "ansible.builtin.copy": {"content": "{{ reachability_result | to_json }}", "dest": str(result_path)},
             "delegate_to": "localhost",
             "vars": {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"},
             "run_once": True,
         },
     ]
-    begin = time.monotonic()
-    done = farm.play(tasks, forks=forks, reachability_members=farm.members_variable())
-    seconds = time.monotonic() - begin
-    if done.returncode != 0:
-        sys.exit(done.stdout[-4000:] + done.stderr[-4000:])
-    found = json.loads(result.read_text())
-    print(f"role reachability: {found['summary']} {seconds:.1f} s")
-    if found["status"] != "pass":
-        bad = [pair for pair in found["pairs"] if pair["status"] != "pass"]
-        sys.exit("\n".join(f"{pair['from']} -> {pair['to']}: {pair['message']}" for pair in bad[:20]))
+    started_at = time.monotonic()
+    completed = farm.run_play(tasks, forks=forks, reachability_members=farm.members_variable())
+    seconds = time.monotonic() - started_at
+    if completed.returncode != 0:
+        sys.exit(completed.stdout[-4000:] + completed.stderr[-4000:])
+    reachability = json.loads(result_path.read_text())
+    print(f"role reachability: {reachability['summary']} {seconds:.1f} s")
+    if reachability["status"] != "pass":
+        failed_pairs = [pair for pair in reachability["pairs"] if pair["status"] != "pass"]
+        sys.exit("\n".join(f"{pair['from']} -> {pair['to']}: {pair['message']}" for pair in failed_pairs[:20]))
     return seconds
 
 
-def run_in_turn(farm: Farm, pairs: int, forks: int) -> float:
+def run_in_turn(farm: SshTestbed, pair_count: int, forks: int) -> float:
     """Test ``pair_count`` pairs one after the other, each with a listener and a line of text.
 
     Returns the elapsed seconds.
     """
-    names = [member.machine for member in farm.members]
+    machine_names = [member.machine for member in farm.members]
     addresses = {member.machine: member.address for member in farm.members}
     tasks: list[dict[str, Any]] = []
-    for number in range(pairs):
-        one, other = names[number % len(names)], names[(number + 1 + number // len(names)) % len(names)]
+    for number in range(pair_count):
+        source, target = (
+            machine_names[number % len(machine_names)],
+            machine_names[(number + 1 + number // len(machine_names)) % len(machine_names)],
+        )
         tasks += [
             {
-                "ansible.builtin.command": {"argv": ["nc", "-l", addresses[other], str(PORT)]},
+                "ansible.builtin.command": {"argv": ["nc", "-l", addresses[target], str(TEST_PORT)]},
                 "async": 30,
                 "poll": 0,
-                "delegate_to": other,
+                "delegate_to": target,
                 "run_once": True,
             },
             {
                 "ansible.builtin.command": {
-                    "argv": ["nc", "-N", "-w", "5", addresses[other], str(PORT)],
+                    "argv": ["nc", "-N", "-w", "5", addresses[target], str(TEST_PORT)],
                     "stdin": "hello",
                 },
-                "delegate_to": one,
+                "delegate_to": source,
                 "run_once": True,
                 # The listener of the previous task may still be starting.
                 "retries": 5,
@@ -95,48 +98,48 @@ def run_in_turn(farm: Farm, pairs: int, forks: int) -> float:
                 "until": "said is success",
             },
         ]
-    return timed(farm, tasks, forks)
+    return time_play(farm, tasks, forks)
 
 
-def run_at_once(farm: Farm, peers: int, forks: int) -> float:
+def run_at_once(farm: SshTestbed, peer_count: int, forks: int) -> float:
     """Let every host loop over ``peer_count`` peers, with sshd on port 22 as the listener.
 
     Returns the elapsed seconds.
     """
-    names = [member.machine for member in farm.members]
+    machine_names = [member.machine for member in farm.members]
     addresses = [member.address for member in farm.members]
     targets = {
-        name: [addresses[(place + step) % len(names)] for step in range(1, peers + 1)]
-        for place, name in enumerate(names)
+        name: [addresses[(index + step) % len(machine_names)] for step in range(1, peer_count + 1)]
+        for index, name in enumerate(machine_names)
     }
     task: dict[str, Any] = {
         "ansible.builtin.command": {"argv": ["nc", "-z", "-w", "5", "{{ item }}", "22"]},
         "loop": "{{ targets[inventory_hostname] }}",
     }
-    return timed(farm, [task], forks, targets=targets)
+    return time_play(farm, [task], forks, targets=targets)
 
 
-def timed(farm: Farm, tasks: list[dict[str, Any]], forks: int, **variables: Any) -> float:
-    begin = time.monotonic()
-    done = farm.play(tasks, forks=forks, **variables)
-    if done.returncode != 0:
-        sys.exit(done.stdout[-4000:] + done.stderr[-4000:])
-    return time.monotonic() - begin
+def time_play(farm: SshTestbed, tasks: list[dict[str, Any]], forks: int, **variables: Any) -> float:
+    started_at = time.monotonic()
+    completed = farm.run_play(tasks, forks=forks, **variables)
+    if completed.returncode != 0:
+        sys.exit(completed.stdout[-4000:] + completed.stderr[-4000:])
+    return time.monotonic() - started_at
 
 
 @contextmanager
-def room_for_neighbours(hosts: int) -> Iterator[None]:
+def enlarge_neighbour_table(host_count: int) -> Iterator[None]:
     """Let this machine's kernel hold the neighbours of all hosts: its limit counts all namespaces together.
 
     On hosts with their own kernels, the default limit is 1,024 neighbours each; here, 50 hosts already need 2,500.
     """
-    setting = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
-    before = setting.read_text()
-    setting.write_text(str(max(int(before), 4 * hosts * hosts)))
+    limit_path = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+    former_limit = limit_path.read_text()
+    limit_path.write_text(str(max(int(former_limit), 4 * host_count * host_count)))
     try:
         yield
     finally:
-        setting.write_text(before)
+        limit_path.write_text(former_limit)
 
 
 def main() -> None:
@@ -146,29 +149,41 @@ def main() -> None:
     parser.add_argument("--forks", type=int, default=25)
     parser.add_argument("--sample", type=int, default=20, help="number of pairs to test one after the other")
     arguments = parser.parse_args()
-    pairs = arguments.hosts * (arguments.hosts - 1)
-    with tempfile.TemporaryDirectory() as folder, room_for_neighbours(arguments.hosts), network() as net:
-        begin = time.monotonic()
-        farm = Farm(net, arguments.hosts, Path(folder))
-        print(f"{arguments.hosts} hosts, {pairs} ordered pairs; made in {time.monotonic() - begin:.1f} s")
+    pair_count = arguments.hosts * (arguments.hosts - 1)
+    with tempfile.TemporaryDirectory() as folder, enlarge_neighbour_table(
+        arguments.hosts
+    ), create_network() as namespace_network:
+        started_at = time.monotonic()
+        farm = SshTestbed(namespace_network, arguments.hosts, Path(folder))
+        print(f"{arguments.hosts} hosts, {pair_count} ordered pairs; made in {time.monotonic() - started_at:.1f} s")
         # The first connection to each host costs every variant the same, so it is made before anything is timed.
-        start = timed(farm, [{"ansible.builtin.raw": "true"}], arguments.forks)
-        print(f"ansible-playbook with one raw task: {start:.1f} s")
-        ours = run_role(farm, arguments.forks)
+        startup_seconds = time_play(farm, [{"ansible.builtin.raw": "true"}], arguments.forks)
+        print(f"ansible-playbook with one raw task: {startup_seconds:.1f} s")
+        role_seconds = run_role(farm, arguments.forks)
 
         # The cost of starting Ansible does not grow with the pairs, so it is subtracted before multiplying.
-        idle = timed(farm, [{"ansible.builtin.raw": "true", "run_once": True}], arguments.forks)
-        in_turn = (run_in_turn(farm, arguments.sample, arguments.forks) - idle) / arguments.sample * pairs + idle
-        few = (run_at_once(farm, 2, arguments.forks) - idle) / (2 * arguments.hosts) * pairs + idle
-    print(f"nc, one pair after the other, one port: {in_turn:.0f} s (extrapolated from {arguments.sample} pairs)")
-    print(f"nc, all hosts at once, one port:        {few:.0f} s (extrapolated from {2 * arguments.hosts} pairs)")
-    print(f"nc, all hosts at once, {TCP_PORTS} ports:       {few * TCP_PORTS:.0f} s (the same, times {TCP_PORTS})")
-    print(f"ratio to one pair after the other:      {in_turn / ours:.1f} (limit: {LIMIT:g})")
+        idle_seconds = time_play(farm, [{"ansible.builtin.raw": "true", "run_once": True}], arguments.forks)
+        in_turn_seconds = (
+            run_in_turn(farm, arguments.sample, arguments.forks) - idle_seconds
+        ) / arguments.sample * pair_count + idle_seconds
+        at_once_seconds = (run_at_once(farm, 2, arguments.forks) - idle_seconds) / (
+            2 * arguments.hosts
+        ) * pair_count + idle_seconds
     print(
-        f"ratio to all hosts at once:             {few / ours:.1f}, with {TCP_PORTS} ports {few * TCP_PORTS / ours:.1f}"
+        f"nc, one pair after the other, one port: {in_turn_seconds:.0f} s (extrapolated from {arguments.sample} pairs)"
     )
-    if in_turn / ours < LIMIT:
-        sys.exit(f"below the limit of {LIMIT:g}")
+    print(
+        f"nc, all hosts at once, one port:        {at_once_seconds:.0f} s (extrapolated from {2 * arguments.hosts} pairs)"
+    )
+    print(
+        f"nc, all hosts at once, {TCP_PORT_COUNT} ports:       {at_once_seconds * TCP_PORT_COUNT:.0f} s (the same, times {TCP_PORT_COUNT})"
+    )
+    print(f"ratio to one pair after the other:      {in_turn_seconds / role_seconds:.1f} (limit: {MIN_RATIO:g})")
+    print(
+        f"ratio to all hosts at once:             {at_once_seconds / role_seconds:.1f}, with {TCP_PORT_COUNT} ports {at_once_seconds * TCP_PORT_COUNT / role_seconds:.1f}"
+    )
+    if in_turn_seconds / role_seconds < MIN_RATIO:
+        sys.exit(f"below the limit of {MIN_RATIO:g}")
 
 
 if __name__ == "__main__":

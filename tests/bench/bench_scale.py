@@ -36,25 +36,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from lab_hosts import BIN, ROOT, Lab
 
-SIZES = (3, 12, 48)
-SETTINGS = {"cluster_name": "bench", "mesh_backend": "wireguard"}
+CLUSTER_SIZES = (3, 12, 48)
+CLUSTER_SETTINGS = {"cluster_name": "bench", "mesh_backend": "wireguard"}
 
 
-class Cost(NamedTuple):
+class RunCost(NamedTuple):
     """The cost of one run, in seconds."""
 
-    members: int
-    processor: float
-    clock: float
+    member_count: int
+    cpu_seconds: float
+    elapsed_seconds: float
 
 
-def processor() -> float:
+def children_cpu_seconds() -> float:
     """Return the CPU seconds of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-def describe(name: str, number: int, subnet: ipaddress.IPv4Network) -> dict[str, object]:
+def describe_lab(name: str, host_count: int, subnet: ipaddress.IPv4Network) -> dict[str, object]:
     """Return the description of a lab, in the format of lab/lab.yml."""
     network = f"gpumesh-{name}"
     return {
@@ -68,7 +68,7 @@ def describe(name: str, number: int, subnet: ipaddress.IPv4Network) -> dict[str,
                 "decoy": "",
                 "networks": [{"name": network, "ipv4_address": str(subnet[10 + index])}],
             }
-            for index in range(1, number + 1)
+            for index in range(1, host_count + 1)
         ],
     }
 
@@ -80,83 +80,86 @@ def lab_playbook(name: str, description: Path) -> None:
 
 
 @contextmanager
-def neighbours(number: int) -> Iterator[None]:
+def enlarge_neighbour_tables(host_count: int) -> Iterator[None]:
     """Enlarge the neighbour tables, so that each of so many hosts can know all others, and the bridge all of them."""
-    limits = sorted(Path("/proc/sys/net/ipv4/neigh/default").glob("gc_thresh[1-3]"), reverse=True)
-    before = [path.read_text(encoding="ascii") for path in limits]
+    limit_paths = sorted(Path("/proc/sys/net/ipv4/neigh/default").glob("gc_thresh[1-3]"), reverse=True)
+    former_limits = [path.read_text(encoding="ascii") for path in limit_paths]
     try:
-        for path, text in zip(limits, before):
-            path.write_text(str(max(int(text), 2 * number * number)), encoding="ascii")
+        for path, text in zip(limit_paths, former_limits):
+            path.write_text(str(max(int(text), 2 * host_count * host_count)), encoding="ascii")
         yield
     finally:
-        for path, text in zip(limits, before):
+        for path, text in zip(limit_paths, former_limits):
             path.write_text(text, encoding="ascii")
 
 
-def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | None:
+def measure_second_run(member_count: int, subnet: ipaddress.IPv4Network, directory: Path) -> RunCost | None:
     """Return the cost of the second run; None, with the output printed, if a run fails or the second one changes
     something.
     """
-    name = f"bench-scale-{number}"
-    description = folder / f"{name}.yml"
-    description.write_text(json.dumps(describe(name, number, subnet)))
-    settings = ["--extra-vars", json.dumps({**SETTINGS, "check_report_dir": str(folder / name)})]
+    name = f"bench-scale-{member_count}"
+    description = directory / f"{name}.yml"
+    description.write_text(json.dumps(describe_lab(name, member_count, subnet)))
+    settings = ["--extra-vars", json.dumps({**CLUSTER_SETTINGS, "check_report_dir": str(directory / name)})]
     try:
         lab_playbook("up", description)
         lab = Lab(name)
-        first = lab.play("gpumesh.cluster.site", *settings)
-        print(f"{number} members: the first run took {first.seconds:.0f} s", file=sys.stderr, flush=True)
-        if first.code != 0:
-            print(first.output)
+        first_run = lab.run_playbook("gpumesh.cluster.site", *settings)
+        print(f"{member_count} members: the first run took {first_run.seconds:.0f} s", file=sys.stderr, flush=True)
+        if first_run.exit_status != 0:
+            print(first_run.output)
             return None
-        before = processor()
-        second = lab.play("gpumesh.cluster.site", *settings)
-        cost = Cost(number, processor() - before, second.seconds)
+        cpu_before = children_cpu_seconds()
+        second_run = lab.run_playbook("gpumesh.cluster.site", *settings)
+        cost = RunCost(member_count, children_cpu_seconds() - cpu_before, second_run.seconds)
     finally:
         lab_playbook("down", description)
-    if second.code != 0:
-        print(second.output)
+    if second_run.exit_status != 0:
+        print(second_run.output)
         return None
-    if any(second.changed.values()):
-        print(f"{number} members: the second run changed {second.changed}")
+    if any(second_run.changed.values()):
+        print(f"{member_count} members: the second run changed {second_run.changed}")
         return None
     return cost
 
 
-def exponent(one: float, other: float, ratio: float) -> float:
+def growth_exponent(smaller: float, larger: float, ratio: float) -> float:
     """Return the power of the number of members with which a cost has grown."""
-    return math.log(other / one) / math.log(ratio)
+    return math.log(larger / smaller) / math.log(ratio)
 
 
 def main() -> int:
     """Print one line per size."""
     parser = argparse.ArgumentParser(description="Cost of a second site by the number of members")
-    parser.add_argument("members", nargs="*", type=int, default=SIZES)
+    parser.add_argument("members", nargs="*", type=int, default=CLUSTER_SIZES)
     parser.add_argument(
         "--subnet", type=ipaddress.IPv4Network, default="10.86.0.0/24", help="subnet for the addresses of the hosts"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     # The hosts are removed with it, also when it is terminated.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))
     print(f"{'members':>7} {'processor':>10} {'a member':>9} {'clock':>8} {'a member':>9} {'exponents':>10}")
-    last = None
-    with tempfile.TemporaryDirectory() as folder:
-        for number in sorted(given.members):
-            with neighbours(number):
-                cost = measure(number, given.subnet, Path(folder))
+    previous_cost = None
+    with tempfile.TemporaryDirectory() as directory:
+        for member_count in sorted(arguments.members):
+            with enlarge_neighbour_tables(member_count):
+                cost = measure_second_run(member_count, arguments.subnet, Path(directory))
             if cost is None:
                 return 1
-            grown = ""
-            if last is not None:
-                ratio = cost.members / last.members
-                powers = exponent(last.processor, cost.processor, ratio), exponent(last.clock, cost.clock, ratio)
-                grown = f"{powers[0]:.2f} {powers[1]:.2f}"
+            exponents = ""
+            if previous_cost is not None:
+                ratio = cost.member_count / previous_cost.member_count
+                growth_exponents = (
+                    growth_exponent(previous_cost.cpu_seconds, cost.cpu_seconds, ratio),
+                    growth_exponent(previous_cost.elapsed_seconds, cost.elapsed_seconds, ratio),
+                )
+                exponents = f"{growth_exponents[0]:.2f} {growth_exponents[1]:.2f}"
             print(
-                f"{number:>7} {cost.processor:>8.1f} s {cost.processor / number:>7.1f} s {cost.clock:>6.1f} s"
-                f" {cost.clock / number:>7.1f} s {grown:>10}",
+                f"{member_count:>7} {cost.cpu_seconds:>8.1f} s {cost.cpu_seconds / member_count:>7.1f} s {cost.elapsed_seconds:>6.1f} s"
+                f" {cost.elapsed_seconds / member_count:>7.1f} s {exponents:>10}",
                 flush=True,
             )
-            last = cost
+            previous_cost = cost
     return 0
 
 

@@ -26,84 +26,110 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from session_lab import HOSTS, LAB, ONE, await_nothing, by, inside, places, role, start
+from session_lab import (
+    FIRST_IMAGE,
+    HOSTS,
+    LAB,
+    assert_clean,
+    find_containers,
+    make_role,
+    run_as,
+    run_in_container,
+    start_session,
+)
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
-LATER, SHARE = 3.0, 0.85
-LIMIT = "400mbit"
-SECONDS = "5"
+MAX_DELAY, MIN_SHARE = 3.0, 0.85
+LINK_RATE = "400mbit"
+MEASURE_SECONDS = "5"
 
 
-def timed(work: Callable[[], object]) -> float:
+def time_call(work: Callable[[], object]) -> float:
     """Return the elapsed seconds of a call."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
-def session() -> float:
+def time_session() -> float:
     """Return the seconds to start a session with a container on each node."""
-    seconds = timed(lambda: start("alice", [role("main"), role("sub", replicas=2)], session_name="bench"))
-    by("alice", "gpumesh-session", "stop", "bench")
-    await_nothing()
+    seconds = time_call(
+        lambda: start_session("alice", [make_role("main"), make_role("sub", replicas=2)], session_name="bench")
+    )
+    run_as("alice", "gpumesh-session", "stop", "bench")
+    assert_clean()
     return seconds
 
 
-def podman() -> float:
+def time_podman() -> float:
     """Return the seconds to start the same containers without a session, each with empty storage, as in podman's first
     run.
     """
     argv = ["srun", "--nodes=3", "--ntasks=3", "--mem=256M", "podman", "run", "--rm", "--network=host"]
     argv += ["--cgroups=disabled", "--volume=/usr:/usr:ro", "localhost/bench", "true"]
-    return timed(lambda: by("alice", *argv))
+    return time_call(lambda: run_as("alice", *argv))
 
 
-def rate(run: Callable[..., str], address: str) -> float:
+def measure_rate(run: Callable[..., str], address: str) -> float:
     """Return the throughput to an iperf3 server, in Mbit/s."""
-    shown = json.loads(run("iperf3", "--client", address, "--time", SECONDS, "--json"))
-    return float(shown["end"]["sum_received"]["bits_per_second"]) / 1e6
+    iperf_result = json.loads(run("iperf3", "--client", address, "--time", MEASURE_SECONDS, "--json"))
+    return float(iperf_result["end"]["sum_received"]["bits_per_second"]) / 1e6
 
 
-def throughput(runs: int) -> tuple[float, float]:
+def measure_throughput(run_count: int) -> tuple[float, float]:
     """Return the throughput inside a session and between its nodes, in Mbit/s."""
-    found = places("alice", "bench")
-    within, between = [], []
-    for _run in range(runs):
-        within.append(rate(lambda *argv: inside("alice", "main1", *argv, name="bench"), found["sub1"][0]))
-        between.append(rate(lambda *argv: LAB.run("gpu1", *argv), HOSTS["gpu2"]))
-    return median(within), median(between)
+    containers = find_containers("alice", "bench")
+    session_rates, node_rates = [], []
+    for _run in range(run_count):
+        session_rates.append(
+            measure_rate(lambda *argv: run_in_container("alice", "main1", *argv, name="bench"), containers["sub1"][0])
+        )
+        node_rates.append(measure_rate(lambda *argv: LAB.run("gpu1", *argv), HOSTS["gpu2"]))
+    return median(session_rates), median(node_rates)
 
 
 def main() -> int:
     """Print a table. Returns the exit status."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--runs", type=int, default=5, help="number of measurements of each kind")
-    runs = options.parse_args().runs
-    by("alice", "srun", "--nodes=3", "--ntasks=3", "sh", "-c", f"podman tag $(podman pull --quiet {ONE}) bench")
-    session()
-    pairs = [(session(), podman()) for _run in range(runs)]
-    ours, plain = (median(times) for times in zip(*pairs))
-    rows = [["start, s", f"{ours:.2f}", f"{plain:.2f}", f"{ours / plain:.2f}", f"{plain + LATER:.2f} s at most"]]
-    well = ours <= plain + LATER
-    start("alice", [role("main"), role("sub", command=["iperf3", "--server"])], session_name="bench")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="number of measurements of each kind")
+    run_count = parser.parse_args().runs
+    run_as(
+        "alice", "srun", "--nodes=3", "--ntasks=3", "sh", "-c", f"podman tag $(podman pull --quiet {FIRST_IMAGE}) bench"
+    )
+    time_session()
+    pairs = [(time_session(), time_podman()) for _run in range(run_count)]
+    session_seconds, podman_seconds = (median(times) for times in zip(*pairs))
+    rows = [
+        [
+            "start, s",
+            f"{session_seconds:.2f}",
+            f"{podman_seconds:.2f}",
+            f"{session_seconds / podman_seconds:.2f}",
+            f"{podman_seconds + MAX_DELAY:.2f} s at most",
+        ]
+    ]
+    within_limits = session_seconds <= podman_seconds + MAX_DELAY
+    start_session("alice", [make_role("main"), make_role("sub", command=["iperf3", "--server"])], session_name="bench")
     LAB.run("gpu2", "iperf3", "--server", "--daemon", "--pidfile", "/run/bench-iperf3")
     try:
-        for limit in ("", LIMIT):
+        for limit in ("", LINK_RATE):
             if limit:
-                words = ["root", "tbf", "rate", limit, "burst", "256kb", "latency", "50ms"]
-                LAB.run("gpu1", "tc", "qdisc", "replace", "dev", "eth0", *words)
-            within, between = throughput(runs)
-            share = within / between
-            least = f"{SHARE:.0%} at least" if limit else "the processor limits it"
-            rows.append([f"Mbit/s {limit}".strip(), f"{within:.0f}", f"{between:.0f}", f"{share:.2f}", least])
-            well = well and (not limit or share >= SHARE)
+                shaping_options = ["root", "tbf", "rate", limit, "burst", "256kb", "latency", "50ms"]
+                LAB.run("gpu1", "tc", "qdisc", "replace", "dev", "eth0", *shaping_options)
+            session_rate, node_rate = measure_throughput(run_count)
+            share = session_rate / node_rate
+            requirement = f"{MIN_SHARE:.0%} at least" if limit else "the processor limits it"
+            rows.append(
+                [f"Mbit/s {limit}".strip(), f"{session_rate:.0f}", f"{node_rate:.0f}", f"{share:.2f}", requirement]
+            )
+            within_limits = within_limits and (not limit or share >= MIN_SHARE)
     finally:
         LAB.run("gpu1", "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
         LAB.run("gpu2", "sh", "-c", "kill $(cat /run/bench-iperf3)", check=False)
-        by("alice", "gpumesh-session", "stop", "bench", check=False)
+        run_as("alice", "gpumesh-session", "stop", "bench", check=False)
     print(render_table(rows, ["", "session", "without", "ratio", "limit"]))
-    return 0 if well else 1
+    return 0 if within_limits else 1
 
 
 if __name__ == "__main__":

@@ -35,32 +35,32 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
-FEW, MANY = 10, 1000
-FOLDER, PORT = "/root/bench-slurm", "26817"
+SMALL_SIZE, LARGE_SIZE = 10, 1000
+BENCH_DIRECTORY, CONTROLLER_PORT = "/root/bench-slurm", "26817"
 
 _Value = TypeVar("_Value")
 
 
-def timed(work: Callable[[], _Value], runs: int = 1) -> tuple[float, _Value]:
+def best_time(work: Callable[[], _Value], run_count: int = 1) -> tuple[float, _Value]:
     """Return the minimum duration of several runs in seconds, and the result of the last one."""
     best = float("inf")
-    for _run in range(runs):
-        start = time.perf_counter()
+    for _run in range(run_count):
+        started_at = time.perf_counter()
         value = work()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.perf_counter() - started_at)
     return best, value
 
 
-def inside(container: str, *argv: str, stdin: str | None = None, check: bool = True) -> str:
+def run_in_container(container: str, *argv: str, stdin: str | None = None, check: bool = True) -> str:
     """Run a command in the container with the configuration of this benchmark. Returns its stdout."""
-    command = ["docker", "exec", "-i", "-e", f"SLURM_CONF={FOLDER}/slurm.conf", container, *argv]
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=300)
-    if check and done.returncode:
-        sys.exit(f"{container}: {' '.join(argv)[:200]}: exit {done.returncode}: {done.stderr.strip()[-800:]}")
-    return done.stdout
+    command = ["docker", "exec", "-i", "-e", f"SLURM_CONF={BENCH_DIRECTORY}/slurm.conf", container, *argv]
+    completed = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=300)
+    if check and completed.returncode:
+        sys.exit(f"{container}: {' '.join(argv)[:200]}: exit {completed.returncode}: {completed.stderr.strip()[-800:]}")
+    return completed.stdout
 
 
-def request(machine: str, address: str) -> config.SlurmRequest:
+def create_request(machine: str, address: str) -> config.SlurmRequest:
     """Return the request of a member of a cluster whose controller is this container."""
     return config.SlurmRequest(
         cluster="bench",
@@ -69,16 +69,16 @@ def request(machine: str, address: str) -> config.SlurmRequest:
         address=address,
         serve=machine == "n1",
         accounting=False,
-        max_nodes=MANY + FEW,
+        max_nodes=LARGE_SIZE + SMALL_SIZE,
         task_prolog="",
         health_check="",
         health_check_interval=300,
         prolog="",
         epilog="",
-        state_folder=f"{FOLDER}/state",
-        spool_folder=f"{FOLDER}/spool",
-        log_folder=FOLDER,
-        settings={"SlurmctldPort": PORT, "SlurmUser": "root", "SlurmctldPidFile": f"{FOLDER}/pid"},
+        state_folder=f"{BENCH_DIRECTORY}/state",
+        spool_folder=f"{BENCH_DIRECTORY}/spool",
+        log_folder=BENCH_DIRECTORY,
+        settings={"SlurmctldPort": CONTROLLER_PORT, "SlurmUser": "root", "SlurmctldPidFile": f"{BENCH_DIRECTORY}/pid"},
         partitions={"cluster": {"Nodes": "ALL", "Default": True}},
         nodesets={},
         cgroup={},
@@ -87,36 +87,40 @@ def request(machine: str, address: str) -> config.SlurmRequest:
     )
 
 
-def members(count: int) -> list[config.SlurmConfigFiles]:
+def create_documents(member_count: int) -> list[config.SlurmConfigFiles]:
     """Create every file of this many members."""
     host = SlurmHost((24, 11, 5), CgroupSupport("none", ()), None, 2_000_000, 128, "n1")
     return [
-        config.build_config_files(request(f"n{number}", f"10.{number >> 8}.{number & 255}.1"), host, FOLDER)
-        for number in range(1, count + 1)
+        config.build_config_files(
+            create_request(f"n{number}", f"10.{number >> 8}.{number & 255}.1"), host, BENCH_DIRECTORY
+        )
+        for number in range(1, member_count + 1)
     ]
 
 
-def start(container: str, hostname: str) -> None:
+def start_controller(container: str, hostname: str) -> None:
     """Write the files, start the controller, and wait until it answers."""
-    inside(container, "mkdir", "-p", f"{FOLDER}/node", f"{FOLDER}/state", f"{FOLDER}/spool")
-    first = members(1)[0]
-    for name, text in {**first.served_files, **first.node_files}.items():
-        inside(container, "tee", f"{FOLDER}/{name}", stdin=text.replace("=n1(", f"={hostname}("))
-    inside(container, "slurmctld", "-c", "-f", f"{FOLDER}/slurm.conf")
+    run_in_container(
+        container, "mkdir", "-p", f"{BENCH_DIRECTORY}/node", f"{BENCH_DIRECTORY}/state", f"{BENCH_DIRECTORY}/spool"
+    )
+    manager_documents = create_documents(1)[0]
+    for name, text in {**manager_documents.served_files, **manager_documents.node_files}.items():
+        run_in_container(container, "tee", f"{BENCH_DIRECTORY}/{name}", stdin=text.replace("=n1(", f"={hostname}("))
+    run_in_container(container, "slurmctld", "-c", "-f", f"{BENCH_DIRECTORY}/slurm.conf")
     deadline = time.monotonic() + 60
-    while " is UP" not in inside(container, "scontrol", "ping", check=False):
+    while " is UP" not in run_in_container(container, "scontrol", "ping", check=False):
         if time.monotonic() > deadline:
-            sys.exit(f"The controller does not answer; see {FOLDER}/slurmctld.log in {container}.")
+            sys.exit(f"The controller does not answer; see {BENCH_DIRECTORY}/slurmctld.log in {container}.")
         time.sleep(0.05)
 
 
-def register(container: str, made: list[config.SlurmConfigFiles], first: int) -> None:
+def register_nodes(container: str, documents_by_node: list[config.SlurmConfigFiles], first_number: int) -> None:
     """Register nodes with the controller by their definitions, in one process."""
     lines = [
         f"create nodename=n{number} {documents.definition} state=CLOUD"
-        for number, documents in enumerate(made, start=first)
+        for number, documents in enumerate(documents_by_node, start=first_number)
     ]
-    inside(container, "scontrol", stdin="\n".join([*lines, "quit", ""]))
+    run_in_container(container, "scontrol", stdin="\n".join([*lines, "quit", ""]))
 
 
 def main() -> int:
@@ -127,37 +131,51 @@ def main() -> int:
     )
     container = parser.parse_args().container
 
-    few_files, _few = timed(lambda: members(FEW), 5)
-    many_files, made = timed(lambda: members(MANY), 3)
-    same = all(documents.served_files == made[0].served_files for documents in made)
+    few_files_seconds, _few = best_time(lambda: create_documents(SMALL_SIZE), 5)
+    many_files_seconds, many_documents = best_time(lambda: create_documents(LARGE_SIZE), 3)
+    served_identical = all(documents.served_files == many_documents[0].served_files for documents in many_documents)
 
-    hostname = inside(container, "hostname", "-s").strip()
-    release = parse_version(inside(container, "slurmctld", "-V"))
+    hostname = run_in_container(container, "hostname", "-s").strip()
+    release = parse_version(run_in_container(container, "slurmctld", "-V"))
     try:
-        starting, _started = timed(lambda: start(container, hostname))
-        few_nodes, _few = timed(lambda: register(container, made[:FEW], 1))
-        many_nodes, _many = timed(lambda: register(container, made[FEW:], FEW + 1))
+        start_seconds, _started = best_time(lambda: start_controller(container, hostname))
+        few_nodes_seconds, _few = best_time(lambda: register_nodes(container, many_documents[:SMALL_SIZE], 1))
+        many_nodes_seconds, _many = best_time(
+            lambda: register_nodes(container, many_documents[SMALL_SIZE:], SMALL_SIZE + 1)
+        )
         as_json = release >= (23, 2, 0)
-        asking = ("scontrol", "show", "node", "--json") if as_json else ("scontrol", "show", "-o", "node")
-        asked, answer = timed(lambda: inside(container, *asking), 3)
+        query_command = ("scontrol", "show", "node", "--json") if as_json else ("scontrol", "show", "-o", "node")
+        query_seconds, query_output = best_time(lambda: run_in_container(container, *query_command), 3)
         parse = show.parse_nodes_json if as_json else show.parse_nodes_text
-        reading, nodes = timed(lambda: parse(answer), 3)
+        parse_seconds, nodes = best_time(lambda: parse(query_output), 3)
     finally:
-        inside(container, "sh", "-c", f"kill $(cat {FOLDER}/pid); sleep 1; rm -rf {FOLDER}", check=False)
+        run_in_container(
+            container, "sh", "-c", f"kill $(cat {BENCH_DIRECTORY}/pid); sleep 1; rm -rf {BENCH_DIRECTORY}", check=False
+        )
 
     rows = [
-        ["files", f"{few_files * 1e3:.1f} ms", f"{many_files * 1e3:.1f} ms", f"{many_files / few_files:.0f}"],
-        ["register", f"{few_nodes:.2f} s", f"{many_nodes:.2f} s", f"{many_nodes / few_nodes:.0f}"],
-        ["ask", "", f"{asked:.2f} s", ""],
-        ["read", "", f"{reading * 1e3:.0f} ms", ""],
+        [
+            "files",
+            f"{few_files_seconds * 1e3:.1f} ms",
+            f"{many_files_seconds * 1e3:.1f} ms",
+            f"{many_files_seconds / few_files_seconds:.0f}",
+        ],
+        [
+            "register",
+            f"{few_nodes_seconds:.2f} s",
+            f"{many_nodes_seconds:.2f} s",
+            f"{many_nodes_seconds / few_nodes_seconds:.0f}",
+        ],
+        ["ask", "", f"{query_seconds:.2f} s", ""],
+        ["read", "", f"{parse_seconds * 1e3:.0f} ms", ""],
     ]
-    print(render_table(rows, ["", f"{FEW} nodes", f"{MANY} nodes", "ratio"]))
+    print(render_table(rows, ["", f"{SMALL_SIZE} nodes", f"{LARGE_SIZE} nodes", "ratio"]))
     print(
-        f"slurmctld {'.'.join(map(str, release))} answered {starting:.2f} s after its start and knows {len(nodes)} nodes."
+        f"slurmctld {'.'.join(map(str, release))} answered {start_seconds:.2f} s after its start and knows {len(nodes)} nodes."
     )
-    print(f"The served files of {MANY} members are {'identical' if same else 'DIFFERENT'}.")
-    right = {node["name"] for node in nodes} == {f"n{number}" for number in range(1, MANY + 1)}
-    return 0 if right and same and all(node["cpus"] == 128 for node in nodes) else 1
+    print(f"The served files of {LARGE_SIZE} members are {'identical' if served_identical else 'DIFFERENT'}.")
+    nodes_complete = {node["name"] for node in nodes} == {f"n{number}" for number in range(1, LARGE_SIZE + 1)}
+    return 0 if nodes_complete and served_identical and all(node["cpus"] == 128 for node in nodes) else 1
 
 
 if __name__ == "__main__":

@@ -27,77 +27,85 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.lo
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from program_builds import build_zipapp
-from traces import Scene
+from traces import TraceScenario
 
-SIZES = (8, 64)
-SECONDS, MIB = 60, 4096
-DETAILS = 10_000
+RANK_COUNTS = (8, 64)
+SECONDS_LIMIT, MEMORY_LIMIT_MIB = 60, 4096
+DETAIL_COUNT = 10_000
 #: The analysis: numbers of ranks, steps with two collectives each, and the maximum exponent.
-FEW, MANY, STEPS, EXPONENT = 64, 256, 250, 1.5
+FEW_RANKS, MANY_RANKS, STEP_COUNT, MAX_EXPONENT = 64, 256, 250, 1.5
 
 
-def memory(group: int) -> float:
+def group_memory(process_group: int) -> float:
     """Return the memory of a process group in MiB; shared memory counts once."""
-    found = 0
+    total_kib = 0
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if int((path / "stat").read_text().rpartition(")")[2].split()[2]) == group:
+            if int((path / "stat").read_text().rpartition(")")[2].split()[2]) == process_group:
                 lines = (path / "smaps_rollup").read_text().splitlines()
-                found += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+                total_kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         except (OSError, StopIteration):
             continue
-    return found / 1024
+    return total_kib / 1024
 
 
-def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
+def measure_program(rank_count: int, directory: Path) -> tuple[float, float, float]:
     """Return the elapsed seconds, the CPU seconds, and the peak memory in MiB."""
-    Scene(ranks=ranks, gpu=True, per_node=8, details=DETAILS).write(folder)
-    path = folder / "gpumesh-trace"
-    path.write_bytes(build_zipapp(sys.executable, program.__name__, {"volumes": [], "run_dir": "", "library": ""}))
-    path.chmod(0o755)
-    begun, before, most = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
-    process = subprocess.Popen([path, folder], stdout=subprocess.DEVNULL, start_new_session=True)
+    TraceScenario(ranks=rank_count, on_gpu=True, ranks_per_node=8, detail_count=DETAIL_COUNT).write(directory)
+    program_path = directory / "gpumesh-trace"
+    program_path.write_bytes(
+        build_zipapp(sys.executable, program.__name__, {"volumes": [], "run_dir": "", "library": ""})
+    )
+    program_path.chmod(0o755)
+    started_at, usage_before, peak_memory = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
+    process = subprocess.Popen([program_path, directory], stdout=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None:
-        most = max(most, memory(process.pid))
+        peak_memory = max(peak_memory, group_memory(process.pid))
         time.sleep(0.2)
     assert process.returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.monotonic() - begun, used, most
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
+    return time.monotonic() - started_at, cpu_seconds, peak_memory
 
 
-def analysis(ranks: int, folder: Path, probes: bool) -> float:
+def analysis_seconds(rank_count: int, directory: Path, probes: bool) -> float:
     """Return the CPU seconds of the analysis. Each collective waits for another rank."""
     traces = load_traces(
-        find_sources(Scene(ranks=ranks, steps=STEPS, jitter=2.0, per_node=8, probes=probes).write(folder))
+        find_sources(
+            TraceScenario(
+                ranks=rank_count, steps=STEP_COUNT, jitter_ms=2.0, ranks_per_node=8, clock_probes=probes
+            ).write(directory)
+        )
     ).traces
-    before = time.process_time()
+    started_at = time.process_time()
     analyse("bench", traces)
-    return time.process_time() - before
+    return time.process_time() - started_at
 
 
-def exponent(probes: bool) -> float:
+def growth_exponent(probes: bool) -> float:
     """Return the exponent with which the time of the analysis grows with the number of ranks."""
     seconds = []
-    for ranks in (FEW, MANY):
-        with tempfile.TemporaryDirectory() as folder:
-            seconds.append(analysis(ranks, Path(folder), probes))
-    found = math.log(seconds[1] / seconds[0]) / math.log(MANY / FEW)
+    for ranks in (FEW_RANKS, MANY_RANKS):
+        with tempfile.TemporaryDirectory() as directory:
+            seconds.append(analysis_seconds(ranks, Path(directory), probes))
+    measured_exponent = math.log(seconds[1] / seconds[0]) / math.log(MANY_RANKS / FEW_RANKS)
     clocks = "compared clocks" if probes else "clocks by collectives"
-    print(f"analysis, {clocks}: {FEW} ranks {seconds[0]:.1f} s, {MANY} ranks {seconds[1]:.1f} s, exponent {found:.2f}")
-    return found
+    print(
+        f"analysis, {clocks}: {FEW_RANKS} ranks {seconds[0]:.1f} s, {MANY_RANKS} ranks {seconds[1]:.1f} s, exponent {measured_exponent:.2f}"
+    )
+    return measured_exponent
 
 
 def main() -> int:
     """Print one line per size."""
-    within = True
-    for ranks in [int(given) for given in sys.argv[1:]] or SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            seconds, used, mib = measure(ranks, Path(folder))
-        print(f"{ranks:>5} ranks: {seconds:6.1f} s, {used:6.1f} s CPU, {mib:6.0f} MiB")
-        within = within and (ranks > 64 or (seconds <= SECONDS and mib <= MIB))
-    within = max(exponent(True), exponent(False)) <= EXPONENT and within
-    return 0 if within else 1
+    within_limits = True
+    for rank_count in [int(argument) for argument in sys.argv[1:]] or RANK_COUNTS:
+        with tempfile.TemporaryDirectory() as directory:
+            seconds, cpu_seconds, mib = measure_program(rank_count, Path(directory))
+        print(f"{rank_count:>5} ranks: {seconds:6.1f} s, {cpu_seconds:6.1f} s CPU, {mib:6.0f} MiB")
+        within_limits = within_limits and (rank_count > 64 or (seconds <= SECONDS_LIMIT and mib <= MEMORY_LIMIT_MIB))
+    within_limits = max(growth_exponent(True), growth_exponent(False)) <= MAX_EXPONENT and within_limits
+    return 0 if within_limits else 1
 
 
 if __name__ == "__main__":

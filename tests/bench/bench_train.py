@@ -27,14 +27,14 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from train_programs import MANAGER, TRAINER
-from train_runs import PATIENCE, TrainLab
+from train_programs import MANAGER, TRAINER_PATH
+from train_runs import WAIT_TIMEOUT, TrainLab
 
-BAR = 1.02
+MAX_RATIO = 1.02
 #: Seconds for which a rank sleeps, and computes, in each step.
-SLEEP, WORK = "0.02", "0.02"
+SLEEP_SECONDS, WORK_SECONDS = "0.02", "0.02"
 #: A script that sets for plain srun what gpumesh-train sets itself. The port is free in a lab.
-BARE = (
+SRUN_SCRIPT = (
     "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=24999 PYTHONPATH=/mnt/shared/bench "
     # Slurm orders nodes as they registered, so only rank 0 knows on which node it is.
     'GPUMESH_CHECKPOINT_DIR=$1; [ "$RANK" != 0 ] || hostname > "$1/rank-0"; until [ -s "$1/rank-0" ]; do sleep 0.1; done; '
@@ -42,47 +42,47 @@ BARE = (
 )
 
 
-class Took(NamedTuple):
+class Durations(NamedTuple):
     """The duration of a run in seconds: of its steps, and as a whole."""
 
-    steps: float
-    whole: float
+    step_seconds: float
+    total_seconds: float
 
 
-def program(steps: int) -> list[str]:
+def trainer_command(steps: int) -> list[str]:
     """Return the command line of the trainer."""
-    return [TRAINER, str(steps), SLEEP, "--work", WORK, "--times"]
+    return [TRAINER_PATH, str(steps), SLEEP_SECONDS, "--work", WORK_SECONDS, "--times"]
 
 
-def read(text: str) -> float:
+def parse_step_seconds(text: str) -> float:
     """Return the seconds between the first and the last step, as printed by rank 0."""
     return float(next(line.split()[1] for line in reversed(text.splitlines()) if line.startswith("steps-took ")))
 
 
-def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
+def run_with_srun(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Durations:
     """Run the program with plain srun."""
-    folder = f"/mnt/shared/bench/{number}"
-    lab.run(MANAGER, "mkdir", "-p", folder)
+    directory = f"/mnt/shared/bench/{number}"
+    lab.run(MANAGER, "mkdir", "-p", directory)
     # The nodes are whole and the ranks unbound, as in the agents: with bound ranks, hosts that share a machine would
     # all use its first processor.
     argv = ["salloc", "--quiet", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--exclusive"]
     argv += ["srun", "--ntasks-per-node=1", "--cpu-bind=none"]
-    began = time.monotonic()
-    words = [*argv, "sh", "-c", BARE, "-", folder, *program(steps)]
-    said = lab.run(MANAGER, *words, timeout=PATIENCE + steps)
-    return Took(read(said), time.monotonic() - began)
+    started_at = time.monotonic()
+    command = [*argv, "sh", "-c", SRUN_SCRIPT, "-", directory, *trainer_command(steps)]
+    output = lab.run(MANAGER, *command, timeout=WAIT_TIMEOUT + steps)
+    return Durations(parse_step_seconds(output), time.monotonic() - started_at)
 
 
-def supervised(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
+def run_with_gpumesh_train(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Durations:
     """Run the program with gpumesh-train."""
     name = f"bench-{time.time():.0f}-{number}"
     options = ["--detach", "--name", name, "--nodes", str(len(nodes)), "--sbatch", f"--nodelist={','.join(nodes)}"]
-    lab.train(*options, "--", "python3", *program(steps))
-    found = lab.finish(name)
-    (attempt,) = found["attempts"]
-    assert found["state"] == "finished" and not attempt["stragglers"], json.dumps(found)
-    log = lab.runs / name / "attempts" / "001" / "rank-0.log"
-    return Took(read(log.read_text(encoding="utf-8")), attempt["end"] - attempt["begin"])
+    lab.run_train(*options, "--", "python3", *trainer_command(steps))
+    run_status = lab.await_end(name)
+    (attempt,) = run_status["attempts"]
+    assert run_status["state"] == "finished" and not attempt["stragglers"], json.dumps(run_status)
+    log_path = lab.runs_directory / name / "attempts" / "001" / "rank-0.log"
+    return Durations(parse_step_seconds(log_path.read_text(encoding="utf-8")), attempt["end"] - attempt["begin"])
 
 
 def main() -> int:
@@ -92,31 +92,44 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--runs", type=int, default=3)
-    given = parser.parse_args()
-    lab = TrainLab(given.lab)
-    lab.bring()
-    nodes = [f"t{number}" for number in range(1, given.nodes + 1)]
+    arguments = parser.parse_args()
+    lab = TrainLab(arguments.lab)
+    lab.copy_program()
+    nodes = [f"t{number}" for number in range(1, arguments.nodes + 1)]
     # The trainer imports it; it does nothing without the variables of a run.
-    helper = Path(__file__).resolve().parents[2] / "plugins" / "module_utils" / "_programs" / "train" / "gpumesh_run.py"
-    bench = lab.shared / "bench"
-    bench.mkdir(exist_ok=True)
-    (bench / "gpumesh_run.py").write_bytes(helper.read_bytes())
-    plain: list[Took] = []
-    ours: list[Took] = []
-    for number in range(given.runs):
-        lab.idle()
-        plain.append(bare(lab, nodes, given.steps, int(time.time())))
-        lab.idle()
-        ours.append(supervised(lab, nodes, given.steps, number))
-        print(f"turn {number + 1}: srun {plain[-1].steps:.2f} s, gpumesh-train {ours[-1].steps:.2f} s", flush=True)
-    best = [min(took.steps for took in turns) for turns in (plain, ours)]
-    whole = [min(took.whole for took in turns) for turns in (plain, ours)]
-    ratio = best[1] / best[0]
-    print(f"{given.steps} steps on {given.nodes} nodes: srun {best[0]:.2f} s, gpumesh-train {best[1]:.2f} s")
-    print(f"whole: srun {whole[0]:.2f} s, gpumesh-train {whole[1]:.2f} s")
-    print(f"ratio of the steps: {ratio:.4f} (limit: {BAR})")
-    print(f"command: {shlex.join(program(given.steps))}")
-    return 0 if ratio <= BAR else 1
+    run_library = (
+        Path(__file__).resolve().parents[2] / "plugins" / "module_utils" / "_programs" / "train" / "gpumesh_run.py"
+    )
+    bench_directory = lab.shared_volume / "bench"
+    bench_directory.mkdir(exist_ok=True)
+    (bench_directory / "gpumesh_run.py").write_bytes(run_library.read_bytes())
+    srun_durations: list[Durations] = []
+    train_durations: list[Durations] = []
+    for number in range(arguments.runs):
+        lab.clear_queue()
+        srun_durations.append(run_with_srun(lab, nodes, arguments.steps, int(time.time())))
+        lab.clear_queue()
+        train_durations.append(run_with_gpumesh_train(lab, nodes, arguments.steps, number))
+        print(
+            f"turn {number + 1}: srun {srun_durations[-1].step_seconds:.2f} s, gpumesh-train {train_durations[-1].step_seconds:.2f} s",
+            flush=True,
+        )
+    best_step_seconds = [
+        min(durations.step_seconds for durations in turn_durations)
+        for turn_durations in (srun_durations, train_durations)
+    ]
+    best_total_seconds = [
+        min(durations.total_seconds for durations in turn_durations)
+        for turn_durations in (srun_durations, train_durations)
+    ]
+    ratio = best_step_seconds[1] / best_step_seconds[0]
+    print(
+        f"{arguments.steps} steps on {arguments.nodes} nodes: srun {best_step_seconds[0]:.2f} s, gpumesh-train {best_step_seconds[1]:.2f} s"
+    )
+    print(f"whole: srun {best_total_seconds[0]:.2f} s, gpumesh-train {best_total_seconds[1]:.2f} s")
+    print(f"ratio of the steps: {ratio:.4f} (limit: {MAX_RATIO})")
+    print(f"command: {shlex.join(trainer_command(arguments.steps))}")
+    return 0 if ratio <= MAX_RATIO else 1
 
 
 if __name__ == "__main__":

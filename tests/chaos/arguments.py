@@ -9,18 +9,18 @@ import argparse
 import random
 
 
-def listed(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """Split a comma-separated list."""
-    return [word for word in text.split(",") if word]
+    return [entry for entry in text.split(",") if entry]
 
 
-def new_parser(description: str | None, lab: str, network: str) -> argparse.ArgumentParser:
+def create_parser(description: str | None, default_lab: str, default_network: str) -> argparse.ArgumentParser:
     """Create a parser with the options for the seed and the lab, with these defaults for the lab."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--running", action="store_true", help="use the running hosts of the lab")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure, and keep the lab")
     parser.add_argument("--keep", action="store_true", help="keep the lab in any case")
-    parser.add_argument("--lab", default=lab, help="name of the lab")
-    parser.add_argument("--network", default=network, help="first three octets of the lab's network")
+    parser.add_argument("--lab", default=default_lab, help="name of the lab")
+    parser.add_argument("--network", default=default_network, help="first three octets of the lab's network")
     return parser

@@ -43,190 +43,216 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import experiments
-from arguments import listed, new_parser
-from cluster import Cluster, ProofError
-from experiments import KILLS, KINDS, VARIANTS, Experiment, Kill, Operation, Task
+from arguments import create_parser, split_list
+from cluster import ChaosCluster, ProofError
+from experiments import (
+    KILL_KINDS,
+    OPERATION_KINDS,
+    VARIANTS,
+    ClusterOperation,
+    KillExperiment,
+    KillMoment,
+    RecordedTask,
+)
 from lab_hosts import ROOT
-from runs import Chaos, Result
+from runs import ExperimentResult, ExperimentRunner
 
 
 def read_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = new_parser(__doc__, "chaos", "10.79.81")
+    parser = create_parser(__doc__, "chaos", "10.79.81")
     parser.add_argument("--count", type=int, default=0, help="random experiments (60)")
     parser.add_argument("--all", action="store_true", help="also a kill at each boundary")
-    parser.add_argument("--operations", type=listed, default=list(KINDS), help="of " + ",".join(KINDS))
-    parser.add_argument("--kills", type=listed, default=list(KILLS), help="of " + ",".join(KILLS))
+    parser.add_argument(
+        "--operations", type=split_list, default=list(OPERATION_KINDS), help="of " + ",".join(OPERATION_KINDS)
+    )
+    parser.add_argument("--kills", type=split_list, default=list(KILL_KINDS), help="of " + ",".join(KILL_KINDS))
     parser.add_argument("--sample", action="store_true", help="six short experiments, without recording first")
     parser.add_argument("--only", type=int, help="only the experiment with this number")
     parser.add_argument(
-        "--operation", type=Operation.parse, nargs="+", default=[], help="with --kill: only these experiments"
+        "--operation", type=ClusterOperation.parse, nargs="+", default=[], help="with --kill: only these experiments"
     )
-    parser.add_argument("--kill", type=Kill.parse, nargs="+", default=[])
+    parser.add_argument("--kill", type=KillMoment.parse, nargs="+", default=[])
     parser.add_argument("--recorded", action="store_true", help="use the tasks that the previous call recorded")
     return parser.parse_args()
 
 
 #: The number of times that a kill is drawn before the experiment has failed.
-DRAWS = 3
+MAX_DRAWS = 3
 
 
-class Session:
+class ChaosSuite:
     """All experiments of one invocation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.cluster = Cluster(options.lab, options.network)
-        self.logs = ROOT / ".lab" / f"{options.lab}-logs"
-        self.chaos = Chaos(self.cluster, self.logs)
-        self.recorded: dict[Operation, list[Task]] = {}
-        self.results: list[Result] = []
-        self.missed: Counter[int] = Counter()
+        self.cluster = ChaosCluster(options.lab, options.network)
+        self.log_directory = ROOT / ".lab" / f"{options.lab}-logs"
+        self.experiment_runner = ExperimentRunner(self.cluster, self.log_directory)
+        self.tasks_by_operation: dict[ClusterOperation, list[RecordedTask]] = {}
+        self.results: list[ExperimentResult] = []
+        self.missed_counts: Counter[int] = Counter()
         self.failures: list[str] = []
 
-    def record(self) -> None:
+    def record_operations(self) -> None:
         """Perform each operation once, and record its tasks."""
-        kept = self.logs / "recorded.json"
-        if self.options.recorded and kept.exists():
-            found = json.loads(kept.read_text(encoding="utf-8"))
-            self.recorded = {Operation.parse(name): [Task(*task) for task in tasks] for name, tasks in found.items()}
-        wanted = [variant for variant in VARIANTS if variant.kind in self.options.operations]
-        for operation in wanted:
-            if operation not in self.recorded:
-                self.reach(operation)
-                self.recorded[operation] = self.step(operation)
-                said = {str(name): tasks for name, tasks in self.recorded.items()}
-                kept.write_text(json.dumps(said), encoding="utf-8")
+        recorded_path = self.log_directory / "recorded.json"
+        if self.options.recorded and recorded_path.exists():
+            names_to_tasks = json.loads(recorded_path.read_text(encoding="utf-8"))
+            self.tasks_by_operation = {
+                ClusterOperation.parse(name): [RecordedTask(*task) for task in tasks]
+                for name, tasks in names_to_tasks.items()
+            }
+        selected_operations = [variant for variant in VARIANTS if variant.kind in self.options.operations]
+        for operation in selected_operations:
+            if operation not in self.tasks_by_operation:
+                self.reach_initial_state(operation)
+                self.tasks_by_operation[operation] = self.run_undisturbed(operation)
+                tasks_by_name = {str(name): tasks for name, tasks in self.tasks_by_operation.items()}
+                recorded_path.write_text(json.dumps(tasks_by_name), encoding="utf-8")
 
-    def step(self, operation: Operation) -> list[Task]:
+    def run_undisturbed(self, operation: ClusterOperation) -> list[RecordedTask]:
         """Perform one undisturbed operation."""
-        started = time.monotonic()
-        tasks = self.chaos.undisturbed(operation, f"undisturbed-{operation}")
-        changed = len(experiments.boundaries(tasks))
+        started_at = time.monotonic()
+        tasks = self.experiment_runner.run_undisturbed(operation, f"undisturbed-{operation}")
+        boundary_count = len(experiments.find_boundaries(tasks))
         print(
-            f"      {operation}: {time.monotonic() - started:.0f} s, {len(tasks)} tasks, {changed} boundaries",
+            f"      {operation}: {time.monotonic() - started_at:.0f} s, {len(tasks)} tasks, {boundary_count} boundaries",
             flush=True,
         )
         return tasks
 
-    def reach(self, operation: Operation) -> None:
+    def reach_initial_state(self, operation: ClusterOperation) -> None:
         """Bring the cluster to the state in which the operation starts."""
-        for step in experiments.way(self.cluster.state, operation.before(self.cluster.state)):
-            if step.name == "rebuild":
-                self.cluster.up(step.machine)
+        for preparation in experiments.find_path(self.cluster.state, operation.state_before(self.cluster.state)):
+            if preparation.name == "rebuild":
+                self.cluster.create_hosts(preparation.machine)
             else:
-                self.step(step)
+                self.run_undisturbed(preparation)
 
-    def plan(self) -> list[Experiment]:
+    def plan_experiments(self) -> list[KillExperiment]:
         """Return all experiments, in the order of their numbers."""
         options = self.options
         if options.operation:
-            return [Experiment(*pair) for pair in zip(options.operation, options.kill, strict=True)]
-        chance = random.Random(options.seed)
+            return [KillExperiment(*pair) for pair in zip(options.operation, options.kill, strict=True)]
+        random_source = random.Random(options.seed)
         if options.sample:
-            return experiments.sample(chance)
-        found = experiments.all_boundaries(options.operations, self.recorded) if options.all else []
-        found += experiments.draw(chance, options.count or 60, options.operations, options.kills, self.recorded)
-        return found
+            return experiments.draw_sample(random_source)
+        planned_experiments = (
+            experiments.list_boundary_experiments(options.operations, self.tasks_by_operation) if options.all else []
+        )
+        planned_experiments += experiments.draw_experiments(
+            random_source, options.count or 60, options.operations, options.kills, self.tasks_by_operation
+        )
+        return planned_experiments
 
     def run(self) -> int:
         """Run all experiments. Returns the exit status."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.log_directory.mkdir(parents=True, exist_ok=True)
         print(f"seed {self.options.seed}", flush=True)
         try:
             if self.options.running:
-                self.cluster.take_over()
+                self.cluster.adopt_hosts()
             else:
-                self.cluster.up()
+                self.cluster.create_hosts()
             if self.options.all:
-                self.record()
+                self.record_operations()
         except (ProofError, AssertionError) as error:
             print(f"FAILED before anything was killed: {error}")
             return 1
-        left = dict(enumerate(self.plan(), 1))
+        remaining = dict(enumerate(self.plan_experiments(), 1))
         if self.options.only:
-            left = {self.options.only: left[self.options.only]}
-        total, began = len(left), time.monotonic()
-        while left and not (self.failures and self.options.stop):
-            chosen = experiments.choose(list(left.values()), self.cluster.state)
-            number = next(number for number, experiment in left.items() if experiment == chosen)
-            if again := self.one(number, left.pop(number)):
-                left[number] = again
-            each = (time.monotonic() - began) / (total - len(left) + self.missed.total())
-            print(f"      {len(left)} left, about {each * len(left) / 60:.0f} minutes", flush=True)
-        self.table()
+            remaining = {self.options.only: remaining[self.options.only]}
+        total, started_at = len(remaining), time.monotonic()
+        while remaining and not (self.failures and self.options.stop):
+            next_experiment = experiments.choose_nearest(list(remaining.values()), self.cluster.state)
+            number = next(number for number, experiment in remaining.items() if experiment == next_experiment)
+            if replacement := self.run_experiment(number, remaining.pop(number)):
+                remaining[number] = replacement
+            seconds_each = (time.monotonic() - started_at) / (total - len(remaining) + self.missed_counts.total())
+            print(f"      {len(remaining)} left, about {seconds_each * len(remaining) / 60:.0f} minutes", flush=True)
+        self.print_table()
         if not (self.options.keep or (self.failures and self.options.stop)):
-            self.cluster.down()
+            self.cluster.remove_hosts()
         return 1 if self.failures else 0
 
-    def one(self, number: int, experiment: Experiment) -> Experiment | None:
+    def run_experiment(self, number: int, experiment: KillExperiment) -> KillExperiment | None:
         """Run one experiment and the operations that lead to it. Returns what replaces one that ended before its kill."""
-        started = time.monotonic()
-        folder = f"{number:03}-{experiment.operation}-{experiment.kill}"
-        hit, failure = "", ""
-        tasks: list[Task] = []
+        started_at = time.monotonic()
+        directory_name = f"{number:03}-{experiment.operation}-{experiment.kill}"
+        killed_task, failure = "", ""
+        tasks: list[RecordedTask] = []
         try:
-            self.reach(experiment.operation)
-            hit, tasks = self.chaos.experiment(experiment, folder)
+            self.reach_initial_state(experiment.operation)
+            killed_task, tasks = self.experiment_runner.run_experiment(experiment, directory_name)
         except (ProofError, AssertionError) as error:
             failure = str(error)
-        again = None
-        if not (hit or failure):
-            self.missed[number] += 1
-            again = self.replaced(number, experiment, tasks)
-            failure = "" if again else "It ended before the kill, so nothing was proven."
-        result = Result(experiment, time.monotonic() - started, hit, failure)
-        word = (
-            "FAILED" if failure else f"converged, in '{hit}'" if hit else f"ended before the kill; next: {again.kill}"
+        replacement = None
+        if not (killed_task or failure):
+            self.missed_counts[number] += 1
+            replacement = self.draw_replacement(number, experiment, tasks)
+            failure = "" if replacement else "It ended before the kill, so nothing was proven."
+        result = ExperimentResult(experiment, time.monotonic() - started_at, killed_task, failure)
+        outcome = (
+            "FAILED"
+            if failure
+            else f"converged, in '{killed_task}'"
+            if killed_task
+            else f"ended before the kill; next: {replacement.kill}"
         )
         print(
-            f"{number:4}  {experiment.operation}, killed at {experiment.kill}: {word} ({result.seconds:.0f} s)",
+            f"{number:4}  {experiment.operation}, killed at {experiment.kill}: {outcome} ({result.seconds:.0f} s)",
             flush=True,
         )
-        if not again:
+        if not replacement:
             self.results.append(result)
         if failure:
-            self.failed(number, experiment, failure, folder)
-        return again
+            self.record_failure(number, experiment, failure, directory_name)
+        return replacement
 
-    def replaced(self, number: int, experiment: Experiment, tasks: list[Task]) -> Experiment | None:
+    def draw_replacement(
+        self, number: int, experiment: KillExperiment, tasks: list[RecordedTask]
+    ) -> KillExperiment | None:
         """Draw another kill from the tasks of a run that missed it. Returns None if the kill was given or drawn too
         often.
         """
-        missed = self.missed[number]
-        if self.options.operation or missed == DRAWS:
+        miss_count = self.missed_counts[number]
+        if self.options.operation or miss_count == MAX_DRAWS:
             return None
-        return experiments.draw_again(random.Random(f"{self.options.seed} {number} {missed}"), experiment, tasks)
+        return experiments.redraw_kill(random.Random(f"{self.options.seed} {number} {miss_count}"), experiment, tasks)
 
-    def failed(self, number: int, experiment: Experiment, failure: str, folder: str) -> None:
+    def record_failure(self, number: int, experiment: KillExperiment, failure: str, directory_name: str) -> None:
         """Print everything that helps, and continue from bare hosts."""
         self.failures.append(f"{number}: {experiment}")
-        logs = self.logs / folder
-        logs.mkdir(parents=True, exist_ok=True)
-        (logs / "failure").write_text(failure, encoding="utf-8")
-        self.cluster.diagnose(logs)
+        experiment_directory = self.log_directory / directory_name
+        experiment_directory.mkdir(parents=True, exist_ok=True)
+        (experiment_directory / "failure").write_text(failure, encoding="utf-8")
+        self.cluster.save_diagnostics(experiment_directory)
         print(
-            f"{failure}\n\nseed {self.options.seed}, experiment {number}; logs in {logs}\n"
+            f"{failure}\n\nseed {self.options.seed}, experiment {number}; logs in {experiment_directory}\n"
             f"repeat it: python tests/chaos/chaos.py --stop {experiment}\n",
             flush=True,
         )
         if not self.options.stop:
-            self.cluster.up()
+            self.cluster.create_hosts()
 
-    def table(self) -> None:
+    def print_table(self) -> None:
         """Print how many converged, by operation and kind of kill."""
         counts = Counter((result.experiment.operation.kind, result.experiment.kill.kind) for result in self.results)
-        well = Counter(
+        passed_counts = Counter(
             (result.experiment.operation.kind, result.experiment.kill.kind)
             for result in self.results
             if not result.failure
         )
-        print("\n" + "operation".ljust(12) + "".join(kind.rjust(12) for kind in KILLS))
-        for name in KINDS:
-            cells = [f"{well[name, kill]}/{counts[name, kill]}" if counts[name, kill] else "-" for kill in KILLS]
+        print("\n" + "operation".ljust(12) + "".join(kind.rjust(12) for kind in KILL_KINDS))
+        for name in OPERATION_KINDS:
+            cells = [
+                f"{passed_counts[name, kill]}/{counts[name, kill]}" if counts[name, kill] else "-"
+                for kill in KILL_KINDS
+            ]
             print(name.ljust(12) + "".join(cell.rjust(12) for cell in cells))
         print(
-            f"\n{len(self.results)} experiments, {len(self.failures)} failed; {self.missed.total()} runs ended before the "
+            f"\n{len(self.results)} experiments, {len(self.failures)} failed; {self.missed_counts.total()} runs ended before the "
             f"kill; seed {self.options.seed}"
         )
         for line in self.failures:
@@ -238,7 +264,7 @@ def main() -> None:
     options = read_arguments()
     if len(options.operation) != len(options.kill):
         sys.exit("chaos: give as many --operation as --kill options")
-    sys.exit(Session(options).run())
+    sys.exit(ChaosSuite(options).run())
 
 
 if __name__ == "__main__":

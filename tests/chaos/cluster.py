@@ -13,105 +13,105 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import host_state
-from experiments import MACHINES, VOLUMES, Operation, State
-from lab_hosts import ROOT, Lab, lab_playbook
+from experiments import MACHINES, VOLUME_SETS, ClusterOperation, ClusterState
+from lab_hosts import ROOT, Lab, run_lab_playbook
 
-DESCRIPTION = ROOT / "extensions" / "molecule" / "chaos" / "lab.yml"
-RECORD = "/var/lib/gpumesh/clusters/chaos.json"
+LAB_DESCRIPTION = ROOT / "extensions" / "molecule" / "chaos" / "lab.yml"
+RECORD_PATH = "/var/lib/gpumesh/clusters/chaos.json"
 #: The file in which slurmctld saves its jobs.
-SAVED_JOBS = "/var/lib/slurm/slurmctld/job_state"
-SUPERVISORD = "/etc/supervisor/supervisord.conf"
+SAVED_JOBS_PATH = "/var/lib/slurm/slurmctld/job_state"
+SUPERVISORD_CONF = "/etc/supervisor/supervisord.conf"
 #: Files that stay when the cluster is deleted: logs, as with a journal, and the directories of mount and slurmd.
-SUPERVISORD_LEAVES = re.compile(r"/var/log/gpumesh-|supervis|^volatile: [+-] (mount|slurm)$")
+SUPERVISORD_LEFTOVERS = re.compile(r"/var/log/gpumesh-|supervis|^volatile: [+-] (mount|slurm)$")
 #: The program of a user's job, by which it is found among all processes.
-JOB = "sleep 864001"
-USER = ["runuser", "-u", "nobody", "--"]
+JOB_COMMAND = "sleep 864001"
+USER_COMMAND = ["runuser", "-u", "nobody", "--"]
 #: Seconds in which nodes must become ready, generously: three hosts and a controller share a machine that may be busy.
-PATIENCE = 300.0
+WAIT_TIMEOUT = 300.0
 
 
 class ProofError(Exception):
     """The state after a rerun is not as required."""
 
 
-class Job(NamedTuple):
+class UserJob(NamedTuple):
     """A user's job on one node."""
 
-    number: str
+    job_id: str
     node: str
-    pid: str
+    process_id: str
 
 
-class Cluster:
+class ChaosCluster:
     """Three hosts, some of which are members."""
 
     def __init__(self, name: str, network: str) -> None:
         self.lab = Lab(name)
         self.network = network
-        self.state = State()
-        self.folder = ROOT / ".lab" / name
-        self.bare: dict[str, Any] = {}
-        self.jobs: list[Job] = []
+        self.state = ClusterState()
+        self.directory = ROOT / ".lab" / name
+        self.bare_states: dict[str, Any] = {}
+        self.user_jobs: list[UserJob] = []
         #: The times when the power of hosts was restored, since the epoch.
-        self.restored: dict[str, float] = {}
+        self.power_restored_at: dict[str, float] = {}
 
     # The lab
 
-    def up(self, image: str = "prepared") -> None:
+    def create_hosts(self, image: str = "prepared") -> None:
         """Create hosts that never had a cluster."""
-        self._playbook("down")
-        self._playbook("up", lab_prepared=image == "prepared")
-        self.state, self.jobs, self.restored = State(image=image), [], {}
-        self._remember()
+        self._run_lab_playbook("down")
+        self._run_lab_playbook("up", lab_prepared=image == "prepared")
+        self.state, self.user_jobs, self.power_restored_at = ClusterState(image=image), [], {}
+        self._save_bare_states()
 
-    def take_over(self) -> None:
+    def adopt_hosts(self) -> None:
         """Continue with the hosts as they are: bare, or with the intact cluster of an earlier call."""
-        if not self._kept.exists():
-            self._remember()
-        self.bare = json.loads(self._kept.read_text(encoding="utf-8"))
+        if not self._bare_states_path.exists():
+            self._save_bare_states()
+        self.bare_states = json.loads(self._bare_states_path.read_text(encoding="utf-8"))
         for host in MACHINES:
-            text = self.lab.run(host, "cat", RECORD, check=False)
-            if text:
-                record = json.loads(text)
-                volumes = "two" if len(record["storage"]["volumes"]) == len(VOLUMES["two"]) else "one"
+            record_text = self.lab.run(host, "cat", RECORD_PATH, check=False)
+            if record_text:
+                record = json.loads(record_text)
+                volumes = "two" if len(record["storage"]["volumes"]) == len(VOLUME_SETS["two"]) else "one"
                 members = frozenset(member["machine"] for member in record["members"])
-                self.state = State(members, record["manager"], volumes)
+                self.state = ClusterState(members, record["manager"], volumes)
 
-    def _remember(self) -> None:
-        self.bare = {host: host_state.read(self.lab, host) for host in MACHINES}
-        self._kept.write_text(json.dumps(self.bare), encoding="utf-8")
+    def _save_bare_states(self) -> None:
+        self.bare_states = {host: host_state.read_state(self.lab, host) for host in MACHINES}
+        self._bare_states_path.write_text(json.dumps(self.bare_states), encoding="utf-8")
 
     @property
-    def _kept(self) -> Path:
-        return self.folder / "bare.json"
+    def _bare_states_path(self) -> Path:
+        return self.directory / "bare.json"
 
-    def down(self) -> None:
-        self._playbook("down")
+    def remove_hosts(self) -> None:
+        self._run_lab_playbook("down")
 
-    def _playbook(self, name: str, **settings: bool) -> None:
-        lab_playbook(name, DESCRIPTION, {"lab_name": self.lab.name, "chaos_network": self.network, **settings})
+    def _run_lab_playbook(self, name: str, **settings: bool) -> None:
+        run_lab_playbook(name, LAB_DESCRIPTION, {"lab_name": self.lab.name, "chaos_network": self.network, **settings})
 
     # The command lines of operations
 
-    def command(self, operation: Operation, steady: bool = False) -> list[str]:
+    def build_command(self, operation: ClusterOperation, repeatable: bool = False) -> list[str]:
         """Return the command line; ``repeatable`` omits options that change something on every run, such as new keys."""
-        name, variables = self._what(operation, steady)
-        limit = ["--limit", f"!{operation.away}"] if operation.away else []
-        return [*self._playbook_of(name), "-e", json.dumps(variables), *limit]
+        name, variables = self._playbook_and_variables(operation, repeatable)
+        limit = ["--limit", f"!{operation.away_member}"] if operation.away_member else []
+        return [*self._playbook_arguments(name), "-e", json.dumps(variables), *limit]
 
-    def completion(self, trusted: str = "") -> list[str]:
+    def build_completion_command(self, trusted: str = "") -> list[str]:
         """Return the command line that brings the members up to date.
 
         ``trusted``: the machine with the right copy of the record, if nobody else confirms it.
         """
-        return [*self._playbook_of("site"), "-e", json.dumps({"cluster_trusted_copy": trusted})]
+        return [*self._playbook_arguments("site"), "-e", json.dumps({"cluster_trusted_copy": trusted})]
 
-    def _playbook_of(self, name: str) -> list[str]:
+    def _playbook_arguments(self, name: str) -> list[str]:
         return ["-i", str(self.lab.inventory), f"gpumesh.cluster.{name}"]
 
-    def _what(self, operation: Operation, steady: bool) -> tuple[str, dict[str, Any]]:
+    def _playbook_and_variables(self, operation: ClusterOperation, repeatable: bool) -> tuple[str, dict[str, Any]]:
         if operation.name in {"create", "install"}:
-            return "site", {"cluster_manager": operation.manager, "storage_volumes": VOLUMES["one"]}
+            return "site", {"cluster_manager": operation.manager, "storage_volumes": VOLUME_SETS["one"]}
         if operation.name == "join":
             return "join", {"cluster_machines": operation.machine}
         if operation.name == "remove":
@@ -119,157 +119,184 @@ class Cluster:
         if operation.name == "hand-over":
             return "remove", {"cluster_machine": operation.manager, "cluster_new_manager": operation.machine}
         if operation.name == "mesh-keys":
-            return "mesh", {} if steady else {"mesh_rotate_keys": True}
+            return "mesh", {} if repeatable else {"mesh_rotate_keys": True}
         if operation.name == "munge-key":
-            return "slurm", {} if steady else {"munge_rotate_key": True}
+            return "slurm", {} if repeatable else {"munge_rotate_key": True}
         if operation.name == "storage":
-            return "storage", {"storage_volumes": VOLUMES[operation.after(self.state).volumes]}
+            return "storage", {"storage_volumes": VOLUME_SETS[operation.state_after(self.state).volume_set]}
         return "delete", {}
 
     # Hosts that die
 
-    def strike(self, host: str) -> None:
+    def power_cycle(self, host: str) -> None:
         """Cut the power of the host, and restore it."""
         self.lab.kill(host)
-        self._power_on(host)
+        self._restore_power(host)
 
-    def switch_on(self, host: str) -> None:
+    def start_host(self, host: str) -> None:
         """Start the host, and wait until it has booted."""
-        self._power_on(host)
+        self._restore_power(host)
         self.await_host(host)
 
-    def _power_on(self, host: str) -> None:
-        self.restored[host] = time.time()
+    def _restore_power(self, host: str) -> None:
+        self.power_restored_at[host] = time.time()
         self.lab.power_on(host)
 
     def await_host(self, host: str) -> None:
         """Wait until the host has booted. Start supervisord where nothing else does, as the guide on containers says."""
-        self.lab.await_boot(host, SUPERVISORD if host == "c3" else "")
+        self.lab.await_boot(host, SUPERVISORD_CONF if host == "c3" else "")
 
     def kill_module(self, host: str, seconds: float = 20) -> bool:
         """Kill the first Ansible module that runs on the host within that time. Returns False if there was none."""
         # Pipelining passes a module on stdin, so that its process is the bare interpreter.
-        loop = "until pkill -9 -f -x /usr/bin/python3; do sleep 0.02; done"
-        argv = ["docker", "exec", f"gpumesh-{self.lab.name}-{host}", "timeout", str(seconds), "sh", "-c", loop]
+        kill_loop = "until pkill -9 -f -x /usr/bin/python3; do sleep 0.02; done"
+        argv = ["docker", "exec", f"gpumesh-{self.lab.name}-{host}", "timeout", str(seconds), "sh", "-c", kill_loop]
         return subprocess.run(argv, check=False, capture_output=True, timeout=seconds + 60).returncode == 0
 
     # Jobs
 
-    def start_jobs(self, operation: Operation) -> None:
+    def start_jobs(self, operation: ClusterOperation) -> None:
         """Start a job on each member that is up and remains after the operation. A machine with jobs cannot be removed."""
         if not self.state.members:
-            self.jobs = []
+            self.user_jobs = []
             return
-        ending = set(MACHINES) if operation.name == "delete" else {operation.leaving, operation.away}
-        stay = [job for job in self.jobs if job.node not in ending and self._alive(job)]
+        stopping_nodes = (
+            set(MACHINES) if operation.name == "delete" else {operation.leaving_machine, operation.away_member}
+        )
+        surviving_jobs = [job for job in self.user_jobs if job.node not in stopping_nodes and self._is_running(job)]
         manager = self.state.manager
-        running = self.lab.run(manager, "squeue", "--noheader", "--format=%i").split()
-        unknown = sorted(set(running) - {job.number for job in stay})
-        if unknown:
-            self.lab.run(manager, "scancel", *unknown)
-            self._wait("jobs have ended", lambda: not set(self._running()) & set(unknown))
-        nodes = sorted(self.state.members - ending - {job.node for job in stay})
-        self.jobs = stay + [self._start_job(node) for node in nodes]
+        running_ids = self.lab.run(manager, "squeue", "--noheader", "--format=%i").split()
+        unknown_ids = sorted(set(running_ids) - {job.job_id for job in surviving_jobs})
+        if unknown_ids:
+            self.lab.run(manager, "scancel", *unknown_ids)
+            self._wait_until("jobs have ended", lambda: not set(self._running_job_ids()) & set(unknown_ids))
+        nodes = sorted(self.state.members - stopping_nodes - {job.node for job in surviving_jobs})
+        self.user_jobs = surviving_jobs + [self._start_job(node) for node in nodes]
         if nodes:
-            self._await_saved()
+            self._await_saved_state()
 
-    def _await_saved(self) -> None:
+    def _await_saved_state(self) -> None:
         """Wait until the controller has saved that the jobs run. If it loses its power before, it starts them again.
 
         It saves 5 s after an event, and the start of a job by the backfill scheduler is none.
         """
         manager = self.state.manager
-        began = int(time.time())
-        self.lab.run(manager, "scontrol", "update", f"jobid={self.jobs[-1].number}", "comment=saved")
-        saved = ("stat", "--format=%Y", SAVED_JOBS)
-        self._wait("the jobs are saved", lambda: int(self.lab.run(manager, *saved)) > began)
+        update_time = int(time.time())
+        self.lab.run(manager, "scontrol", "update", f"jobid={self.user_jobs[-1].job_id}", "comment=saved")
+        stat_command = ("stat", "--format=%Y", SAVED_JOBS_PATH)
+        self._wait_until("the jobs are saved", lambda: int(self.lab.run(manager, *stat_command)) > update_time)
 
-    def _running(self) -> list[str]:
+    def _running_job_ids(self) -> list[str]:
         return self.lab.run(self.state.manager, "squeue", "--noheader", "--format=%i", check=False).split()
 
-    def _start_job(self, node: str) -> Job:
-        options = ["--parsable", f"--nodelist={node}", "--mem=16", "--output=/dev/null", "--chdir=/", f"--wrap={JOB}"]
-        number = self.lab.run(self.state.manager, *USER, "sbatch", *options).strip()
-        self._wait(f"job {number} runs on {node}", lambda: bool(self._pid(node)))
-        return Job(number, node, self._pid(node))
+    def _start_job(self, node: str) -> UserJob:
+        options = [
+            "--parsable",
+            f"--nodelist={node}",
+            "--mem=16",
+            "--output=/dev/null",
+            "--chdir=/",
+            f"--wrap={JOB_COMMAND}",
+        ]
+        job_id = self.lab.run(self.state.manager, *USER_COMMAND, "sbatch", *options).strip()
+        self._wait_until(f"job {job_id} runs on {node}", lambda: bool(self._find_job_process(node)))
+        return UserJob(job_id, node, self._find_job_process(node))
 
-    def _pid(self, node: str) -> str:
-        return self.lab.run(node, "pgrep", "-f", "-x", JOB, check=False).strip()
+    def _find_job_process(self, node: str) -> str:
+        return self.lab.run(node, "pgrep", "-f", "-x", JOB_COMMAND, check=False).strip()
 
-    def _alive(self, job: Job) -> bool:
-        if not job.pid or self._pid(job.node) != job.pid:
+    def _is_running(self, job: UserJob) -> bool:
+        if not job.process_id or self._find_job_process(job.node) != job.process_id:
             return False
-        shown = self.lab.run(
-            self.state.manager, "scontrol", "--oneliner", "show", "job", job.number, check=False
+        job_fields = self.lab.run(
+            self.state.manager, "scontrol", "--oneliner", "show", "job", job.job_id, check=False
         ).split()
-        return "JobState=RUNNING" in shown and "Restarts=0" in shown
+        return "JobState=RUNNING" in job_fields and "Restarts=0" in job_fields
 
     # Proofs
 
-    def prove(self, died: str) -> None:
+    def verify(self, killed_host: str) -> None:
         """Check the record, the nodes, the jobs, and what other machines still have."""
         state = self.state
-        self._prove_record(state)
+        self._verify_record(state)
         if state.members:
-            self._prove_nodes(state)
-        for job in self.jobs:
-            if job.node != died and job.node in state.members and not self._alive(job):
-                shown = self.lab.run(state.manager, "scontrol", "show", "job", job.number, check=False)
-                raise ProofError(f"job {job.number} on {job.node} (process {job.pid}) did not survive: {shown}")
+            self._verify_nodes(state)
+        for job in self.user_jobs:
+            if job.node != killed_host and job.node in state.members and not self._is_running(job):
+                job_description = self.lab.run(state.manager, "scontrol", "show", "job", job.job_id, check=False)
+                raise ProofError(
+                    f"job {job.job_id} on {job.node} (process {job.process_id}) did not survive: {job_description}"
+                )
         for host in sorted(set(MACHINES) - state.members):
-            left = [
+            leftovers = [
                 line
-                for line in host_state.differences(self.bare[host], host_state.read(self.lab, host))
-                if not SUPERVISORD_LEAVES.search(line)
+                for line in host_state.find_differences(self.bare_states[host], host_state.read_state(self.lab, host))
+                if not SUPERVISORD_LEFTOVERS.search(line)
             ]
-            if left:
-                raise ProofError(f"{host} is not a member, but is not as it was: {left}")
+            if leftovers:
+                raise ProofError(f"{host} is not a member, but is not as it was: {leftovers}")
 
-    def _prove_record(self, state: State) -> None:
-        texts = {host: self.lab.run(host, "cat", RECORD, check=False) for host in MACHINES}
-        held = {host for host, text in texts.items() if text}
-        if held != state.members:
-            raise ProofError(f"the record is on {sorted(held)}, but {sorted(state.members)} should be members")
-        if not held:
+    def _verify_record(self, state: ClusterState) -> None:
+        text_by_host = {host: self.lab.run(host, "cat", RECORD_PATH, check=False) for host in MACHINES}
+        hosts_with_record = {host for host, text in text_by_host.items() if text}
+        if hosts_with_record != state.members:
+            raise ProofError(
+                f"the record is on {sorted(hosts_with_record)}, but {sorted(state.members)} should be members"
+            )
+        if not hosts_with_record:
             return
-        records = {host: json.loads(text) for host, text in texts.items() if text}
-        first = records[state.manager]
-        if any(record != first for record in records.values()):
-            raise ProofError(f"the copies of the record differ: {texts}")
-        members = {member["machine"] for member in first["members"]}
-        if members != state.members or first["manager"] != state.manager:
-            raise ProofError(f"the record has {sorted(members)} under {first['manager']}, not {state}")
-        volumes = [volume["name"] for volume in first["storage"]["volumes"]]
-        if volumes != [volume["name"] for volume in VOLUMES[state.volumes]]:
-            raise ProofError(f"the record has the volumes {volumes}, not {state.volumes}")
-        keys = {self.lab.run(host, "sha256sum", "/etc/munge/munge.key", check=False) for host in state.members}
-        if len(keys) != 1:
-            raise ProofError(f"munge's keys differ: {keys}")
+        records = {host: json.loads(text) for host, text in text_by_host.items() if text}
+        manager_record = records[state.manager]
+        if any(record != manager_record for record in records.values()):
+            raise ProofError(f"the copies of the record differ: {text_by_host}")
+        members = {member["machine"] for member in manager_record["members"]}
+        if members != state.members or manager_record["manager"] != state.manager:
+            raise ProofError(f"the record has {sorted(members)} under {manager_record['manager']}, not {state}")
+        volumes = [volume["name"] for volume in manager_record["storage"]["volumes"]]
+        if volumes != [volume["name"] for volume in VOLUME_SETS[state.volume_set]]:
+            raise ProofError(f"the record has the volumes {volumes}, not {state.volume_set}")
+        munge_key_digests = {
+            self.lab.run(host, "sha256sum", "/etc/munge/munge.key", check=False) for host in state.members
+        }
+        if len(munge_key_digests) != 1:
+            raise ProofError(f"munge's keys differ: {munge_key_digests}")
 
-    def _prove_nodes(self, state: State) -> None:
-        manager, wanted = state.manager, set(state.members)
+    def _verify_nodes(self, state: ClusterState) -> None:
+        manager, expected_nodes = state.manager, set(state.members)
 
-        def nodes() -> dict[str, str]:
-            shown = self.lab.run(manager, "sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
-            return dict(line.split() for line in shown.splitlines())
+        def node_states() -> dict[str, str]:
+            sinfo_output = self.lab.run(manager, "sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
+            return dict(line.split() for line in sinfo_output.splitlines())
 
-        def ready() -> bool:
-            found = nodes()
-            usable = set(found) == wanted and set(found.values()) <= {"idle", "mixed", "allocated"}
-            return usable and all(map(self._has_registered, wanted))
+        def are_ready() -> bool:
+            states = node_states()
+            usable = set(states) == expected_nodes and set(states.values()) <= {"idle", "mixed", "allocated"}
+            return usable and all(map(self._has_registered, expected_nodes))
 
         try:
-            self._wait("all nodes are ready", ready)
+            self._wait_until("all nodes are ready", are_ready)
         except ProofError as error:
-            raise ProofError(f"{error}; sinfo: {nodes()}") from error
-        count = str(len(wanted))
+            raise ProofError(f"{error}; sinfo: {node_states()}") from error
+        node_count = str(len(expected_nodes))
         # The job is started from a member that is not the manager, if there is one.
-        caller = max(wanted, key=lambda machine: (machine != manager, machine))
-        argv = [*USER, "timeout", "240", "srun", "--chdir=/", "-N", count, "-n", count, "--mem=16", "hostname"]
-        said = self.lab.run(caller, *argv, check=False)
-        if sorted(said.split()) != sorted(wanted):
+        caller = max(expected_nodes, key=lambda machine: (machine != manager, machine))
+        argv = [
+            *USER_COMMAND,
+            "timeout",
+            "240",
+            "srun",
+            "--chdir=/",
+            "-N",
+            node_count,
+            "-n",
+            node_count,
+            "--mem=16",
+            "hostname",
+        ]
+        srun_output = self.lab.run(caller, *argv, check=False)
+        if sorted(srun_output.split()) != sorted(expected_nodes):
             queue = self.lab.run(manager, "squeue", check=False)
-            raise ProofError(f"srun on all nodes, from {caller}, printed {said.split()}; queue: {queue}")
+            raise ProofError(f"srun on all nodes, from {caller}, printed {srun_output.split()}; queue: {queue}")
 
     def _has_registered(self, node: str) -> bool:
         """Return whether the controller has heard from slurmd on the node since its power was restored, if that was
@@ -277,35 +304,35 @@ class Cluster:
 
         Until then it shows the node as it was before, and a slurmd without systemd waits 10 s between its attempts.
         """
-        if node not in self.restored:
+        if node not in self.power_restored_at:
             return True
         command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "node", node)
-        shown = self.lab.run(self.state.manager, *command, check=False)
-        started = re.search(r"SlurmdStartTime=(\d+)", shown)
-        return bool(started) and int(started[1]) >= int(self.restored[node])
+        node_line = self.lab.run(self.state.manager, *command, check=False)
+        slurmd_start = re.search(r"SlurmdStartTime=(\d+)", node_line)
+        return bool(slurmd_start) and int(slurmd_start[1]) >= int(self.power_restored_at[node])
 
-    def _wait(self, what: str, holds: Any, seconds: float = PATIENCE) -> None:
+    def _wait_until(self, description: str, condition: Any, seconds: float = WAIT_TIMEOUT) -> None:
         deadline = time.monotonic() + seconds
-        while not holds():
+        while not condition():
             if time.monotonic() > deadline:
-                raise ProofError(f"not within {seconds:.0f} s: {what}")
+                raise ProofError(f"not within {seconds:.0f} s: {description}")
             time.sleep(0.5)
 
     # When a proof fails
 
-    def diagnose(self, folder: Path) -> None:
+    def save_diagnostics(self, directory: Path) -> None:
         """Save what helps to find the cause of a failure."""
-        asked = {
+        command_by_topic = {
             "processes": "ps -eo pid,ppid,lstart,etimes,user,args --sort=start_time",
             "sockets": "ss -tlnp",
             "journal": "journalctl -b --no-pager -n 400 || true",
             "slurm": "sinfo -NR; sinfo -N; squeue; tail -n 200 /var/log/slurm/*.log",
             "supervisor": "supervisorctl status; tail -n 50 /var/log/supervisor/*",
             "files": "ls -laR /etc/slurm /etc/gpumesh /etc/munge /var/lib/gpumesh /var/lib/slurm /run/gpumesh",
-            "record": f"cat {RECORD}",
+            "record": f"cat {RECORD_PATH}",
             "wireguard": "wg show; ip address; ip route; cat /etc/hosts",
         }
         for host in MACHINES:
-            for topic, command in asked.items():
-                said = self.lab.run(host, "sh", "-c", f"({command}) 2>&1", check=False)
-                (folder / f"{host}.{topic}").write_text(said, encoding="utf-8")
+            for topic, command in command_by_topic.items():
+                output = self.lab.run(host, "sh", "-c", f"({command}) 2>&1", check=False)
+                (directory / f"{host}.{topic}").write_text(output, encoding="utf-8")

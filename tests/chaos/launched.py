@@ -21,48 +21,50 @@ from typing import Any
 
 import gpumesh_run
 
-ORDER = Path(os.environ["GPUMESH_RUN_DIR"], "fault")
-SELF = {
+ORDER_PATH = Path(os.environ["GPUMESH_RUN_DIR"], "fault")
+RANK_IDENTITY = {
     "rank": int(os.environ["RANK"]),
     "node": os.uname().nodename,
     "attempt": int(os.environ["GPUMESH_ATTEMPT"]),
 }
-PAUSE = float(sys.argv[1])
+STEP_PAUSE = float(sys.argv[1])
 #: The bytes of a part, and the number of parts that exceeds the memory of the job.
-PART, PARTS = 1 << 26, 48
-report = gpumesh_run.progress
+PART_BYTES, PART_COUNT = 1 << 26, 48
+report_progress = gpumesh_run.progress
 
 
-def ordered(step: int) -> str:
+def read_fault(step: int) -> str:
     """Return the kind of fault that this rank has to produce at this step; empty for none."""
-    if not ORDER.exists():
+    if not ORDER_PATH.exists():
         return ""
-    order: dict[str, Any] = json.loads(ORDER.read_text(encoding="ascii"))
-    mine = all(order.get(key) in (None, value) for key, value in SELF.items())
-    return str(order["kind"]) if mine and step >= order["step"] else ""
+    order: dict[str, Any] = json.loads(ORDER_PATH.read_text(encoding="ascii"))
+    applies_here = all(order.get(key) in (None, value) for key, value in RANK_IDENTITY.items())
+    return str(order["kind"]) if applies_here and step >= order["step"] else ""
 
 
-def progress(step: int, steps: int | None = None, loss: float | None = None, checkpoint: int | None = None) -> None:
+def report_with_fault(
+    step: int, steps: int | None = None, loss: float | None = None, checkpoint: int | None = None
+) -> None:
     """Take the place of gpumesh_run.progress."""
-    kind = ordered(step)
-    if kind == "error":
+    fault_kind = read_fault(step)
+    if fault_kind == "error":
         raise IndexError("sample 7 is out of range")
-    if kind == "ecc":
+    if fault_kind == "ecc":
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-    if kind == "memory":
+    if fault_kind == "memory":
         # Nothing would be allocated for zeros, so the parts are of ones.
-        print(len([b"\1" * PART for _part in range(PARTS)]), "parts are allocated, and nothing has happened")
-    report(step, steps, float("nan") if kind == "nan" else loss, checkpoint)
-    time.sleep(PAUSE)
+        print(len([b"\1" * PART_BYTES for _part in range(PART_COUNT)]), "parts are allocated, and nothing has happened")
+    report_progress(step, steps, float("nan") if fault_kind == "nan" else loss, checkpoint)
+    time.sleep(STEP_PAUSE)
 
 
 def main() -> None:
     """Become the program."""
     del sys.argv[:2]
-    program = sys.argv[0]
-    gpumesh_run.progress = progress
-    sys.path[0] = os.path.dirname(os.path.abspath(program))
-    runpy.run_path(program, run_name="__main__")
+    program_path = sys.argv[0]
+    gpumesh_run.progress = report_with_fault
+    sys.path[0] = os.path.dirname(os.path.abspath(program_path))
+    runpy.run_path(program_path, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -36,28 +36,40 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from arguments import listed, new_parser
-from lab_hosts import ROOT, ansible, lab_playbook
-from train_experiments import HANG_TIMEOUT, KILLS, SLOW, Experiment, draw, expected, judge
-from train_programs import FULL, SCENARIO, SMALL, Outcome, Program
-from train_runs import INTERVAL, STEPS, Found, TrainLab, all_samples, causes
+from arguments import create_parser, split_list
+from lab_hosts import ROOT, run_ansible, run_lab_playbook
+from train_experiments import (
+    HANG_TIMEOUT,
+    KILL_KINDS,
+    SLOW_KINDS,
+    TrainExperiment,
+    draw_experiments,
+    expected_causes,
+    find_problems,
+)
+from train_programs import FULL_PROGRAM, SCENARIO, SMALL_PROGRAM, TrainingOutcome, TrainingProgram
+from train_runs import CHECKPOINT_INTERVAL, STEP_COUNT, RunStatus, TrainLab, list_causes, sum_of_samples
 
 #: Seconds for which the volume is full.
-FILLED = 20.0
+FULL_VOLUME_SECONDS = 20.0
 #: Seconds of steps before a node becomes slow, as a baseline: a node that is named wrongly is named within this time.
-BEFORE = 30.0
+BASELINE_SECONDS = 30.0
 #: The kind, the description and the function of an experiment, which returns what is wrong.
-Work = tuple[str, str, Callable[[], str]]
+ExperimentTask = tuple[str, str, Callable[[], str]]
 #: Percent of a processor, and the maximum rate at which a node sends.
-SLOW_BY = {"cpu": "2", "link": "1mbit"}
+SLOW_LIMITS = {"cpu": "2", "link": "1mbit"}
 
 
 def read_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = new_parser(__doc__, "chaos-train", "10.79.82")
+    parser = create_parser(__doc__, "chaos-train", "10.79.82")
     parser.add_argument("--count", type=int, default=20, help="random experiments (20)")
-    parser.add_argument("--kinds", type=listed, default=list(KILLS), help="of " + ",".join([*KILLS, *SLOW]))
-    parser.add_argument("--experiment", type=Experiment.parse, nargs="+", default=[], help="only these experiments")
+    parser.add_argument(
+        "--kinds", type=split_list, default=list(KILL_KINDS), help="of " + ",".join([*KILL_KINDS, *SLOW_KINDS])
+    )
+    parser.add_argument(
+        "--experiment", type=TrainExperiment.parse, nargs="+", default=[], help="only these experiments"
+    )
     parser.add_argument("--undisturbed", type=int, default=0, help="this many undisturbed runs instead of experiments")
     parser.add_argument(
         "--longest",
@@ -68,173 +80,183 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--named", type=float, default=60.0, help="maximum seconds until a straggler is named (60)")
     parser.add_argument("--full", action="store_true", help="train examples/full instead of a program without PyTorch")
     options = parser.parse_args()
-    if options.full and {*options.kinds, *(one.kind for one in options.experiment)} & set(SLOW):
-        parser.error(f"--full cannot be combined with {' and '.join(SLOW)}")
+    if options.full and {*options.kinds, *(experiment.kind for experiment in options.experiment)} & set(SLOW_KINDS):
+        parser.error(f"--full cannot be combined with {' and '.join(SLOW_KINDS)}")
     return options
 
 
-def nothing() -> None:
+def undo_nothing() -> None:
     """Undo a kill that has no lasting effect."""
 
 
-class Hit(NamedTuple):
+class InjectedFault(NamedTuple):
     """A fault that was injected into a run, when, and how to undo it."""
 
     rank: int
     node: str
-    at: float
+    injected_at: float
     undo: Callable[[], object]
 
 
-class Session:
+class TrainSuite:
     """All experiments of one invocation."""
 
     #: Size of the shared volume: room for the checkpoints of all runs.
-    size = "256m"
+    volume_size = "256m"
 
-    def __init__(self, options: argparse.Namespace, program: Program) -> None:
+    def __init__(self, options: argparse.Namespace, program: TrainingProgram) -> None:
         self.options = options
         self.lab = TrainLab(options.lab, program)
-        self.logs = ROOT / ".lab" / f"{options.lab}-logs"
+        self.log_directory = ROOT / ".lab" / f"{options.lab}-logs"
         self.failures: list[str] = []
-        self.kinds: Counter[str] = Counter()
-        self.well: Counter[str] = Counter()
+        self.run_counts: Counter[str] = Counter()
+        self.passed_counts: Counter[str] = Counter()
         #: The result of an undisturbed run by number of ranks, and the seconds until its first step.
-        self.results: dict[int, tuple[Outcome, float]] = {}
-        self.number = 0
+        self.reference_results: dict[int, tuple[TrainingOutcome, float]] = {}
+        self.run_number = 0
 
     # The lab
 
-    def up(self) -> None:
+    def create_hosts(self) -> None:
         """Create hosts with gpumesh-train, whose shared volume can be filled."""
-        self.down()
-        self.lab.shared.mkdir(parents=True, exist_ok=True)
-        size = f"size={self.size}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "gpumesh-chaos", str(self.lab.shared)], check=True)
-        self._playbook("up")
-        done = ansible("ansible-playbook", "-i", str(self.lab.inventory), str(SCENARIO / "converge.yml"))
-        assert done.code == 0, done.report
+        self.remove_hosts()
+        self.lab.shared_volume.mkdir(parents=True, exist_ok=True)
+        size = f"size={self.volume_size}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "gpumesh-chaos", str(self.lab.shared_volume)], check=True)
+        self._run_lab_playbook("up")
+        converge_run = run_ansible("ansible-playbook", "-i", str(self.lab.inventory), str(SCENARIO / "converge.yml"))
+        assert converge_run.exit_status == 0, converge_run.failure_report
 
-    def bring(self) -> None:
+    def copy_programs(self) -> None:
         """Copy the program to where runs expect it."""
-        self.lab.bring()
+        self.lab.copy_program()
 
-    def down(self) -> None:
+    def remove_hosts(self) -> None:
         """Remove everything. The hosts have their own mounts of the shared volume."""
-        if os.path.ismount(self.lab.shared):
-            subprocess.run(["umount", str(self.lab.shared)], check=True)
-        self._playbook("down")
+        if os.path.ismount(self.lab.shared_volume):
+            subprocess.run(["umount", str(self.lab.shared_volume)], check=True)
+        self._run_lab_playbook("down")
 
-    def _playbook(self, name: str) -> None:
+    def _run_lab_playbook(self, name: str) -> None:
         settings = {"lab_name": self.lab.name, "work_network": self.options.network}
-        lab_playbook(name, SCENARIO / "lab.yml", settings)
+        run_lab_playbook(name, SCENARIO / "lab.yml", settings)
 
     # Runs
 
-    def name(self, text: str) -> str:
+    def new_run_name(self, text: str) -> str:
         """Return the name of a run that this lab has not had yet."""
-        self.number += 1
-        return f"{self.options.seed}-{self.number:03}-{text}"
+        self.run_number += 1
+        return f"{self.options.seed}-{self.run_number:03}-{text}"
 
-    def undisturbed(self, ranks: int) -> str:
+    def run_undisturbed(self, rank_count: int) -> str:
         """Run an undisturbed training. Returns what is wrong with it."""
-        name = self.name(f"calm-{ranks}")
-        self.lab.idle()
-        self.lab.begin(name, "--nodes", str(ranks), "--hang-timeout", str(HANG_TIMEOUT))
-        found = self.lab.again(name, 1)
-        took = time.time() - found["attempts"][0]["begin"]
-        found = self.lab.finish(name)
-        if causes(found) != [("finished", None, "")] or found["attempts"][0]["stragglers"]:
-            return f"undisturbed, and {found['attempts']}"
-        result = self.lab.result(name)
-        if result.samples not in (f"samples {all_samples(STEPS)!r}", "each sample once"):
+        name = self.new_run_name(f"calm-{rank_count}")
+        self.lab.clear_queue()
+        self.lab.start_run(name, "--nodes", str(rank_count), "--hang-timeout", str(HANG_TIMEOUT))
+        run_status = self.lab.await_first_step(name, 1)
+        start_seconds = time.time() - run_status["attempts"][0]["begin"]
+        run_status = self.lab.await_end(name)
+        if list_causes(run_status) != [("finished", None, "")] or run_status["attempts"][0]["stragglers"]:
+            return f"undisturbed, and {run_status['attempts']}"
+        result = self.lab.read_result(name)
+        if result.samples not in (f"samples {sum_of_samples(STEP_COUNT)!r}", "each sample once"):
             return f"not all samples were read once: {result}"
-        known = self.results.setdefault(ranks, (result, took))
-        return "" if known[0] == result else f"the results of two undisturbed runs differ: {known[0]} and {result}"
+        reference = self.reference_results.setdefault(rank_count, (result, start_seconds))
+        return (
+            "" if reference[0] == result else f"the results of two undisturbed runs differ: {reference[0]} and {result}"
+        )
 
-    def reference(self, ranks: int) -> tuple[Outcome, float]:
+    def reference_result(self, rank_count: int) -> tuple[TrainingOutcome, float]:
         """Return the result of an undisturbed run with this many ranks, and the seconds until its first step."""
-        if ranks not in self.results:
-            wrong = self.undisturbed(ranks)
-            assert not wrong, wrong
-        return self.results[ranks]
+        if rank_count not in self.reference_results:
+            problem = self.run_undisturbed(rank_count)
+            assert not problem, problem
+        return self.reference_results[rank_count]
 
-    def experiment(self, experiment: Experiment) -> str:
+    def disturb_run(self, experiment: TrainExperiment) -> str:
         """Disturb a run. Returns what is wrong with it."""
-        ranks = int(experiment.options[1])
-        result, starting = self.reference(ranks)
-        name = self.name(experiment.kind)
-        self.lab.idle()
-        extra = self.lab.program.saving if experiment.kind == "checkpoint" else ()
-        self.lab.begin(name, *experiment.options, extra=extra)
+        rank_count = int(experiment.train_options[1])
+        result, start_seconds = self.reference_result(rank_count)
+        name = self.new_run_name(experiment.kind)
+        self.lab.clear_queue()
+        extra_arguments = self.lab.program.slow_saving if experiment.kind == "checkpoint" else ()
+        self.lab.start_run(name, *experiment.train_options, extra_arguments=extra_arguments)
         # The start of this run is a better measure than that of the reference on a busy machine.
-        found = self.lab.again(name, 1)
-        starting = max(starting, time.time() - found["attempts"][0]["begin"])
-        found = self.lab.at_step(name, 1, experiment.step)
-        hit = self.hit(experiment, name, found)
+        run_status = self.lab.await_first_step(name, 1)
+        start_seconds = max(start_seconds, time.time() - run_status["attempts"][0]["begin"])
+        run_status = self.lab.await_step(name, 1, experiment.step)
+        fault = self.inject_fault(experiment, name, run_status)
         try:
-            wrong = self.await_next(experiment, name, hit, starting)
-            found = self.lab.finish(name)
+            problems = self.await_next_attempt(experiment, name, fault, start_seconds)
+            run_status = self.lab.await_end(name)
         finally:
-            hit.undo()
-        wrong += judge(experiment, found, hit.rank, hit.node, INTERVAL)
-        if found["state"] == "finished":
-            wrong += self.compare(name, found, ranks, result)
-        return "; ".join(wrong)
+            fault.undo()
+        problems += find_problems(experiment, run_status, fault.rank, fault.node, CHECKPOINT_INTERVAL)
+        if run_status["state"] == "finished":
+            problems += self.compare_result(name, run_status, rank_count, result)
+        return "; ".join(problems)
 
-    def await_next(self, experiment: Experiment, name: str, hit: Hit, starting: float) -> list[str]:
+    def await_next_attempt(
+        self, experiment: TrainExperiment, name: str, fault: InjectedFault, start_seconds: float
+    ) -> list[str]:
         """Wait until the next attempt makes steps, if one is required. Returns what is wrong."""
         if experiment.kind == "full":
-            time.sleep(FILLED)
-            hit.undo()
-        if not expected(experiment.kind, hit.rank, hit.node):
+            time.sleep(FULL_VOLUME_SECONDS)
+            fault.undo()
+        if not expected_causes(experiment.kind, fault.rank, fault.node):
             return []
-        self.lab.again(name, 2)
-        took = time.monotonic() - hit.at
-        allowed = self.options.longest + starting + (HANG_TIMEOUT if experiment.kind == "stop" else 0)
-        print(f"      {hit.node} (rank {hit.rank}) was hit; the next step after {took:.0f} s", flush=True)
-        return [] if took <= allowed else [f"the next step came after {took:.0f} s, but was allowed {allowed:.0f} s"]
+        self.lab.await_first_step(name, 2)
+        elapsed = time.monotonic() - fault.injected_at
+        allowed_seconds = self.options.longest + start_seconds + (HANG_TIMEOUT if experiment.kind == "stop" else 0)
+        print(f"      {fault.node} (rank {fault.rank}) was hit; the next step after {elapsed:.0f} s", flush=True)
+        return (
+            []
+            if elapsed <= allowed_seconds
+            else [f"the next step came after {elapsed:.0f} s, but was allowed {allowed_seconds:.0f} s"]
+        )
 
-    def compare(self, name: str, found: Found, ranks: int, result: Outcome) -> list[str]:
+    def compare_result(self, name: str, run_status: RunStatus, rank_count: int, result: TrainingOutcome) -> list[str]:
         """Compare the result of a run with that of the undisturbed one. Returns what is wrong."""
-        came = self.lab.result(name)
-        if came.samples != result.samples:
-            return [f"not all samples were read once: {came}; undisturbed: {result}"]
-        same = {attempt["world_size"] for attempt in found["attempts"]} == {ranks}
-        return [f"the result is {came}; undisturbed: {result}"] if same and came != result else []
+        run_result = self.lab.read_result(name)
+        if run_result.samples != result.samples:
+            return [f"not all samples were read once: {run_result}; undisturbed: {result}"]
+        same_ranks = {attempt["world_size"] for attempt in run_status["attempts"]} == {rank_count}
+        return [f"the result is {run_result}; undisturbed: {result}"] if same_ranks and run_result != result else []
 
     # The faults
 
-    def hit(self, experiment: Experiment, name: str, found: Found) -> Hit:
+    def inject_fault(self, experiment: TrainExperiment, name: str, run_status: RunStatus) -> InjectedFault:
         """Disturb the run now."""
-        lab, nodes = self.lab, found["attempts"][-1]["nodes"]
-        rank = experiment.victim(nodes)
+        lab, nodes = self.lab, run_status["attempts"][-1]["nodes"]
+        rank = experiment.choose_victim(nodes)
         node = nodes[rank]
-        undo: Callable[[], object] = nothing
-        at = time.monotonic()
+        undo: Callable[[], object] = undo_nothing
+        injected_at = time.monotonic()
         if experiment.kind == "rank":
-            lab.signal(node, "KILL")
+            lab.send_signal(node, "KILL")
         elif experiment.kind == "checkpoint":
             lab.kill_writer(node, name)
-            at = time.monotonic()
+            injected_at = time.monotonic()
         elif experiment.kind == "stop":
-            lab.signal(node, "STOP")
+            lab.send_signal(node, "STOP")
         elif experiment.kind == "agent":
             # The ranks of the agent may be gone with the node.
-            lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent$|{lab.program.process}")
+            lab.run(
+                node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent$|{lab.program.process_pattern}"
+            )
         elif experiment.kind in ("node", "first"):
             lab.kill(node)
-            undo = partial(lab.revive, node)
+            undo = partial(lab.restore_power, node)
         elif experiment.kind == "slurmd":
             lab.run(node, "pkill", "-KILL", "-x", "slurmd")
             undo = partial(self.start_slurmd, node)
         elif experiment.kind == "network":
-            interface = lab.interface(node)
-            lab.link(node, interface, "down")
-            undo = partial(lab.link, node, interface, "up")
+            interface = lab.find_interface(node)
+            lab.set_link(node, interface, "down")
+            undo = partial(lab.set_link, node, interface, "up")
         elif experiment.kind == "full":
-            undo = partial(lab.fill().unlink, missing_ok=True)
-        return Hit(rank, node, at, undo)
+            undo = partial(lab.fill_volume().unlink, missing_ok=True)
+        return InjectedFault(rank, node, injected_at, undo)
 
     def start_slurmd(self, node: str) -> None:
         """Start slurmd if nothing else has."""
@@ -244,73 +266,83 @@ class Session:
 
     # Stragglers
 
-    def slow(self, experiment: Experiment) -> str:
+    def slow_node(self, experiment: TrainExperiment) -> str:
         """Make a node slow during a run. Returns what is wrong."""
-        lab, name = self.lab, self.name(experiment.kind)
-        lab.idle()
-        payload = ["--payload", "60000"] if experiment.kind == "link" else ["--work", "0.02"]
-        lab.begin(name, "--nodes", "4", "--hang-timeout", "300", steps=100000, extra=payload)
-        lab.at_step(name, 1, 3)
-        time.sleep(BEFORE)
-        found = lab.state(name)
-        if found["attempts"][0]["stragglers"]:
-            return f"named before any node was slow: {found['attempts'][0]['stragglers']}"
-        node = found["attempts"][0]["nodes"][1 + experiment.rank % 3]
-        at = time.monotonic()
-        limit = {"cpu": lab.limit_cpu, "link": lab.limit_network}[experiment.kind]
-        limit(node, SLOW_BY[experiment.kind])
+        lab, name = self.lab, self.new_run_name(experiment.kind)
+        lab.clear_queue()
+        slow_options = ["--payload", "60000"] if experiment.kind == "link" else ["--work", "0.02"]
+        lab.start_run(name, "--nodes", "4", "--hang-timeout", "300", step_count=100000, extra_arguments=slow_options)
+        lab.await_step(name, 1, 3)
+        time.sleep(BASELINE_SECONDS)
+        run_status = lab.read_status(name)
+        if run_status["attempts"][0]["stragglers"]:
+            return f"named before any node was slow: {run_status['attempts'][0]['stragglers']}"
+        node = run_status["attempts"][0]["nodes"][1 + experiment.rank % 3]
+        slowed_at = time.monotonic()
+        limit_resource = {"cpu": lab.limit_cpu, "link": lab.limit_network}[experiment.kind]
+        limit_resource(node, SLOW_LIMITS[experiment.kind])
         try:
             while (
-                not (named := lab.state(name)["attempts"][0]["stragglers"])
-                and time.monotonic() - at < 2 * self.options.named
+                not (stragglers := lab.read_status(name)["attempts"][0]["stragglers"])
+                and time.monotonic() - slowed_at < 2 * self.options.named
             ):
                 time.sleep(1)
-            took = time.monotonic() - at
+            elapsed = time.monotonic() - slowed_at
         finally:
-            lab.train("cancel", name)
-            limit(node, "")
-        print(f"      {node} was made slow; after {took:.0f} s: {named}", flush=True)
-        if [one["node"] for one in named] != [node]:
-            return f"{node} is slow, but {named} was named"
-        return "" if took <= self.options.named else f"it was named after {took:.0f} s"
+            lab.run_train("cancel", name)
+            limit_resource(node, "")
+        print(f"      {node} was made slow; after {elapsed:.0f} s: {stragglers}", flush=True)
+        if [straggler["node"] for straggler in stragglers] != [node]:
+            return f"{node} is slow, but {stragglers} was named"
+        return "" if elapsed <= self.options.named else f"it was named after {elapsed:.0f} s"
 
     # All of it
 
-    def one(self, kind: str, words: str, work: Callable[[], str]) -> None:
+    def run_experiment(self, kind: str, description: str, experiment_function: Callable[[], str]) -> None:
         """Run one experiment, and print its result."""
-        began = time.monotonic()
-        self.kinds[kind] += 1
+        started_at = time.monotonic()
+        self.run_counts[kind] += 1
         try:
-            wrong = work()
+            problem = experiment_function()
         except (AssertionError, subprocess.SubprocessError, OSError, StopIteration) as error:
-            wrong = f"{type(error).__name__}: {error}"
-        print(f"{words}: {f'FAILED: {wrong}' if wrong else 'passed'} ({time.monotonic() - began:.0f} s)", flush=True)
-        if not wrong:
-            self.well[kind] += 1
+            problem = f"{type(error).__name__}: {error}"
+        print(
+            f"{description}: {f'FAILED: {problem}' if problem else 'passed'} ({time.monotonic() - started_at:.0f} s)",
+            flush=True,
+        )
+        if not problem:
+            self.passed_counts[kind] += 1
             return
-        self.failures.append(f"{words}: {wrong}")
-        self.keep_logs()
+        self.failures.append(f"{description}: {problem}")
+        self.save_logs()
 
-    def keep_logs(self) -> None:
+    def save_logs(self) -> None:
         """Save what helps to find why the last run failed."""
-        folders = sorted(self.lab.runs.glob(f"{self.options.seed}-{self.number:03}-*"))
-        for folder in folders:
-            shutil.copytree(folder, self.logs / folder.name, dirs_exist_ok=True)
-        self.logs.mkdir(parents=True, exist_ok=True)
+        run_directories = sorted(self.lab.runs_directory.glob(f"{self.options.seed}-{self.run_number:03}-*"))
+        for run_directory in run_directories:
+            shutil.copytree(run_directory, self.log_directory / run_directory.name, dirs_exist_ok=True)
+        self.log_directory.mkdir(parents=True, exist_ok=True)
         for host in ("gpu1", "gpu2", "gpu3", "gpu4"):
-            said = self.lab.run(host, "sh", "-c", "tail -n 200 /var/log/slurm/*.log 2>&1", check=False)
-            (self.logs / f"{self.number:03}-{host}.slurm").write_text(said, encoding="utf-8")
+            output = self.lab.run(host, "sh", "-c", "tail -n 200 /var/log/slurm/*.log 2>&1", check=False)
+            (self.log_directory / f"{self.run_number:03}-{host}.slurm").write_text(output, encoding="utf-8")
 
-    def works(self) -> list[Work]:
+    def list_experiments(self) -> list[ExperimentTask]:
         """Return the kind, the description and the function of each experiment."""
         options = self.options
         if options.undisturbed:
-            calm = partial(self.undisturbed, 4)
-            return [("undisturbed", f"{number + 1:4}  undisturbed", calm) for number in range(options.undisturbed)]
-        chosen = options.experiment or draw(random.Random(options.seed), options.count, options.kinds)
+            undisturbed_run = partial(self.run_undisturbed, 4)
+            return [
+                ("undisturbed", f"{number + 1:4}  undisturbed", undisturbed_run)
+                for number in range(options.undisturbed)
+            ]
+        experiments = options.experiment or draw_experiments(random.Random(options.seed), options.count, options.kinds)
         return [
-            (one.kind, f"{number:4}  {one}", partial(self.slow if one.kind in SLOW else self.experiment, one))
-            for number, one in enumerate(chosen, 1)
+            (
+                experiment.kind,
+                f"{number:4}  {experiment}",
+                partial(self.slow_node if experiment.kind in SLOW_KINDS else self.disturb_run, experiment),
+            )
+            for number, experiment in enumerate(experiments, 1)
         ]
 
     def run(self) -> int:
@@ -319,29 +351,31 @@ class Session:
         print(f"seed {options.seed}", flush=True)
         try:
             if not options.running:
-                self.up()
-            self.bring()
+                self.create_hosts()
+            self.copy_programs()
         except (AssertionError, subprocess.SubprocessError, OSError) as error:
             print(f"FAILED before anything was hit: {error}")
             return 1
-        for work in self.works():
-            self.one(*work)
+        for experiment in self.list_experiments():
+            self.run_experiment(*experiment)
             if self.failures and options.stop:
                 break
-        for kind, count in sorted(self.kinds.items()):
-            print(f"{kind:12} {self.well[kind]} of {count}")
-        print(f"{sum(self.kinds.values())} runs, {len(self.failures)} failed; seed {options.seed}; logs in {self.logs}")
+        for kind, count in sorted(self.run_counts.items()):
+            print(f"{kind:12} {self.passed_counts[kind]} of {count}")
+        print(
+            f"{sum(self.run_counts.values())} runs, {len(self.failures)} failed; seed {options.seed}; logs in {self.log_directory}"
+        )
         for line in self.failures:
             print(f"FAILED {line}")
         if not (options.keep or options.running or (self.failures and options.stop)):
-            self.down()
+            self.remove_hosts()
         return 1 if self.failures else 0
 
 
 def main() -> None:
     """Run the experiments."""
     options = read_arguments()
-    sys.exit(Session(options, FULL if options.full else SMALL).run())
+    sys.exit(TrainSuite(options, FULL_PROGRAM if options.full else SMALL_PROGRAM).run())
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PARTS = ("lint", "unit", "publication", "security", "sanity", "integration", "molecule")
-IMAGE = "molecule: image"
+IMAGE_STEP = "molecule: image"
 
 #: Scenarios that take longest, which start first, so that both processors are busy until the end.
-_LONGEST = (
+_LONGEST_SCENARIOS = (
     "work",
     "tracking",
     "slurm",
@@ -29,16 +29,16 @@ _LONGEST = (
 )
 
 #: The number of them that start before everything else that takes long.
-_EARLY = 2
+_EARLY_COUNT = 2
 
 #: Scenarios that run with the oldest ansible-core that we support, all others with that of requirements.txt: each
 #: playbook runs on hosts with both. It is also the one that takes the least processor time.
 _OLDEST_CORE = "2.18"
-_ON_OLDEST = frozenset(
+_OLDEST_CORE_SCENARIOS = frozenset(
     {"chaos", "check", "kernel", "registry", "session", "slurm", "slurm_bookworm", "tailscale", "wireguard"}
 )
 
-_COMMANDS = {
+_COMMANDS_BY_PART = {
     "lint": {
         "lint: format": "ruff format --check .",
         "lint: ruff": "ruff check .",
@@ -58,11 +58,11 @@ _COMMANDS = {
     "integration": {"integration": "pytest -q tests/integration"},
 }
 #: The command that builds the image with the packages of `work`, and so with the layers of all images.
-_IMAGE = "ansible-playbook --inventory localhost, --extra-vars @extensions/molecule/work/lab.yml lab/image.yml"
+_IMAGE_COMMAND = "ansible-playbook --inventory localhost, --extra-vars @extensions/molecule/work/lab.yml lab/image.yml"
 
 
 @dataclass(frozen=True)
-class Step:
+class CommandStep:
     """A command with its name in the table.
 
     ``lab`` is the name of the lab whose containers work for it, ``needs`` the step that must have ended before its
@@ -75,19 +75,21 @@ class Step:
     needs: str = ""
 
 
-def plan_steps(parts: Collection[str], scenarios: Iterable[str]) -> list[Step]:
+def plan_steps(parts: Collection[str], scenarios: Iterable[str]) -> list[CommandStep]:
     """Return the steps of ``parts`` in the order in which they start.
 
     The longest come first, and steps that use both processors come last, so that none waits for the last step.
     """
-    hosts = [_scenario_step(name) for name in sorted(scenarios, key=_start_order)] if "molecule" in parts else []
-    steps = [Step(IMAGE, tuple(_IMAGE.split()))] if hosts else []
+    scenario_steps = (
+        [_scenario_step(name) for name in sorted(scenarios, key=_start_order)] if "molecule" in parts else []
+    )
+    image_steps = [CommandStep(IMAGE_STEP, tuple(_IMAGE_COMMAND.split()))] if scenario_steps else []
     return [
-        *steps,
+        *image_steps,
         *_steps_of(parts, "lint"),
-        *hosts[:_EARLY],
+        *scenario_steps[:_EARLY_COUNT],
         *_steps_of(parts, "integration", "sanity"),
-        *hosts[_EARLY:],
+        *scenario_steps[_EARLY_COUNT:],
         *_steps_of(parts, "unit", "publication", "security"),
     ]
 
@@ -97,27 +99,31 @@ def find_scenarios(root: Path) -> list[str]:
     return sorted(path.parent.name for path in (root / "extensions/molecule").glob("*/molecule.yml"))
 
 
-def next_step(waiting: Iterable[Step], running: Collection[Step], limit: int) -> Step | None:
+def next_step(waiting: Iterable[CommandStep], running: Collection[CommandStep], limit: int) -> CommandStep | None:
     """Return the first step that can start while ``running`` run, of which there are to be at most ``limit``."""
     waiting = list(waiting)
-    unfinished = {step.name for step in [*waiting, *running]}
-    ready = [step for step in waiting if step.needs not in unfinished]
-    return ready[0] if ready and len(running) < limit else None
+    unfinished_names = {step.name for step in [*waiting, *running]}
+    ready_steps = [step for step in waiting if step.needs not in unfinished_names]
+    return ready_steps[0] if ready_steps and len(running) < limit else None
 
 
-def _steps_of(parts: Collection[str], *wanted: str) -> list[Step]:
+def _steps_of(parts: Collection[str], *selected_parts: str) -> list[CommandStep]:
     return [
-        Step(name, tuple(command.split()))
-        for part in wanted
+        CommandStep(name, tuple(command.split()))
+        for part in selected_parts
         if part in parts
-        for name, command in _COMMANDS[part].items()
+        for name, command in _COMMANDS_BY_PART[part].items()
     ]
 
 
-def _scenario_step(name: str) -> Step:
-    oldest = ("tests/matrix", "molecule", _OLDEST_CORE, "--") if name in _ON_OLDEST else ("molecule",)
-    return Step(f"molecule: {name}", (*oldest, "test", "-s", name), lab=f"molecule-{name}", needs=IMAGE)
+def _scenario_step(name: str) -> CommandStep:
+    command_prefix = (
+        ("tests/matrix", "molecule", _OLDEST_CORE, "--") if name in _OLDEST_CORE_SCENARIOS else ("molecule",)
+    )
+    return CommandStep(
+        f"molecule: {name}", (*command_prefix, "test", "-s", name), lab=f"molecule-{name}", needs=IMAGE_STEP
+    )
 
 
 def _start_order(scenario: str) -> tuple[int, str]:
-    return (_LONGEST.index(scenario) if scenario in _LONGEST else len(_LONGEST), scenario)
+    return (_LONGEST_SCENARIOS.index(scenario) if scenario in _LONGEST_SCENARIOS else len(_LONGEST_SCENARIOS), scenario)

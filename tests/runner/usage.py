@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
 _DOCKER_SOCKET = "/var/run/docker.sock"
 _LAB_LABEL = "gpumesh.lab"
 #: Seconds between two questions to the engine for the containers that there are.
@@ -23,22 +23,22 @@ _LIST_INTERVAL = 10.0
 _IDLE_COLUMNS = (3, 4, 8, 9)
 
 
-class Counter:
+class ReadingCounter:
     """The sum of a reading that starts again from 0 when its source is created again, as when a container is restarted."""
 
     def __init__(self) -> None:
-        self._total = 0.0
-        self._last = 0.0
+        self._total_seconds = 0.0
+        self._last_reading = 0.0
 
-    def take(self, reading: float) -> None:
+    def add_reading(self, reading: float) -> None:
         """Add a ``reading``, in seconds."""
-        self._total += reading - self._last if reading >= self._last else reading
-        self._last = reading
+        self._total_seconds += reading - self._last_reading if reading >= self._last_reading else reading
+        self._last_reading = reading
 
     @property
     def seconds(self) -> float:
         """The sum of all that was counted."""
-        return self._total
+        return self._total_seconds
 
 
 class CommandGroup:
@@ -48,58 +48,60 @@ class CommandGroup:
     """
 
     def __init__(self, name: str) -> None:
-        base = _CGROUP / "cpuacct" if (_CGROUP / "cpuacct").is_dir() else _CGROUP
-        self._path: Path | None = base / f"gpumesh-{os.getpid()}-{name.replace('/', '-')}"
+        parent_group = _CGROUP_ROOT / "cpuacct" if (_CGROUP_ROOT / "cpuacct").is_dir() else _CGROUP_ROOT
+        self._group_path: Path | None = parent_group / f"gpumesh-{os.getpid()}-{name.replace('/', '-')}"
         try:
-            self._path.mkdir()
+            self._group_path.mkdir()
         except OSError:
-            self._path = None
+            self._group_path = None
 
-    def add(self, process: int) -> None:
+    def add(self, process_id: int) -> None:
         """Move a process that has just started into the group, and so all that it starts from now on."""
-        if self._path:
+        if self._group_path:
             with contextlib.suppress(OSError):
-                (self._path / "cgroup.procs").write_text(str(process))
+                (self._group_path / "cgroup.procs").write_text(str(process_id))
 
-    def seconds(self, own: float) -> float:
+    def read_seconds(self, fallback_seconds: float) -> float:
         """Return the seconds of processor so far, or ``fallback_seconds`` without a group."""
-        reading = read_usage(self._path) if self._path else None
-        return max(own, reading or 0.0)
+        reading = read_usage(self._group_path) if self._group_path else None
+        return max(fallback_seconds, reading or 0.0)
 
     def close(self) -> None:
         """Remove the group if nothing runs in it any more."""
-        if self._path:
+        if self._group_path:
             with contextlib.suppress(OSError):
-                self._path.rmdir()
+                self._group_path.rmdir()
 
 
-class Labs:
+class LabUsage:
     """The processor time of the containers of each lab, read again and again while they exist."""
 
     def __init__(self) -> None:
-        self._lab_of: dict[str, str] = {}
-        self._running: dict[str, str] = {}
-        self._counters: dict[str, Counter] = {}
-        self._listed = float("-inf")
+        self._lab_by_container: dict[str, str] = {}
+        self._running_containers: dict[str, str] = {}
+        self._counter_by_container: dict[str, ReadingCounter] = {}
+        self._listed_at = float("-inf")
 
-    def read(self) -> None:
+    def read_counters(self) -> None:
         """Read all counters. The caller does so every second or so: what a container did after the last reading is
         lost.
         """
-        if time.monotonic() - self._listed >= _LIST_INTERVAL:
-            self._listed = time.monotonic()
-            self._running = list_containers()
-            self._lab_of.update(self._running)
-        for container in self._running:
-            for path in (_CGROUP / "cpuacct/docker" / container, *_unified_paths(container)):
+        if time.monotonic() - self._listed_at >= _LIST_INTERVAL:
+            self._listed_at = time.monotonic()
+            self._running_containers = list_containers()
+            self._lab_by_container.update(self._running_containers)
+        for container in self._running_containers:
+            for path in (_CGROUP_ROOT / "cpuacct/docker" / container, *_unified_paths(container)):
                 reading = read_usage(path)
                 if reading is not None:
-                    self._counters.setdefault(container, Counter()).take(reading)
+                    self._counter_by_container.setdefault(container, ReadingCounter()).add_reading(reading)
                     break
 
-    def seconds(self, lab: str) -> float:
+    def seconds_of(self, lab: str) -> float:
         """Return what the containers of ``lab`` have taken so far."""
-        return sum(counter.seconds for key, counter in self._counters.items() if self._lab_of[key] == lab)
+        return sum(
+            counter.seconds for key, counter in self._counter_by_container.items() if self._lab_by_container[key] == lab
+        )
 
 
 def read_usage(group: Path) -> float | None:
@@ -115,8 +117,8 @@ def read_usage(group: Path) -> float | None:
 def machine_seconds() -> float:
     """Return the seconds of processor that everything on this machine has taken since it started."""
     columns = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    used = sum(value for index, value in enumerate(columns) if index not in _IDLE_COLUMNS)
-    return used / os.sysconf("SC_CLK_TCK")
+    used_ticks = sum(value for index, value in enumerate(columns) if index not in _IDLE_COLUMNS)
+    return used_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def list_containers() -> dict[str, str]:
@@ -127,8 +129,8 @@ def list_containers() -> dict[str, str]:
         connection.sock.settimeout(5)
         connection.sock.connect(_DOCKER_SOCKET)
         connection.request("GET", f"/containers/json?filters=%7B%22label%22%3A%5B%22{_LAB_LABEL}%22%5D%7D")
-        found = json.loads(connection.getresponse().read())
-        return {container["Id"]: container["Labels"][_LAB_LABEL] for container in found}
+        containers = json.loads(connection.getresponse().read())
+        return {container["Id"]: container["Labels"][_LAB_LABEL] for container in containers}
     except (OSError, http.client.HTTPException, ValueError):
         return {}
     finally:
@@ -136,4 +138,4 @@ def list_containers() -> dict[str, str]:
 
 
 def _unified_paths(container: str) -> tuple[Path, Path]:
-    return _CGROUP / "docker" / container, _CGROUP / "system.slice" / f"docker-{container}.scope"
+    return _CGROUP_ROOT / "docker" / container, _CGROUP_ROOT / "system.slice" / f"docker-{container}.scope"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import Server
+from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import MlflowServer
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +30,12 @@ def attacker() -> Iterator[pwd.struct_passwd]:
 
 
 @pytest.fixture(scope="session")
-def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     """Start MLflow, where one is installed. The attacks do not leave it weaker, as each of them shows."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        made = Server(tmp_path_factory.mktemp("server"), monkeypatch)
+        mlflow_server = MlflowServer(tmp_path_factory.mktemp("server"), monkeypatch)
     try:
-        made.wait()
-        yield made
+        mlflow_server.await_start()
+        yield mlflow_server
     finally:
-        made.stop()
+        mlflow_server.stop()

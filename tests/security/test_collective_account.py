@@ -24,46 +24,51 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account impo
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
-def request(**changes: Any) -> launch.CollectiveRequest:
-    given = launch.CollectiveRequest(
+def create_request(**changes: Any) -> launch.CollectiveRequest:
+    default_request = launch.CollectiveRequest(
         "all_reduce", "", "local", 2, 1, [], 1024, 2048, 5, 60, None, None, 1, "/usr/bin/python3"
     )
-    return given._replace(**changes)
+    return default_request._replace(**changes)
 
 
-def test_a_module_in_the_working_folder_is_not_imported(attacker: pwd.struct_passwd) -> None:
+def test_module_in_the_working_directory_is_not_imported(attacker: pwd.struct_passwd) -> None:
     """The working directory is /tmp where root's home is missing."""
-    folder = Path(attacker.pw_dir)
+    directory = Path(attacker.pw_dir)
     names = ("argparse", "json", "socket", "torch")
     for name in names:
-        (folder / f"{name}.py").write_text("open('/dev/stdout', 'w').write('SEIZED\\n')\n", encoding="utf-8")
+        (directory / f"{name}.py").write_text("open('/dev/stdout', 'w').write('SEIZED\\n')\n", encoding="utf-8")
     try:
-        variables = {**os.environ, "PYTHONPATH": str(folder)}
-        done = subprocess.run(
-            launch.build_command(request()), cwd=folder, env=variables, capture_output=True, text=True, check=False
+        variables = {**os.environ, "PYTHONPATH": str(directory)}
+        completed = subprocess.run(
+            launch.build_command(create_request()),
+            cwd=directory,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         exposed = [sys.executable, "-c", "import torch"]
-        shown = subprocess.run(exposed, cwd=folder, capture_output=True, text=True, check=False)
+        trap_run = subprocess.run(exposed, cwd=directory, capture_output=True, text=True, check=False)
     finally:
         for name in names:
-            (folder / f"{name}.py").unlink()
-    assert "SEIZED" in shown.stdout, "the trap works"
-    assert "SEIZED" not in done.stdout + done.stderr
+            (directory / f"{name}.py").unlink()
+    assert "SEIZED" in trap_run.stdout, "the trap works"
+    assert "SEIZED" not in completed.stdout + completed.stderr
 
 
-def test_what_a_rank_runs_has_no_rights_and_nothing_of_roots(tmp_path: Path) -> None:
+def test_program_of_a_rank_has_no_privileges(tmp_path: Path) -> None:
     tell = "id -u; id -G; pwd; echo $HOME $USER; grep -E 'CapEff|NoNewPrivs' /proc/self/status"
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command_prefix("nobody"), "sh", "-c", tell], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     nobody = pwd.getpwnam("nobody")
-    lines = done.stdout.split("\n")
+    lines = completed.stdout.split("\n")
     assert lines[:4] == [str(nobody.pw_uid), str(nobody.pw_gid), "/", f"{nobody.pw_dir} nobody"]
     assert "CapEff:\t0000000000000000" in lines
     assert "NoNewPrivs:\t1" in lines
 
 
-def test_ranks_exchange_no_objects() -> None:
+def test_ranks_exchange_no_pickled_objects() -> None:
     """PyTorch's collectives of objects unpickle what any rank sends."""
     names = {
         node.attr for node in ast.walk(ast.parse(inspect.getsource(torch_program))) if isinstance(node, ast.Attribute)
@@ -72,10 +77,10 @@ def test_ranks_exchange_no_objects() -> None:
     assert {"all_gather", "all_reduce"} <= names
 
 
-def test_a_rank_that_sends_something_else_is_no_device() -> None:
+def test_invalid_device_data_is_rejected() -> None:
     with pytest.raises(UnicodeDecodeError):
         torch_program.decode_document(list(b"\x80\x04\x95 cposix\nsystem\n"))
-    own = {"rank": 1, "host": "n1", "device": 0, "name": "H100"}
-    assert torch_program.decode_document(torch_program.encode_document(own)) == own
-    long = torch_program.decode_document(torch_program.encode_document({**own, "name": "x" * 5000}))
-    assert long == {**own, "name": ""}
+    device = {"rank": 1, "host": "n1", "device": 0, "name": "H100"}
+    assert torch_program.decode_document(torch_program.encode_document(device)) == device
+    long = torch_program.decode_document(torch_program.encode_document({**device, "name": "x" * 5000}))
+    assert long == {**device, "name": ""}

@@ -21,45 +21,48 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import find_job_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
-XID = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."
+XID_MESSAGE = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."
 #: x86-64: mov %eax, (0).
-FAULT = bytes.fromhex("890425 00000000")
+FAULT_CODE = bytes.fromhex("890425 00000000")
 
 
-def program() -> bytes:
+def build_crashing_program() -> bytes:
     """Build an executable that crashes in its own code, so that the kernel names its file too."""
-    start, size = 0x400000, 64 + 56 + len(FAULT)
+    start, size = 0x400000, 64 + 56 + len(FAULT_CODE)
     head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 62, 1, start + 120, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    return head + struct.pack("<IIQQQQQQ", 1, 5, 0, start, start, size, size, 0x1000) + FAULT
+    return head + struct.pack("<IIQQQQQQ", 1, 5, 0, start, start, size, size, 0x1000) + FAULT_CODE
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the program that crashes is for x86-64")
-@pytest.mark.parametrize("name", ["NVRM: Xid (0): 79", XID, f"x\n{XID}", f"x\n<3>[    1.0] {XID}", "NVRM: Xid (): 79"])
-def test_a_program_that_crashes_under_the_name_of_a_gpu_fault(attacker: pwd.struct_passwd, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["NVRM: Xid (0): 79", XID_MESSAGE, f"x\n{XID_MESSAGE}", f"x\n<3>[    1.0] {XID_MESSAGE}", "NVRM: Xid (): 79"],
+)
+def test_crashing_program_named_like_a_gpu_fault(attacker: pwd.struct_passwd, name: str) -> None:
     if kernel_log.read_records("/dev/kmsg") is None:
         pytest.skip("this machine's kernel log cannot be read")
     path = Path(attacker.pw_dir) / name
-    path.write_bytes(program())
+    path.write_bytes(build_crashing_program())
     path.chmod(0o755)
     try:
-        done = subprocess.run([str(path)], user=attacker.pw_uid, group=attacker.pw_gid, check=False, cwd="/")
+        completed = subprocess.run([str(path)], user=attacker.pw_uid, group=attacker.pw_gid, check=False, cwd="/")
     finally:
         path.unlink()
-    assert done.returncode < 0, "it was meant to crash"
+    assert completed.returncode < 0, "it was meant to crash"
     # The kernel may leave out messages where there are too many of them.
-    seen = [
+    xid_messages = [
         text for text in kernel_log.extract_messages(kernel_log.read_records("/dev/kmsg") or "") if "NVRM: Xid" in text
     ]
-    assert seen or "suppressed" in (kernel_log.read_records("/dev/kmsg") or ""), "the kernel has not named it"
+    assert xid_messages or "suppressed" in (kernel_log.read_records("/dev/kmsg") or ""), "the kernel has not named it"
     assert gpu.judge_xid(kernel_log.read_records("/dev/kmsg")).status == "pass"
 
 
-def test_a_message_that_a_program_writes_to_the_kernels_log() -> None:
+def test_message_written_to_the_kernel_log() -> None:
     """Root alone can write to it, and the text is still no message of the kernel."""
     with contextlib.suppress(OSError):
-        Path("/dev/kmsg").write_text(f"<3>{XID}\n", encoding="utf-8")
+        Path("/dev/kmsg").write_text(f"<3>{XID_MESSAGE}\n", encoding="utf-8")
     records = kernel_log.read_records("/dev/kmsg")
-    if records is None or XID not in records:
+    if records is None or XID_MESSAGE not in records:
         pytest.skip("this machine's kernel log can be neither read nor written to")
     assert gpu.judge_xid(records).status == "pass"
 
@@ -67,25 +70,25 @@ def test_a_message_that_a_program_writes_to_the_kernels_log() -> None:
 @pytest.fixture
 def volume(attacker: pwd.struct_passwd) -> Iterator[Path]:
     """Mount a small file system that everybody can write to."""
-    point = Path(attacker.pw_dir) / "volume"
-    point.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=8,mode=1777", "attacked", str(point)]
+    mount_point = Path(attacker.pw_dir) / "volume"
+    mount_point.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=8,mode=1777", "attacked", str(mount_point)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
-        point.rmdir()
+        mount_point.rmdir()
         pytest.skip("nothing can be mounted here")
     try:
-        yield point
+        yield mount_point
     finally:
-        subprocess.run(["umount", str(point)], check=True)
-        point.rmdir()
+        subprocess.run(["umount", str(mount_point)], check=True)
+        mount_point.rmdir()
 
 
-@pytest.mark.parametrize("what", ["space", "inodes"])
-def test_a_volume_that_is_filled(attacker: pwd.struct_passwd, volume: Path, what: str) -> None:
+@pytest.mark.parametrize("resource", ["space", "inodes"])
+def test_full_volume(attacker: pwd.struct_passwd, volume: Path, resource: str) -> None:
     fill = {
         "space": f"dd if=/dev/zero of={volume}/filler bs=4k",
         "inodes": f"cd {volume} && touch 1 2 3 4 5 6 7 8 9",
-    }[what]
+    }[resource]
     filled = subprocess.run(
         ["sh", "-c", fill], user=attacker.pw_uid, group=attacker.pw_gid, check=False, capture_output=True, text=True
     )
@@ -93,16 +96,16 @@ def test_a_volume_that_is_filled(attacker: pwd.struct_passwd, volume: Path, what
     assert host.probe_mount(str(volume)) is None
 
 
-def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None:
+def test_process_named_slurmd(attacker: pwd.struct_passwd) -> None:
     """The process has a limit of its own, which would be taken for that of all jobs."""
     renamed = "import os, sys; open('/proc/self/comm', 'w').write('slurmd'); os.read(0, 1)"
     before = host.read_memlock(Tree())
     command = ["prlimit", "--memlock=65536", "python3", "-c", renamed]
     with subprocess.Popen(command, stdin=subprocess.PIPE, user=attacker.pw_uid, group=attacker.pw_gid) as process:
         try:
-            end = time.monotonic() + 120
+            deadline = time.monotonic() + 120
             while Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8").strip() != "slurmd":
-                assert time.monotonic() < end
+                assert time.monotonic() < deadline
                 time.sleep(0.05)
             assert os.stat(f"/proc/{process.pid}").st_uid == attacker.pw_uid
             assert host.read_memlock(Tree()) == before
@@ -111,34 +114,34 @@ def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None
 
 
 #: A program that starts another one whose input never comes, and waits for it, which only SIGKILL interrupts.
-_WAIT = """
+_BLOCK_PROGRAM = """
 import os
 os.mkfifo("never")
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, "never", os.O_RDONLY, 0)])
 """
 
 
-def test_a_process_that_no_signal_interrupts(attacker: pwd.struct_passwd, tmp_path: Path) -> None:
+def test_uninterruptible_process(attacker: pwd.struct_passwd, tmp_path: Path) -> None:
     """A node that Slurm has drained for such a process of a job is only out of service until all of these are gone."""
-    never = Path(attacker.pw_dir) / "never"
-    command = ["python3", "-c", _WAIT]
+    fifo_path = Path(attacker.pw_dir) / "never"
+    command = ["python3", "-c", _BLOCK_PROGRAM]
     with subprocess.Popen(command, cwd=attacker.pw_dir, user=attacker.pw_uid, group=attacker.pw_gid) as process:
         try:
-            end = time.monotonic() + 120
+            deadline = time.monotonic() + 120
             while Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "D":
-                assert time.monotonic() < end
+                assert time.monotonic() < deadline
                 time.sleep(0.05)
-            folder = tmp_path / "proc" / str(process.pid)
-            folder.mkdir(parents=True)
+            process_directory = tmp_path / "proc" / str(process.pid)
+            process_directory.mkdir(parents=True)
             for name in ("stat", "status"):
-                (folder / name).write_bytes(Path(f"/proc/{process.pid}/{name}").read_bytes())
+                (process_directory / name).write_bytes(Path(f"/proc/{process.pid}/{name}").read_bytes())
         finally:
             # The program that it starts has its input then, and ends.
-            os.close(os.open(never, os.O_RDWR))
+            os.close(os.open(fifo_path, os.O_RDWR))
             process.kill()
     (tmp_path / "proc/self").mkdir()
     # The groups are those of a login of the user, and of this program, which slurmd starts.
-    (folder / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n", encoding="utf-8")
+    (process_directory / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n", encoding="utf-8")
     (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
     assert find_job_leftovers(Tree(str(tmp_path))) == []
 
@@ -146,27 +149,27 @@ def test_a_process_that_no_signal_interrupts(attacker: pwd.struct_passwd, tmp_pa
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[Path]:
     """Mount a real volume that can be read, and takes no file: its file system is frozen."""
-    image, point = tmp_path / "image", tmp_path / "frozen"
-    point.mkdir()
+    image, mount_point = tmp_path / "image", tmp_path / "frozen"
+    mount_point.mkdir()
     image.touch()
     os.truncate(image, 16 * 1024 * 1024)
-    steps = (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(point)])
+    steps = (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(mount_point)])
     if any(subprocess.run(step, check=False, capture_output=True).returncode for step in steps):
         pytest.skip("no image can be mounted here")
     try:
-        subprocess.run(["fsfreeze", "--freeze", str(point)], check=True)
+        subprocess.run(["fsfreeze", "--freeze", str(mount_point)], check=True)
         try:
-            yield point
+            yield mount_point
         finally:
-            subprocess.run(["fsfreeze", "--unfreeze", str(point)], check=True)
+            subprocess.run(["fsfreeze", "--unfreeze", str(mount_point)], check=True)
     finally:
         # The abandoned process waits for nothing any more, and has the volume open until it ends.
-        subprocess.run(["umount", "--lazy", str(point)], check=True)
+        subprocess.run(["umount", "--lazy", str(mount_point)], check=True)
 
 
 # Python warns about the process that hangs in the kernel and is left behind.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_volume_that_many_writers_make_slow(frozen: Path) -> None:
+def test_volume_slowed_by_many_writers(frozen: Path) -> None:
     trouble = host.probe_mount(str(frozen), time_limit=1)
     assert trouble is not None and trouble.is_slow, trouble
     kinds = {str(frozen): "ext4"}

@@ -29,11 +29,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage im
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can be attacked by a user")
 
-_SECONDS = float(os.environ.get("GPUMESH_RACE_SECONDS", "3"))
-_SECRET = "root's alone\n"
+_RACE_SECONDS = float(os.environ.get("GPUMESH_RACE_SECONDS", "3"))
+_SECRET_TEXT = "root's alone\n"
 
 #: A program that puts a link where a file of root has just appeared, and a file of its own back.
-_SWAP_FILE = """
+_SWAP_FILE_PROGRAM = """
 path, target = paths
 beside, last = path + ".mine", None
 while True:
@@ -54,7 +54,7 @@ while True:
 """
 
 #: A program that puts a directory of its own and a link to one of root in turn.
-_SWAP_FOLDER = """
+_SWAP_DIRECTORY_PROGRAM = """
 path, target = paths
 while True:
     try:
@@ -68,7 +68,7 @@ while True:
 """
 
 #: A program that removes the directory that the check has just created, and puts one of its own there, full of links.
-_SWAP_PROBE = """
+_SWAP_PROBE_PROGRAM = """
 folder, target = paths
 path, number = folder + "/.gpumesh-check-run-n1", 0
 while True:
@@ -92,58 +92,60 @@ while True:
 """
 
 
-class Ground(NamedTuple):
+class RaceGround(NamedTuple):
     """A directory of a user, and a file and a directory of root that the user would like to have."""
 
     user: str
     uid: int
     home: Path
     file: Path
-    folder: Path
+    directory: Path
 
-    def gained(self) -> list[str]:
+    def find_gains(self) -> list[str]:
         """Return what the user has gained by now."""
-        found = []
-        about = self.file.stat()
-        if (about.st_uid, stat.S_IMODE(about.st_mode)) != (0, 0o600):
-            found.append(f"the file belongs to {about.st_uid} with mode {about.st_mode & 0o7777:o}")
-        if self.file.read_text() != _SECRET:
-            found.append("the file was overwritten")
-        if self.folder.stat().st_uid != 0 or os.listdir(self.folder) != ["precious"]:
-            found.append(f"the folder belongs to {self.folder.stat().st_uid}: {os.listdir(self.folder)}")
+        gains = []
+        file_status = self.file.stat()
+        if (file_status.st_uid, stat.S_IMODE(file_status.st_mode)) != (0, 0o600):
+            gains.append(f"the file belongs to {file_status.st_uid} with mode {file_status.st_mode & 0o7777:o}")
+        if self.file.read_text() != _SECRET_TEXT:
+            gains.append("the file was overwritten")
+        if self.directory.stat().st_uid != 0 or os.listdir(self.directory) != ["precious"]:
+            gains.append(f"the folder belongs to {self.directory.stat().st_uid}: {os.listdir(self.directory)}")
         # The user may remove files meanwhile, or make us look at files of root by a link.
         with contextlib.suppress(OSError):
-            for _path, _folders, names, folder in os.fwalk(self.home):
-                found += [f"{name} has what only root could read" for name in names if _leaks(name, folder)]
-        return found
+            for _path, _directories, names, directory_descriptor in os.fwalk(self.home):
+                gains += [
+                    f"{name} has what only root could read" for name in names if _is_leak(name, directory_descriptor)
+                ]
+        return gains
 
 
-def _leaks(name: str, folder: int) -> bool:
+def _is_leak(name: str, directory_descriptor: int) -> bool:
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory_descriptor)
     except OSError:
         return False
     with open(descriptor, "rb") as stream:
-        return os.fstat(descriptor).st_uid != 0 and _SECRET.encode() in stream.read()
+        return os.fstat(descriptor).st_uid != 0 and _SECRET_TEXT.encode() in stream.read()
 
 
 @pytest.fixture
-def ground(attacker: pwd.struct_passwd) -> Iterator[Ground]:
+def ground(attacker: pwd.struct_passwd) -> Iterator[RaceGround]:
     uid = attacker.pw_uid
     with tempfile.TemporaryDirectory(prefix="gpumesh-race-", dir="/var/tmp") as base:
         os.chmod(base, 0o755)
-        home, folder, file = Path(base, "home"), Path(base, "folder"), Path(base, "file")
+        home, directory, file = Path(base, "home"), Path(base, "folder"), Path(base, "file")
         home.mkdir()
-        folder.mkdir()
-        (folder / "precious").write_text(_SECRET)
-        file.write_text(_SECRET)
+        directory.mkdir()
+        (directory / "precious").write_text(_SECRET_TEXT)
+        file.write_text(_SECRET_TEXT)
         file.chmod(0o600)
-        (folder / "precious").chmod(0o600)
+        (directory / "precious").chmod(0o600)
         os.chown(home, uid, uid)
-        yield Ground(attacker.pw_name, uid, home, file, folder)
+        yield RaceGround(attacker.pw_name, uid, home, file, directory)
 
 
-def race(ground: Ground, program: str, arguments: list[str], work: Callable[[], object]) -> list[str]:
+def run_race(ground: RaceGround, program: str, arguments: list[str], work: Callable[[], object]) -> list[str]:
     """Do the work as root while the user runs the program, until the first gain. Returns what the user has gained."""
     attacker = os.fork()
     if not attacker:
@@ -154,34 +156,34 @@ def race(ground: Ground, program: str, arguments: list[str], work: Callable[[], 
             exec(program, {"os": os, "paths": arguments})
         finally:
             os._exit(1)
-    gained, end = ground.gained(), time.monotonic() + _SECONDS
+    gains, deadline = ground.find_gains(), time.monotonic() + _RACE_SECONDS
     try:
-        while time.monotonic() < end and not gained:
+        while time.monotonic() < deadline and not gains:
             # The user can spoil what is done for that user only.
             with contextlib.suppress(GpumeshError, OSError):
                 work()
-            gained = ground.gained()
+            gains = ground.find_gains()
     finally:
         os.kill(attacker, signal.SIGKILL)
         os.waitpid(attacker, 0)
-    return gained
+    return gains
 
 
-def settle(entry: dict[str, object]) -> None:
-    for wanted in managed_files.parse_entries([entry]):
+def apply_entry(entry: dict[str, object]) -> None:
+    for desired in managed_files.parse_entries([entry]):
         step = managed_files.plan_change(
-            wanted, managed_files.read_current(wanted.path), managed_files.resolve_owner(wanted)
+            desired, managed_files.read_current(desired.path), managed_files.resolve_owner(desired)
         )
         if step is not None:
             managed_files.apply_file_change(step)
 
 
-def test_a_file_of_a_user_is_no_way_to_one_of_roots(ground: Ground) -> None:
+def test_file_of_a_user_gives_no_access_to_files_of_root(ground: RaceGround) -> None:
     path = ground.home / "authorized_keys"
     turns = iter(range(1_000_000))
 
     def work() -> None:
-        settle(
+        apply_entry(
             {
                 "path": str(path),
                 "state": "block",
@@ -193,22 +195,22 @@ def test_a_file_of_a_user_is_no_way_to_one_of_roots(ground: Ground) -> None:
         )
 
     work()
-    assert race(ground, _SWAP_FILE, [str(path), str(ground.file)], work) == []
+    assert run_race(ground, _SWAP_FILE_PROGRAM, [str(path), str(ground.file)], work) == []
 
 
-def test_a_folder_of_a_user_is_no_way_to_one_of_roots(ground: Ground) -> None:
+def test_directory_of_a_user_gives_no_access_to_directories_of_root(ground: RaceGround) -> None:
     ssh = ground.home / ".ssh"
     turns = iter(range(1_000_000))
 
     def work() -> None:
-        settle({"path": str(ssh), "state": "directory", "owner": ground.user, "mode": f"07{next(turns) % 4}0"})
-        settle({"path": str(ssh / "authorized_keys"), "content": str(next(turns)), "owner": ground.user})
+        apply_entry({"path": str(ssh), "state": "directory", "owner": ground.user, "mode": f"07{next(turns) % 4}0"})
+        apply_entry({"path": str(ssh / "authorized_keys"), "content": str(next(turns)), "owner": ground.user})
 
     work()
-    assert race(ground, _SWAP_FOLDER, [str(ssh), str(ground.folder)], work) == []
+    assert run_race(ground, _SWAP_DIRECTORY_PROGRAM, [str(ssh), str(ground.directory)], work) == []
 
 
-def test_a_volume_of_a_user_is_no_way_to_a_file_of_roots(ground: Ground) -> None:
+def test_volume_of_a_user_gives_no_access_to_files_of_root(ground: RaceGround) -> None:
     limits = probe.ProbeLimits(1 << 20, 3, 5, 100)
 
     def work() -> None:
@@ -216,16 +218,16 @@ def test_a_volume_of_a_user_is_no_way_to_a_file_of_roots(ground: Ground) -> None
         run_with_deadline(partial(probe.check_members, str(ground.home), "run", ["n1"], "n1", limits), 20)
         run_with_deadline(partial(probe.remove_own_files, str(ground.home), "run", "n1"), 20)
 
-    assert race(ground, _SWAP_PROBE, [str(ground.home), str(ground.file)], work) == []
+    assert run_race(ground, _SWAP_PROBE_PROGRAM, [str(ground.home), str(ground.file)], work) == []
 
 
-def test_a_folder_of_roots_on_a_volume_outlives_the_check(ground: Ground) -> None:
+def test_directory_of_root_on_a_volume_survives_the_check(ground: RaceGround) -> None:
     """The user gives it the name that the check gives to its own."""
     theirs = ground.home / ".gpumesh-check-old-n1"
     theirs.mkdir()
-    (theirs / "precious").write_text(_SECRET)
+    (theirs / "precious").write_text(_SECRET_TEXT)
     os.utime(theirs, (0, 0))
     limits = probe.ProbeLimits(0, 0, 5, 100)
     run_with_deadline(partial(probe.write_and_measure, str(ground.home), "run", "n1", 1, limits), 20)
     run_with_deadline(partial(probe.remove_own_files, str(ground.home), "old", "n1"), 20)
-    assert (theirs / "precious").read_text() == _SECRET
+    assert (theirs / "precious").read_text() == _SECRET_TEXT

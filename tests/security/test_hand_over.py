@@ -21,14 +21,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import mun
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import state
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can be attacked by an account")
-SECRET = b"only root may read this, and it is long enough for a key of munge"
+SECRET_BYTES = b"only root may read this, and it is long enough for a key of munge"
 
 
 @pytest.fixture(name="secret")
 def _secret(tmp_path: Path) -> Path:
     path = tmp_path / "root" / "shadow"
     path.parent.mkdir(mode=0o755)
-    path.write_bytes(SECRET)
+    path.write_bytes(SECRET_BYTES)
     path.chmod(0o600)
     return path
 
@@ -38,50 +38,48 @@ def _folder(tmp_path: Path, attacker: pwd.struct_passwd) -> Path:
     """Create the directory of the account, below directories that it may enter."""
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
-    folder = tmp_path / "state"
-    folder.mkdir(mode=0o755)
-    (folder / "clustername").write_text("lab")
-    os.chown(folder, attacker.pw_uid, attacker.pw_gid)
-    return folder
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o755)
+    (directory / "clustername").write_text("lab")
+    os.chown(directory, attacker.pw_uid, attacker.pw_gid)
+    return directory
 
 
-def test_the_archive_is_no_link_to_a_file_of_root(folder: Path, secret: Path, attacker: pwd.struct_passwd) -> None:
+def test_archive_is_not_written_through_a_link(folder: Path, secret: Path, attacker: pwd.struct_passwd) -> None:
     archive = folder / state.ARCHIVE_FILE
     archive.symlink_to(secret)
-    found = state.pack_state(str(folder), attacker.pw_name)
+    packed_state = state.pack_state(str(folder), attacker.pw_name)
     assert not archive.is_symlink() and archive.owner() == attacker.pw_name
     archive.unlink()
     archive.symlink_to(secret)
     for attack in (
         lambda: state.read_part(str(folder), 0, attacker.pw_name),
         lambda: state.write_part(str(folder), 1, "AAAA", attacker.pw_name),
-        lambda: state.unpack_state(str(folder), found.checksum, attacker.pw_name),
+        lambda: state.unpack_state(str(folder), packed_state.checksum, attacker.pw_name),
     ):
         with pytest.raises(HostStateError, match="cannot be opened"):
             attack()
     state.write_part(str(folder), 0, "AAAA", attacker.pw_name)
     assert archive.read_bytes() == b"\0\0\0"
-    assert (secret.read_bytes(), secret.owner()) == (SECRET, "root")
+    assert (secret.read_bytes(), secret.owner()) == (SECRET_BYTES, "root")
 
 
-def test_a_folder_that_is_a_link_leads_nowhere(folder: Path, secret: Path, attacker: pwd.struct_passwd) -> None:
+def test_linked_directory_is_not_followed(folder: Path, secret: Path, attacker: pwd.struct_passwd) -> None:
     (folder / "hash.1").mkdir()
     os.chown(folder / "hash.1", attacker.pw_uid, attacker.pw_gid)
     (folder / "hash.1" / "shadow").write_bytes(b"from the former manager")
-    found = state.pack_state(str(folder), attacker.pw_name)
+    packed_state = state.pack_state(str(folder), attacker.pw_name)
     (folder / "hash.1" / "shadow").unlink()
     (folder / "hash.1").rmdir()
     (folder / "hash.1").symlink_to(secret.parent)
     with pytest.raises(Exception, match="cannot be written: Permission denied"):
-        state.unpack_state(str(folder), found.checksum, attacker.pw_name)
-    assert (secret.read_bytes(), secret.owner()) == (SECRET, "root")
+        state.unpack_state(str(folder), packed_state.checksum, attacker.pw_name)
+    assert (secret.read_bytes(), secret.owner()) == (SECRET_BYTES, "root")
     assert os.geteuid() == 0
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "zero"])
-def test_a_key_of_munge_is_a_file_of_its_own(
-    folder: Path, secret: Path, attacker: pwd.struct_passwd, kind: str
-) -> None:
+def test_munge_key_must_be_a_plain_file(folder: Path, secret: Path, attacker: pwd.struct_passwd, kind: str) -> None:
     """Otherwise, root would give a file of its own to all members as their key, or wait for ever."""
     key = folder / "munge.key"
     if kind == "link":
@@ -97,14 +95,14 @@ def test_a_key_of_munge_is_a_file_of_its_own(
         munge.read_key_file(str(key))
 
 
-def test_a_key_without_end_is_not_read(folder: Path) -> None:
+def test_endless_munge_key_is_not_read(folder: Path) -> None:
     key = folder / "munge.key"
     with key.open("wb") as stream:
         os.truncate(stream.fileno(), 1 << 40)
     assert len(munge.read_key_file(str(key)).key or b"") == 1025
 
 
-def test_root_is_root_again(attacker: pwd.struct_passwd, folder: Path) -> None:
+def test_root_identity_is_restored(attacker: pwd.struct_passwd, folder: Path) -> None:
     before = (os.getresuid(), os.getresgid(), os.getgroups())
     state.pack_state(str(folder), attacker.pw_name)
     assert (os.getresuid(), os.getresgid(), os.getgroups()) == before

@@ -19,23 +19,27 @@ import pytest
 import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import option_names
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
-from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
+from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES, load_tasks
 
-FORGED = {"cluster_trusted_copy": "n1", "mesh_login_server": "http://192.0.2.7", "munge_key_file": "~/.ssh/id_ed25519"}
-ARTIFACT = {"ansible_ssh_common_args": "-o ProxyCommand=id"}
-ANSWER = {
+FORGED_FACTS = {
+    "cluster_trusted_copy": "n1",
+    "mesh_login_server": "http://192.0.2.7",
+    "munge_key_file": "~/.ssh/id_ed25519",
+}
+FORGED_ARTIFACT = {"ansible_ssh_common_args": "-o ProxyCommand=id"}
+FORGED_RESULT = {
     "changed": False,
     "clusters": [],
     "interfaces": [],
     "foreign_claims": [],
     "stat": {"exists": True, "isdir": False},
-    "ansible_facts": FORGED,
-    "ansible_stats": {"data": ARTIFACT, "per_host": False},
+    "ansible_facts": FORGED_FACTS,
+    "ansible_stats": {"data": FORGED_ARTIFACT, "per_host": False},
 }
 #: Tasks with every kind of action: examined, without one of its own, with modules or an action of ansible-core.
-TASKS: list[dict[str, Any]] = [
+HOST_TASKS: list[dict[str, Any]] = [
     {"gpumesh.cluster.cluster_info": {}},
     {"gpumesh.cluster.interface_info": {}},
     {"gpumesh.cluster.holder_info": {}},
@@ -55,7 +59,7 @@ TASKS: list[dict[str, Any]] = [
     {"gpumesh.cluster.host_module": {"name": "ansible.builtin.command", "arguments": {"argv": ["id"]}}},
 ]
 #: The actions that run on the controller alone.
-CONTROLLERS = [
+CONTROLLER_ACTIONS = [
     "assert",
     "debug",
     "fail",
@@ -70,37 +74,39 @@ CONTROLLERS = [
 ]
 
 
-def on_forger(folder: Path, tasks: list[dict[str, Any]], *plays: dict[str, Any]) -> Run:
+def run_on_forger(directory: Path, tasks: list[dict[str, Any]], *plays: dict[str, Any]) -> AnsibleRun:
     """Run tasks on a host whose Python always gives the same result. Statistics are printed at the end."""
-    python = folder / "python3"
-    python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(ANSWER)}\nEND\n", encoding="utf-8")
+    python = directory / "python3"
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(FORGED_RESULT)}\nEND\n", encoding="utf-8")
     python.chmod(0o755)
-    (folder / "ansible.cfg").write_text("[defaults]\nshow_custom_stats = true\n", encoding="utf-8")
-    given = [{**task, "ignore_errors": True} for task in tasks]
+    (directory / "ansible.cfg").write_text("[defaults]\nshow_custom_stats = true\n", encoding="utf-8")
+    tolerant_tasks = [{**task, "ignore_errors": True} for task in tasks]
     return run_plays(
-        folder,
+        directory,
         {"n1": {"ansible_python_interpreter": str(python)}},
-        [*plays, {"hosts": "all", "tasks": [*given, {"ansible.builtin.debug": {"msg": "after all"}}]}],
+        [*plays, {"hosts": "all", "tasks": [*tolerant_tasks, {"ansible.builtin.debug": {"msg": "after all"}}]}],
     )
 
 
-def shown() -> dict[str, Any]:
-    names = [*FORGED, *ARTIFACT]
-    words = " ".join(f"{name}={{{{ {name} | default('unset') }}}}" for name in names)
-    return {"ansible.builtin.debug": {"msg": words}}
+def show_variables_task() -> dict[str, Any]:
+    names = [*FORGED_FACTS, *FORGED_ARTIFACT]
+    variable_text = " ".join(f"{name}={{{{ {name} | default('unset') }}}}" for name in names)
+    return {"ansible.builtin.debug": {"msg": variable_text}}
 
 
-def test_an_answer_sets_neither_variables_nor_artifacts(tmp_path: Path) -> None:
-    run = on_forger(tmp_path, [*TASKS, shown()])
-    assert run.code == 0 and "after all" in run.words, run.output
-    assert [name for name in (*FORGED, *ARTIFACT) if f"{name}=unset" not in run.words] == [], run.output
+def test_result_sets_neither_variables_nor_artifacts(tmp_path: Path) -> None:
+    run = run_on_forger(tmp_path, [*HOST_TASKS, show_variables_task()])
+    assert run.exit_status == 0 and "after all" in run.flat_output, run.output
+    assert [name for name in (*FORGED_FACTS, *FORGED_ARTIFACT) if f"{name}=unset" not in run.flat_output] == [], (
+        run.output
+    )
     assert "CUSTOM STATS" not in run.output
 
 
-def test_the_host_of_this_test_sets_both_by_a_task_of_ansible(tmp_path: Path) -> None:
+def test_host_sets_both_through_an_ansible_task(tmp_path: Path) -> None:
     """Otherwise, the test above would prove nothing."""
-    run = on_forger(tmp_path, [{"ansible.builtin.stat": {"path": "/"}}, shown()])
-    assert "munge_key_file=~/.ssh/id_ed25519" in run.words and "CUSTOM STATS" in run.output, run.output
+    run = run_on_forger(tmp_path, [{"ansible.builtin.stat": {"path": "/"}}, show_variables_task()])
+    assert "munge_key_file=~/.ssh/id_ed25519" in run.flat_output and "CUSTOM STATS" in run.output, run.output
 
 
 @pytest.mark.parametrize(
@@ -116,35 +122,39 @@ def test_the_host_of_this_test_sets_both_by_a_task_of_ansible(tmp_path: Path) ->
         },
     ],
 )
-def test_options_from_facts_of_other_plays_are_refused(tmp_path: Path, task: dict[str, Any]) -> None:
+def test_options_from_facts_are_rejected(tmp_path: Path, task: dict[str, Any]) -> None:
     """A playbook of the user's own may gather facts before."""
-    run = on_forger(tmp_path, [task], {"hosts": "all", "gather_facts": True, "tasks": []})
-    assert "The facts of n1 contain cluster_trusted_copy, mesh_login_server, munge_key_file" in run.words, run.output
+    run = run_on_forger(tmp_path, [task], {"hosts": "all", "gather_facts": True, "tasks": []})
+    assert "The facts of n1 contain cluster_trusted_copy, mesh_login_server, munge_key_file" in run.flat_output, (
+        run.output
+    )
 
 
-def test_every_module_goes_through_an_action_that_drops_them() -> None:
+def test_every_module_has_an_action_that_drops_facts() -> None:
     bases = {}
     for path in (ROOT / "plugins" / "modules").glob("*.py"):
         text = (ROOT / "plugins" / "action" / path.name).read_text(encoding="utf-8")
         bases[path.stem] = re.findall(r"^class ActionModule\((\w+)\):$", text, re.MULTILINE)
     # The last one is a HostAction, too.
-    assert {base for found in bases.values() for base in found} <= {
+    assert {base for base_names in bases.values() for base in base_names} <= {
         "HostAction",
         "ControllerAction",
         "HostModule",
         "ExaminedModule",
         "ReachabilityAction",
     }
-    assert all(len(found) == 1 for found in bases.values()), bases
+    assert all(len(base_names) == 1 for base_names in bases.values()), bases
 
 
-def test_no_task_on_a_host_is_one_of_another_collection() -> None:
-    used = {key for path in PATHS for task in tasks_of(path) for key in task if re.fullmatch(r"\w+\.\w+\.\w+", key)}
-    others = {name for name in used if not name.startswith("gpumesh.cluster.")}
-    assert others <= {f"ansible.builtin.{name}" for name in CONTROLLERS}, others
+def test_host_tasks_use_only_this_collection() -> None:
+    used = {
+        key for path in TASK_FILES for task in load_tasks(path) for key in task if re.fullmatch(r"\w+\.\w+\.\w+", key)
+    }
+    foreign_actions = {name for name in used if not name.startswith("gpumesh.cluster.")}
+    assert foreign_actions <= {f"ansible.builtin.{name}" for name in CONTROLLER_ACTIONS}, foreign_actions
 
 
-def test_the_names_of_options_are_complete() -> None:
+def test_option_names_are_complete() -> None:
     for path in ROOT.glob("roles/*/defaults/main.yml"):
         defaults = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         assert {name for name in defaults if not name.startswith("_")} <= option_names(), path

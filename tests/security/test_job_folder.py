@@ -19,76 +19,82 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import comma
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import folder as job_folder
 
-LIMIT = 128 * 1024 * 1024
+LIMIT_BYTES = 128 * 1024 * 1024
 
 
-def run(argv: list[str], **options: Any) -> command.CommandResult:
+def run_without_systemd(argv: list[str], **options: Any) -> command.CommandResult:
     """Run a command, except for systemctl: mounts are real, but this machine may not have systemd."""
     return command.CommandResult(0, "", "") if argv[0] == "systemctl" else command.run(argv, **options)
 
 
-class Folder:
+class JobsDirectory:
     """A directory as the role creates it, in a file system of 160 MiB that stands for /run."""
 
     def __init__(self, top: Path, units: Path) -> None:
-        self.top, self.units, self.path = top, units, top / "jobs"
+        self.top_directory, self.unit_directory, self.path = top, units, top / "jobs"
         self.path.mkdir()
         self.path.chmod(0o1777)
 
-    def see_to(self, present: bool = True) -> bool:
+    def ensure(self, present: bool = True) -> bool:
         mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
-        host = job_folder.read_mount_state(str(self.path), mounts, True, str(self.units))
+        host = job_folder.read_mount_state(str(self.path), mounts, True, str(self.unit_directory))
         plan = job_folder.plan_jobs_mount(str(self.path), host, present)
         if plan.changed:
-            assert job_folder.apply_jobs_mount(run, plan, str(self.path), str(self.units)) == ""
+            assert (
+                job_folder.apply_jobs_mount(run_without_systemd, plan, str(self.path), str(self.unit_directory)) == ""
+            )
         return plan.changed
 
 
 @pytest.fixture
-def folder(attacker: pwd.struct_passwd, tmp_path: Path) -> Iterator[Folder]:
-    top = Path(attacker.pw_dir) / "run"
-    top.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=160m,nr_inodes=65536,mode=755", "stands-for-run", str(top)]
+def folder(attacker: pwd.struct_passwd, tmp_path: Path) -> Iterator[JobsDirectory]:
+    top_directory = Path(attacker.pw_dir) / "run"
+    top_directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160m,nr_inodes=65536,mode=755", "stands-for-run", str(top_directory)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
-        top.rmdir()
+        top_directory.rmdir()
         pytest.skip("nothing can be mounted here")
-    made = Folder(top, tmp_path)
+    jobs_directory = JobsDirectory(top_directory, tmp_path)
     try:
-        yield made
+        yield jobs_directory
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
-            subprocess.run(["umount", str(made.path)], check=True, capture_output=True)
-        subprocess.run(["umount", str(top)], check=True)
-        top.rmdir()
+            subprocess.run(["umount", str(jobs_directory.path)], check=True, capture_output=True)
+        subprocess.run(["umount", str(top_directory)], check=True)
+        top_directory.rmdir()
 
 
-def as_attacker(attacker: pwd.struct_passwd, script: str) -> str:
+def run_as_attacker(attacker: pwd.struct_passwd, script: str) -> str:
     return subprocess.run(
         ["sh", "-c", script], user=attacker.pw_uid, group=attacker.pw_gid, check=False, capture_output=True, text=True
     ).stderr
 
 
-def test_a_job_that_fills_its_folder_leaves_room_beside_it(attacker: pwd.struct_passwd, folder: Folder) -> None:
-    assert folder.see_to()
-    assert "No space left" in as_attacker(attacker, f"dd if=/dev/zero of={folder.path}/x bs=1M")
-    room = os.statvfs(folder.top)
+def test_job_that_fills_its_directory_leaves_space_beside_it(
+    attacker: pwd.struct_passwd, folder: JobsDirectory
+) -> None:
+    assert folder.ensure()
+    assert "No space left" in run_as_attacker(attacker, f"dd if=/dev/zero of={folder.path}/x bs=1M")
+    room = os.statvfs(folder.top_directory)
     assert room.f_bavail * room.f_frsize > 20 * 1024 * 1024
-    assert os.statvfs(folder.path).f_blocks * os.statvfs(folder.path).f_frsize == LIMIT
+    assert os.statvfs(folder.path).f_blocks * os.statvfs(folder.path).f_frsize == LIMIT_BYTES
     os.unlink(folder.path / "x")
     many = f"cd {folder.path} && seq -f %.0f.hosts 40000 | xargs touch"
-    assert "No space left" in as_attacker(attacker, many)
+    assert "No space left" in run_as_attacker(attacker, many)
     assert room.f_favail > 65536 - 1000
     # The directory is removed, and mounted again by the next run.
-    assert folder.see_to(present=False)
+    assert folder.ensure(present=False)
     assert not os.path.ismount(folder.path)
     assert list(folder.path.iterdir()) == []
-    assert folder.see_to()
-    assert not folder.see_to()
+    assert folder.ensure()
+    assert not folder.ensure()
     assert folder.path.stat().st_mode & 0o7777 == 0o1777
 
 
-def test_jobs_that_run_keep_their_files_and_no_trap_is_followed(attacker: pwd.struct_passwd, folder: Folder) -> None:
-    secret = folder.top / "secret"
+def test_running_jobs_keep_their_files_and_traps_are_ignored(
+    attacker: pwd.struct_passwd, folder: JobsDirectory
+) -> None:
+    secret = folder.top_directory / "secret"
     secret.write_text("of root", encoding="utf-8")
     secret.chmod(0o600)
     traps = f"""
@@ -97,8 +103,8 @@ def test_jobs_that_run_keep_their_files_and_no_trap_is_followed(attacker: pwd.st
         mkdir 9.4.hosts; truncate -s 9M 9.4.hosts/filler; echo > not-a-hostfile; truncate -s 1G 9.5.hosts
         ln -s {secret} {folder.path}.new
     """
-    as_attacker(attacker, traps)
-    assert folder.see_to()
+    run_as_attacker(attacker, traps)
+    assert folder.ensure()
     assert sorted(os.listdir(folder.path)) == ["7.0.hosts", "8.hosts"]
     for name, text, mode in (("7.0.hosts", "n1 n2\n", 0o640), ("8.hosts", "n1\n", 0o644)):
         path = folder.path / name

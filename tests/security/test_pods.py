@@ -12,14 +12,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from pod_library import MEMBER, NOBODY, Daemon, Pod, build
+from pod_library import MEMBER_ADDRESS, NOBODY_UID, FakeProxyDaemon, PodProgramRunner, build_library
 
 #: The connections of the attacker.
-CONNECTIONS = 30
+CONNECTION_COUNT = 30
 #: A daemon that accepts one connection after the other, as slurmd does, and prints from whom each is. Its first
 #: argument is the number of seconds for which it leaves a connection without data to the kernel, so that a test with
 #: data does not depend on time.
-DAEMON = """
+DAEMON_PROGRAM = """
 listener = socket.create_server(("", 0), backlog=128)
 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(sys.argv[1]))
 print(listener.getsockname()[1])
@@ -34,75 +34,75 @@ while True:
 
 
 @pytest.fixture(name="pod")
-def _pod() -> Iterator[Pod]:
+def _pod() -> Iterator[PodProgramRunner]:
     with tempfile.TemporaryDirectory(prefix="gpumesh-pod-") as name:
-        folder = Path(name)
+        directory = Path(name)
         # Other accounts may enter, unlike pytest's own.
-        folder.chmod(0o755)
-        daemon = Daemon(folder)
-        yield Pod(build(folder, daemon.port), daemon)
+        directory.chmod(0o755)
+        daemon = FakeProxyDaemon(directory)
+        yield PodProgramRunner(build_library(directory, daemon.port), daemon)
         daemon.close()
 
 
-def squat(pod: Pod, port: int, attack: ExitStack, sent: bytes) -> list[socket.socket]:
+def open_unidentified(pod: PodProgramRunner, port: int, attack: ExitStack, sent: bytes) -> list[socket.socket]:
     """Connect as tailscaled does for whoever asks its proxy for 127.0.0.1. It knows of no member behind these."""
-    opened = [
-        attack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(CONNECTIONS)
+    connections = [
+        attack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(CONNECTION_COUNT)
     ]
-    for one in opened:
-        one.sendall(sent)
-    assert not pod.daemon.forwarded
-    return opened
+    for connection in connections:
+        connection.sendall(sent)
+    assert not pod.daemon.member_by_port
+    return connections
 
 
 @pytest.mark.parametrize("sent", [b"", b"x"], ids=["silent", "with data"])
-def test_who_floods_a_service_through_the_proxy_does_not_keep_members_away(pod: Pod, sent: bytes) -> None:
+def test_flood_through_the_proxy_does_not_block_members(pod: PodProgramRunner, sent: bytes) -> None:
     """A wait in each accept, or a query for each look at the peer, would keep slurmd from responding."""
-    with pod.start(DAEMON, 600 if sent else 0) as service, ExitStack() as attack:
+    with pod.start_program(DAEMON_PROGRAM, 600 if sent else 0) as service, ExitStack() as attack:
         attack.callback(service.kill)
         assert service.stdout
         port = int(service.stdout.readline())
-        squat(pod, port, attack, sent)
-        attack.enter_context(pod.daemon.forward(port)).sendall(b"member")
+        open_unidentified(pod, port, attack, sent)
+        attack.enter_context(pod.daemon.open_forwarded(port)).sendall(b"member")
         lines = service.stdout.read().splitlines()
-    assert lines.pop() == f"{MEMBER} {MEMBER}"
+    assert lines.pop() == f"{MEMBER_ADDRESS} {MEMBER_ADDRESS}"
     if sent:
         # The daemon is root's: it does not see them, and tailscaled was asked once about each, and about the member.
         assert lines == []
-        assert pod.daemon.questions == CONNECTIONS + 1
+        assert pod.daemon.question_count == CONNECTION_COUNT + 1
     else:
         # Python itself looks at a peer a few times, each with a single question. A wait has twelve, since its pauses
         # double; there was one among all of them.
-        assert lines == ["127.0.0.1 127.0.0.1"] * CONNECTIONS
-        assert pod.daemon.questions < CONNECTIONS * 10
+        assert lines == ["127.0.0.1 127.0.0.1"] * CONNECTION_COUNT
+        assert pod.daemon.question_count < CONNECTION_COUNT * 10
 
 
-def test_who_comes_through_the_proxy_gets_nothing_from_a_daemon_of_root(pod: Pod) -> None:
+def test_proxy_client_gets_nothing_from_a_daemon_of_root(pod: PodProgramRunner) -> None:
     """The connection is closed at once, although the daemon would have responded to everybody."""
-    daemon = DAEMON.replace("    print(", "    peer.sendall(b'answer')\n    print(")
-    with pod.start(daemon, 600) as service, ExitStack() as attack:
+    daemon = DAEMON_PROGRAM.replace("    print(", "    peer.sendall(b'answer')\n    print(")
+    with pod.start_program(daemon, 600) as service, ExitStack() as attack:
         attack.callback(service.kill)
         assert service.stdout
         port = int(service.stdout.readline())
-        opened = squat(pod, port, attack, b"attack")
-        member = attack.enter_context(pod.daemon.forward(port))
+        connections = open_unidentified(pod, port, attack, b"attack")
+        member = attack.enter_context(pod.daemon.open_forwarded(port))
         member.settimeout(60)
         member.sendall(b"member")
         assert member.recv(9) == b"answer"
-        for one in opened:
+        for connection in connections:
             # The connection was closed unread, so the end may be a reset.
             with suppress(ConnectionResetError):
-                assert one.recv(9) == b""
+                assert connection.recv(9) == b""
 
 
-def test_a_service_of_an_account_remembers_that_there_is_no_member(pod: Pod) -> None:
+def test_service_of_an_account_remembers_unidentified_peers(pod: PodProgramRunner) -> None:
     """Programs of root alone close them. For others, the result is final once there is data."""
-    with pod.start(DAEMON, 600, user=NOBODY) as service, ExitStack() as attack:
+    with pod.start_program(DAEMON_PROGRAM, 600, uid=NOBODY_UID) as service, ExitStack() as attack:
         attack.callback(service.kill)
         assert service.stdout
         port = int(service.stdout.readline())
-        squat(pod, port, attack, b"x")
-        attack.enter_context(pod.daemon.forward(port)).sendall(b"member")
+        open_unidentified(pod, port, attack, b"x")
+        attack.enter_context(pod.daemon.open_forwarded(port)).sendall(b"member")
         lines = service.stdout.read().splitlines()
-    assert lines == [*["127.0.0.1 127.0.0.1"] * CONNECTIONS, f"{MEMBER} {MEMBER}"]
-    assert pod.daemon.questions == CONNECTIONS + 1
+    assert lines == [*["127.0.0.1 127.0.0.1"] * CONNECTION_COUNT, f"{MEMBER_ADDRESS} {MEMBER_ADDRESS}"]
+    assert pod.daemon.question_count == CONNECTION_COUNT + 1

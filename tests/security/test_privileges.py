@@ -19,31 +19,31 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import privileges
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
 
-REFUSED = "Commands of users do not run as such an account"
+REFUSAL = "Commands of users do not run as such an account"
 
 
-def asked(user: str, rc: int = 1, said: str = "User x is not allowed to run sudo on n1.") -> str:
+def refusal_reason(user: str, rc: int = 1, sudo_output: str = "User x is not allowed to run sudo on n1.") -> str:
     def runner(argv: list[str], **_options: Any) -> CommandResult:
         assert argv == ["sudo", "-n", "-l", "-U", user]
-        return CommandResult(rc, said, "")
+        return CommandResult(rc, sudo_output, "")
 
     return privileges.explain_root_access(runner, lambda _program: "/usr/bin/sudo", user)
 
 
-def test_root_and_the_login_account_and_services() -> None:
-    assert asked("root") == "it is root"
-    assert "becomes root" in asked("")
+def test_root_login_account_and_services() -> None:
+    assert refusal_reason("root") == "it is root"
+    assert "becomes root" in refusal_reason("")
     assert privileges.explain_root_access(run, lambda _program: None, "nobody") == ""
     # A member that does not have the account cannot run anything as it.
-    assert asked("gpumesh-no-such-account") == ""
+    assert refusal_reason("gpumesh-no-such-account") == ""
 
 
-def test_what_sudo_allows(attacker: pwd.struct_passwd) -> None:
-    assert asked(attacker.pw_name) == ""
+def test_accounts_allowed_by_sudo(attacker: pwd.struct_passwd) -> None:
+    assert refusal_reason(attacker.pw_name) == ""
     listed = f"User {attacker.pw_name} may run the following commands on n1:\n    (root) /usr/bin/less"
-    assert asked(attacker.pw_name, 0, listed) == "sudo lets it run commands"
+    assert refusal_reason(attacker.pw_name, 0, listed) == "sudo lets it run commands"
     # A sudo that does not work proves nothing.
-    assert "does not say" in asked(attacker.pw_name, 1, "sudo: error in /etc/sudoers")
+    assert "does not say" in refusal_reason(attacker.pw_name, 1, "sudo: error in /etc/sudoers")
 
 
 @pytest.fixture
@@ -53,11 +53,13 @@ def trusted(attacker: pwd.struct_passwd) -> Iterator[str]:
     subprocess.run(["gpasswd", "--delete", attacker.pw_name, "disk"], check=True, capture_output=True)
 
 
-def test_a_group_that_is_as_good_as_root(trusted: str) -> None:
-    assert asked(trusted) == "it is a member of the group disk"
+def test_group_equivalent_to_root(trusted: str) -> None:
+    assert refusal_reason(trusted) == "it is a member of the group disk"
 
 
-def play(tmp_path: Path, role: str, user: str, *extra: str, **inventory: object) -> subprocess.CompletedProcess[str]:
+def run_role(
+    tmp_path: Path, role: str, user: str, *extra_arguments: str, **inventory: object
+) -> subprocess.CompletedProcess[str]:
     """Run the beginning of the role that runs commands, on this machine, which has no cluster: it gets no further."""
     hosts = {"all": {"hosts": {"localhost": {"ansible_connection": "local", **inventory}}}}
     (tmp_path / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
@@ -67,9 +69,11 @@ def play(tmp_path: Path, role: str, user: str, *extra: str, **inventory: object)
     plays = [{"hosts": "all", "gather_facts": False, "tasks": tasks, "vars": {"cluster_record": record}}]
     (tmp_path / "play.json").write_text(json.dumps(plays), encoding="utf-8")
     command = [os.path.join(os.path.dirname(sys.executable), "ansible-playbook"), "-i", str(tmp_path / "hosts.json")]
-    given = json.dumps({f"{role}_user": user, f"{role}_name": "key", f"{role}_command": "cat /etc/munge/munge.key"})
+    extra_vars = json.dumps(
+        {f"{role}_user": user, f"{role}_name": "key", f"{role}_command": "cat /etc/munge/munge.key"}
+    )
     return subprocess.run(
-        [*command, str(tmp_path / "play.json"), "-e", given, *extra],
+        [*command, str(tmp_path / "play.json"), "-e", extra_vars, *extra_arguments],
         env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_PYTHON_INTERPRETER": sys.executable},
         capture_output=True,
         text=True,
@@ -79,24 +83,26 @@ def play(tmp_path: Path, role: str, user: str, *extra: str, **inventory: object)
 
 
 @pytest.mark.parametrize("role", ["train", "session"])
-def test_an_extra_variable_does_not_allow_it(tmp_path: Path, role: str) -> None:
+def test_extra_variable_does_not_allow_root(tmp_path: Path, role: str) -> None:
     """An answer to a survey of AWX is one."""
-    said = " ".join(play(tmp_path, role, "root", "-e", f"{role}_privileged=true").stdout.split())
-    assert REFUSED in said and "root can become root" in said
+    output = " ".join(run_role(tmp_path, role, "root", "-e", f"{role}_privileged=true").stdout.split())
+    assert REFUSAL in output and "root can become root" in output
     # Neither does one that overrides what the inventory says.
-    said = " ".join(
-        play(tmp_path, role, "root", "-e", f"{role}_privileged=true", **{f"{role}_privileged": False}).stdout.split()
+    output = " ".join(
+        run_role(
+            tmp_path, role, "root", "-e", f"{role}_privileged=true", **{f"{role}_privileged": False}
+        ).stdout.split()
     )
-    assert REFUSED in said
+    assert REFUSAL in output
 
 
 @pytest.mark.parametrize("role", ["train", "session"])
-def test_the_inventory_does(tmp_path: Path, role: str) -> None:
-    done = play(tmp_path, role, "root", **{f"{role}_privileged": True})
-    assert REFUSED not in " ".join(done.stdout.split()) and done.returncode
+def test_inventory_allows_root(tmp_path: Path, role: str) -> None:
+    completed = run_role(tmp_path, role, "root", **{f"{role}_privileged": True})
+    assert REFUSAL not in " ".join(completed.stdout.split()) and completed.returncode
 
 
 @pytest.mark.parametrize("role", ["train", "session"])
-def test_the_account_is_examined_before_anything_runs(role: str) -> None:
+def test_account_is_checked_before_anything_runs(role: str) -> None:
     text = (Path(__file__).parents[2] / "roles" / role / "tasks" / "run.yml").read_text(encoding="utf-8")
     assert text.index("gpumesh.cluster.job_account:") < text.index(f"gpumesh.cluster.{role}_run:")

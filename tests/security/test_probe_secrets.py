@@ -21,126 +21,132 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, network
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import SshTestbed, create_network
 
-TOKEN = "5ecre7ThatNobodyMaySee4711"
-ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
+RUN_TOKEN = "5ecre7ThatNobodyMaySee4711"
+ROLE_TASK = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
 
 
 @pytest.fixture
-def farm(tmp_path: Path) -> Iterator[Farm]:
-    with network() as made:
-        yield Farm(made, 2, tmp_path)
+def farm(tmp_path: Path) -> Iterator[SshTestbed]:
+    with create_network() as namespace_network:
+        yield SshTestbed(namespace_network, 2, tmp_path)
 
 
-class Watch(threading.Thread):
+class SecretWatcher(threading.Thread):
     """A thread that searches all processes of the machine, repeatedly, and the files that an ordinary account can read."""
 
     def __init__(self, account: pwd.struct_passwd, stamp: Path) -> None:
         super().__init__(daemon=True)
-        self.found: set[str] = set()
-        self.cores: set[str] = set()
-        self.looks = self.listeners = 0
+        self.leaks: set[str] = set()
+        self.core_limits: set[str] = set()
+        self.look_count = self.listener_count = 0
         self._account = account
-        self._stamp = stamp
-        self._over = threading.Event()
+        self._stamp_path = stamp
+        self._stop_requested = threading.Event()
 
     def run(self) -> None:
-        while not self._over.is_set():
-            seen = self._processes()
-            self._files()
-            self.listeners += seen
-            self.looks += 1
+        while not self._stop_requested.is_set():
+            listeners = self._search_processes()
+            self._search_files()
+            self.listener_count += listeners
+            self.look_count += 1
             time.sleep(0.05)
 
     def end(self) -> None:
-        self._over.set()
+        self._stop_requested.set()
         self.join()
 
-    def _processes(self) -> int:
+    def _search_processes(self) -> int:
         listeners = 0
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdecimal():
+        for process_directory in Path("/proc").iterdir():
+            if not process_directory.name.isdecimal():
                 continue
             with contextlib.suppress(OSError):
                 for name in ("cmdline", "environ", "comm"):
-                    if TOKEN.encode() in (folder / name).read_bytes():
-                        self.found.add(f"{name} of {(folder / 'comm').read_text().strip()}")
-                if (folder / "comm").read_text().strip() == "gpumesh-reach":
+                    if RUN_TOKEN.encode() in (process_directory / name).read_bytes():
+                        self.leaks.add(f"{name} of {(process_directory / 'comm').read_text().strip()}")
+                if (process_directory / "comm").read_text().strip() == "gpumesh-reach":
                     listeners += 1
-                    limits = (folder / "limits").read_text().splitlines()
-                    self.cores |= {" ".join(line.split()[4:6]) for line in limits if line.startswith("Max core file")}
+                    limits = (process_directory / "limits").read_text().splitlines()
+                    self.core_limits |= {
+                        " ".join(line.split()[4:6]) for line in limits if line.startswith("Max core file")
+                    }
         return listeners
 
-    def _files(self) -> None:
-        become = f"setpriv --reuid={self._account.pw_uid} --regid={self._account.pw_gid} --clear-groups"
-        look = f"find /tmp /var/tmp /dev/shm /run -xdev -newer {self._stamp} -type f -readable -size -4096k"
-        done = subprocess.run(
-            [*become.split(), *look.split(), "-exec", "grep", "-lF", TOKEN, "{}", "+"],
+    def _search_files(self) -> None:
+        setpriv_command = f"setpriv --reuid={self._account.pw_uid} --regid={self._account.pw_gid} --clear-groups"
+        find_command = (
+            f"find /tmp /var/tmp /dev/shm /run -xdev -newer {self._stamp_path} -type f -readable -size -4096k"
+        )
+        completed = subprocess.run(
+            [*setpriv_command.split(), *find_command.split(), "-exec", "grep", "-lF", RUN_TOKEN, "{}", "+"],
             capture_output=True,
             text=True,
             check=False,
         )
-        self.found |= set(done.stdout.split())
+        self.leaks |= set(completed.stdout.split())
 
 
 @contextlib.contextmanager
 def system_log() -> Iterator[list[bytes]]:
     """Collect what modules write to the log of the host, where nothing on this machine reads it already."""
-    written: list[bytes] = []
-    place = "/dev/log"
-    if os.path.lexists(place):
-        yield written
+    messages: list[bytes] = []
+    socket_path = "/dev/log"
+    if os.path.lexists(socket_path):
+        yield messages
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
-        log.bind(place)
+        log.bind(socket_path)
         log.settimeout(0.2)
-        over = threading.Event()
+        stop_requested = threading.Event()
 
         def read() -> None:
-            while not over.is_set():
+            while not stop_requested.is_set():
                 with contextlib.suppress(socket.timeout):
-                    written.append(log.recv(1 << 20))
+                    messages.append(log.recv(1 << 20))
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         try:
-            yield written
+            yield messages
         finally:
-            over.set()
+            stop_requested.set()
             reader.join()
-            os.unlink(place)
+            os.unlink(socket_path)
 
 
-def test_the_secret_of_a_run_is_seen_nowhere(farm: Farm, attacker: pwd.struct_passwd) -> None:
+def test_token_of_a_run_is_not_exposed(farm: SshTestbed, attacker: pwd.struct_passwd) -> None:
     stamp = Path("/tmp") / f"gpumesh-stamp-{os.getpid()}"
     stamp.touch()
-    given = farm.folder / "given.json"
-    given.touch(mode=0o600)
+    vars_file = farm.directory / "given.json"
+    vars_file.touch(mode=0o600)
     # The token is set here, so that it is known: the role itself would create another one.
-    given.write_text(json.dumps({"__reachability_token": TOKEN}))
-    log = farm.folder / "ansible.log"
+    vars_file.write_text(json.dumps({"__reachability_token": RUN_TOKEN}))
+    log_path = farm.directory / "ansible.log"
     farm.environment |= {
         # Modules and their arguments are files on the hosts without pipelining.
         "ANSIBLE_PIPELINING": "0",
-        "ANSIBLE_LOG_PATH": str(log),
+        "ANSIBLE_LOG_PATH": str(log_path),
         "ANSIBLE_DIFF_ALWAYS": "1",
         "ANSIBLE_VERBOSITY": "3",
     }
-    farm.arguments = ["-e", f"@{given}"]
-    watch = Watch(attacker, stamp)
-    watch.start()
+    farm.arguments = ["-e", f"@{vars_file}"]
+    watcher = SecretWatcher(attacker, stamp)
+    watcher.start()
     try:
         with system_log() as logged:
-            done = farm.play([ROLE], reachability_members=farm.members_variable(), reachability_assert=True)
+            completed = farm.run_play(
+                [ROLE_TASK], reachability_members=farm.members_variable(), reachability_assert=True
+            )
     finally:
-        watch.end()
+        watcher.end()
         stamp.unlink()
-    assert done.returncode == 0, done.stdout
-    assert watch.looks > 5 and watch.listeners > 0
-    assert watch.found == set()
-    assert watch.cores == {"0 0"}
-    assert TOKEN not in done.stdout + done.stderr
-    assert TOKEN not in log.read_text()
-    assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" in done.stdout
-    assert not any(TOKEN.encode() in line for line in logged)
+    assert completed.returncode == 0, completed.stdout
+    assert watcher.look_count > 5 and watcher.listener_count > 0
+    assert watcher.leaks == set()
+    assert watcher.core_limits == {"0 0"}
+    assert RUN_TOKEN not in completed.stdout + completed.stderr
+    assert RUN_TOKEN not in log_path.read_text()
+    assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" in completed.stdout
+    assert not any(RUN_TOKEN.encode() in line for line in logged)

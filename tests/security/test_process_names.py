@@ -20,22 +20,22 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import ssh
 
-LIBRARY = "/usr/local/lib/gpumesh/libgpumesh-pod-0123456789abcdef.so"
+LIBRARY_PATH = "/usr/local/lib/gpumesh/libgpumesh-pod-0123456789abcdef.so"
 #: A program that listens, prints the port, and stays.
-CODE = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(600)"
-Start = Callable[[str], tuple[int, int]]
+LISTEN_PROGRAM = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(600)"
+StartProgram = Callable[[str], tuple[int, int]]
 
 
 @pytest.fixture
-def start(attacker: pwd.struct_passwd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+def start(attacker: pwd.struct_passwd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartProgram]:
     """Yield a function that starts a Python of the attacker under a name, and returns its process and listening port."""
-    running: list[subprocess.Popen[str]] = []
-    folder = Path(attacker.pw_dir)
+    processes: list[subprocess.Popen[str]] = []
+    directory = Path(attacker.pw_dir)
 
-    def begin(name: str) -> tuple[int, int]:
-        shutil.copy(os.path.realpath(sys.executable), folder / name)
+    def start_program(name: str) -> tuple[int, int]:
+        shutil.copy(os.path.realpath(sys.executable), directory / name)
         process = subprocess.Popen(
-            [folder / name, "-c", CODE],
+            [directory / name, "-c", LISTEN_PROGRAM],
             stdout=subprocess.PIPE,
             text=True,
             user=attacker.pw_uid,
@@ -44,35 +44,39 @@ def start(attacker: pwd.struct_passwd, tmp_path_factory: pytest.TempPathFactory)
             cwd="/",
             env={"PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": f"{sys.base_prefix}/lib"},
         )
-        running.append(process)
+        processes.append(process)
         assert process.stdout is not None
         port = int(process.stdout.readline())
         assert Path(f"/proc/{process.pid}/comm").read_text(encoding="ascii").strip() == name
         return process.pid, port
 
-    yield begin
-    for process in running:
+    yield start_program
+    for process in processes:
         process.kill()
         process.communicate()
 
 
-def test_a_step_of_slurm(start: Start) -> None:
+def test_process_named_slurmstepd(start: StartProgram) -> None:
     pid, _port = start("slurmstepd")
-    assert not [left for left in program.find_job_leftovers(Tree()) if f"({pid})" in left]
+    assert not [process_text for process_text in program.find_job_leftovers(Tree()) if f"({pid})" in process_text]
 
 
-def test_slurmd_without_the_library_of_a_pod(start: Start) -> None:
+def test_process_named_slurmd_without_pod_library(start: StartProgram) -> None:
     start("slurmd")
-    listed = [one for one in preload.find_uncovered_programs(Tree()) if one.executable_name == "slurmd"]
-    assert listed and preload.judge_preload(LIBRARY, listed).status == "pass"
+    pod_programs = [
+        pod_program
+        for pod_program in preload.find_uncovered_programs(Tree())
+        if pod_program.executable_name == "slurmd"
+    ]
+    assert pod_programs and preload.judge_preload(LIBRARY_PATH, pod_programs).status == "pass"
 
 
-def test_the_port_of_sshd(start: Start) -> None:
+def test_port_of_a_process_named_sshd(start: StartProgram) -> None:
     _pid, port = start("sshd")
     assert port not in ssh.read_ssh_access("/proc", os.getpid()).listening_ports
 
 
-def test_a_setuid_program_that_is_started_as_sshd_with_a_socket(attacker: pwd.struct_passwd) -> None:
+def test_setuid_program_started_as_sshd_with_a_socket(attacker: pwd.struct_passwd) -> None:
     """The program has the effective user and the name of the daemon, and the listening socket of whoever started it."""
     link = Path(attacker.pw_dir) / "sshd"
     link.unlink(missing_ok=True)

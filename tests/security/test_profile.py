@@ -20,37 +20,37 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.gp
     PeerConnection,
 )
 
-KEY = "0f" * 32
+PROFILE_KEY = "0f" * 32
 #: More than all lines of a connection together.
-MUCH = 64 << 20
+LARGE_SIZE = 64 << 20
 
 
-def test_a_line_without_an_end_is_not_kept() -> None:
-    server = ClockServer(("127.0.0.1", 0), 1, KEY)
+def test_endless_line_is_not_kept() -> None:
+    server = ClockServer(("127.0.0.1", 0), 1, PROFILE_KEY)
     sent = 0
     with socket.create_connection(server.address, 30) as connection, contextlib.suppress(ConnectionError):
-        while sent < MUCH:
+        while sent < LARGE_SIZE:
             sent += connection.send(bytes(1 << 16))
     server.close()
     # The buffers of two sockets take some MiB.
-    assert sent < MUCH
+    assert sent < LARGE_SIZE
 
 
 def test_strangers_can_neither_end_the_server_nor_redirect_ranks() -> None:
-    server = ClockServer(("127.0.0.1", 0), 1, KEY)
+    server = ClockServer(("127.0.0.1", 0), 1, PROFILE_KEY)
     with socket.create_connection(server.address, 30) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"here 1 4444\nbye 1\nbye\n")
         with contextlib.suppress(ConnectionError):
             while connection.recv(1000):
                 pass
-    peer = PeerConnection(server.address, KEY)
+    peer = PeerConnection(server.address, PROFILE_KEY)
     assert peer.ask("where 1") == "" and int(peer.ask("time"))
     peer.close()
     server.close()
 
 
-def test_the_answer_of_another_listener_is_limited_and_not_believed() -> None:
+def test_response_of_another_listener_is_limited_and_not_trusted() -> None:
     """The listener cannot send back the proof of the rank that asks either."""
     sent: list[int] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -61,20 +61,20 @@ def test_the_answer_of_another_listener_is_limited_and_not_believed() -> None:
                 connection.sendall(b"00\n")
                 _nonce, proof = connection.recv(1000).split()
                 connection.sendall(proof + b"\n")
-                while sum(sent) < MUCH:
+                while sum(sent) < LARGE_SIZE:
                     sent.append(connection.send(bytes(1 << 16)))
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         with pytest.raises(gpumesh_profile.StrangerError):
-            PeerConnection(listening.getsockname()[:2], KEY)
+            PeerConnection(listening.getsockname()[:2], PROFILE_KEY)
         thread.join(30)
-    assert sum(sent) < MUCH
+    assert sum(sent) < LARGE_SIZE
 
 
-def test_what_does_not_come_from_a_node_of_the_run_is_not_even_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_from_outside_the_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpumesh_profile, "resolve_nodes", lambda nodes: frozenset({"192.0.2.7"} if nodes else ()))
-    server = ClockServer(("127.0.0.2", 0), 1, KEY, allowed_nodes=["n1"])
+    server = ClockServer(("127.0.0.2", 0), 1, PROFILE_KEY, allowed_nodes=["n1"])
     with socket.create_connection(server.address, 30) as connection:
         assert connection.recv(100) == b""
     with socket.create_connection(server.address, 30, ("127.0.0.2", 0)) as connection:
@@ -82,7 +82,7 @@ def test_what_does_not_come_from_a_node_of_the_run_is_not_even_asked(monkeypatch
     server.close()
 
 
-def test_the_key_is_readable_for_its_user_only_and_that_of_another_is_refused(tmp_path: Path) -> None:
+def test_key_is_private_and_foreign_key_is_rejected(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
         key = gpumesh_profile.write_key(str(tmp_path))
@@ -103,7 +103,7 @@ def test_the_key_is_readable_for_its_user_only_and_that_of_another_is_refused(tm
         gpumesh_profile.read_key(str(tmp_path))
 
 
-def test_a_planted_key_is_replaced(tmp_path: Path) -> None:
+def test_planted_key_is_replaced(tmp_path: Path) -> None:
     """Rank 0 does not use what is already there if others can write to the directory."""
     (tmp_path / "key").write_text("f" * 64, encoding="ascii")
     neighbours = Neighbours(0, 2, {"MASTER_ADDR": "127.0.0.1", "GPUMESH_PROFILE_DIR": str(tmp_path)})

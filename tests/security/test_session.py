@@ -19,35 +19,35 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
 
 
-def copied(code: str) -> None:
+def copy_output(code: str) -> None:
     argv = [sys.executable, "-c", code]
     # The process is started as in _run.
     with ChildProcess(argv, stdout=-1, encoding="utf-8", errors="replace") as process:
         program._copy_output("main1", process, [])
 
 
-def test_the_output_of_a_container_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    copied(f"import sys; sys.stdout.buffer.write({EVIL.encode()!r} + b'\\n')")
-    said = capsys.readouterr().out
-    assert said.startswith("main1: ") and "pwned" in said and printable(said) == said
+def test_container_output_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    copy_output(f"import sys; sys.stdout.buffer.write({EVIL.encode()!r} + b'\\n')")
+    output = capsys.readouterr().out
+    assert output.startswith("main1: ") and "pwned" in output and printable(output) == output
 
 
-def test_a_line_without_an_end_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "print_line", lambda _text: None)
     tracemalloc.start()
-    copied("import sys\nfor _part in range(2048): sys.stdout.buffer.write(b'x' * (1 << 16))")
+    copy_output("import sys\nfor _part in range(2048): sys.stdout.buffer.write(b'x' * (1 << 16))")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20
 
 
-def test_a_reason_in_the_list_of_sessions_is_text(
+def test_reason_in_the_session_list_is_printable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token: Any = SimpleNamespace(name="demo", replica_counts=list)
-    found = job.QueuedSession(7, "mallory", "pending", EVIL, job.WAITING, token, [])
-    monkeypatch.setattr(job, "list_sessions", lambda _run: [found])
+    session = job.QueuedSession(7, "mallory", "pending", EVIL, job.WAITING, token, [])
+    monkeypatch.setattr(job, "list_sessions", lambda _run: [session])
     anything: Any = None
     assert program._list(anything, anything, []) == 0
-    said = capsys.readouterr().out
-    assert "pwned" in said and printable(said) == said
+    output = capsys.readouterr().out
+    assert "pwned" in output and printable(output) == output

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailnet_api
 
-DEVICES = {
+API_RESPONSE = {
     "nodes": [
         {"id": "1", "givenName": "laptop-of-the-admin", "ipAddresses": ["100.64.0.1"], "tags": ["tag:admin"]},
         {"id": "2", "givenName": "gpu3", "ipAddresses": ["100.64.0.3"], "tags": []},
@@ -21,7 +21,7 @@ DEVICES = {
 
 
 @pytest.mark.parametrize(
-    "said",
+    "identity",
     [
         tailnet_api.DeviceIdentity("100.64.0.1", "gpu3", "1"),
         tailnet_api.DeviceIdentity("100.64.0.1", "gpu3", "2"),
@@ -29,18 +29,18 @@ DEVICES = {
         tailnet_api.DeviceIdentity("100.64.0.3", "gpu3", "1"),
     ],
 )
-def test_a_member_that_says_it_has_the_address_of_another_device_does_not_get_at_it(
-    said: tailnet_api.DeviceIdentity,
+def test_member_claiming_another_address_cannot_change_that_device(
+    identity: tailnet_api.DeviceIdentity,
 ) -> None:
     requests = []
 
     def fetch(method: str, url: str, body: Any) -> dict[str, Any]:
         requests.append(method)
-        return DEVICES
+        return API_RESPONSE
 
     api = tailnet_api.find_api("https://headscale.example.org")
     with pytest.raises(InputError, match="so it was not changed"):
-        tailnet_api.delete_device(api, fetch, said, check_mode=False)
+        tailnet_api.delete_device(api, fetch, identity, check_mode=False)
     with pytest.raises(InputError, match="so it was not changed"):
-        tailnet_api.ensure_tags(api, fetch, said, ["tag:gpu"], check_mode=False)
+        tailnet_api.ensure_tags(api, fetch, identity, ["tag:gpu"], check_mode=False)
     assert requests == ["GET", "GET"]

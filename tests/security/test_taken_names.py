@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="attacks need accounts
 
 #: A program that starts a run, and copies its data, as gpumesh-train does. It prints both directories, and what was
 #: wrong.
-_VICTIM = """
+_VICTIM_PROGRAM = """
 import json, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import stage
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
@@ -41,76 +41,76 @@ print(json.dumps([found, settings.runs_dir(""), staging.data_path, str(staging.f
 """
 
 
-def start(victim: str, *words: object) -> list[str]:
+def run_as_victim(victim: str, *arguments: object) -> list[str]:
     """Start a run as the victim. Returns what it has found."""
     account = pwd.getpwnam(victim)
     command = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
-    command += [sys.executable, "-c", _VICTIM, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=_variables())
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout)
-    return found
+    command += [sys.executable, "-c", _VICTIM_PROGRAM, *map(str, arguments)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=_victim_environment())
+    assert completed.returncode == 0, completed.stderr
+    run_paths: list[str] = json.loads(completed.stdout)
+    return run_paths
 
 
-def _variables() -> dict[str, str]:
+def _victim_environment() -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-@pytest.fixture(name="places")
-def _places(tmp_path: Path) -> tuple[Path, Path, Path]:
+@pytest.fixture(name="data_paths")
+def _data_paths(tmp_path: Path) -> tuple[Path, Path, Path]:
     """Create a volume and a local directory in which everybody can create directories, and data."""
     for path in (tmp_path, *tmp_path.parents):
         path.chmod(path.stat().st_mode | 0o011)
         if path.parent == Path("/"):
             break
-    made = (tmp_path / "volume", tmp_path / "local", tmp_path / "data")
-    for path in made:
+    created = (tmp_path / "volume", tmp_path / "local", tmp_path / "data")
+    for path in created:
         path.mkdir()
-    for path in made[:2]:
+    for path in created[:2]:
         path.chmod(0o1777)
-    made[2].chmod(0o755)
-    (made[2] / "shard").write_text("data", encoding="ascii")
-    return made
+    created[2].chmod(0o755)
+    (created[2] / "shard").write_text("data", encoding="ascii")
+    return created
 
 
 @pytest.mark.parametrize("kind", ["directory", "open directory", "link", "file"])
-def test_a_user_whose_names_another_has_taken_runs_and_copies_data(
-    places: tuple[Path, Path, Path], attacker: pwd.struct_passwd, kind: str
+def test_user_with_squatted_names_can_run_and_copy_data(
+    data_paths: tuple[Path, Path, Path], attacker: pwd.struct_passwd, kind: str
 ) -> None:
-    volume, local, data = places
+    volume, local, data = data_paths
     victim = "nobody"
     for path in (volume / victim, local / f"gpumesh-{victim}"):
-        for taken in (path, path.with_name(f"{path.name}.aaaaaaaa")):
+        for squatted_path in (path, path.with_name(f"{path.name}.aaaaaaaa")):
             if kind == "file":
-                taken.touch()
+                squatted_path.touch()
             elif kind == "link":
-                taken.symlink_to(volume)
+                squatted_path.symlink_to(volume)
             else:
-                taken.mkdir()
-                taken.chmod(0o777 if kind == "open directory" else 0o700)
-            os.chown(taken, attacker.pw_uid, attacker.pw_gid, follow_symlinks=False)
-    runs, again, copy, failure = start(victim, volume, local, data, "nano")
+                squatted_path.mkdir()
+                squatted_path.chmod(0o777 if kind == "open directory" else 0o700)
+            os.chown(squatted_path, attacker.pw_uid, attacker.pw_gid, follow_symlinks=False)
+    runs, runs_again, copied_data, failure = run_as_victim(victim, volume, local, data, "nano")
     assert not failure
-    assert (Path(copy) / "shard").read_text() == "data"
-    assert Path(copy).parents[2] == local
-    assert runs == again
+    assert (Path(copied_data) / "shard").read_text() == "data"
+    assert Path(copied_data).parents[2] == local
+    assert runs == runs_again
     assert Path(runs).parents[1] == volume
-    for path, mode in ((Path(runs).parent, 0o755), (Path(copy).parents[1], 0o700)):
-        about = path.lstat()
-        assert (about.st_uid, stat.S_IMODE(about.st_mode)) == (pwd.getpwnam(victim).pw_uid, mode)
+    for path, mode in ((Path(runs).parent, 0o755), (Path(copied_data).parents[1], 0o700)):
+        path_status = path.lstat()
+        assert (path_status.st_uid, stat.S_IMODE(path_status.st_mode)) == (pwd.getpwnam(victim).pw_uid, mode)
     # Later runs find the same directories.
-    assert start(victim, volume, local, data, "giga") == [runs, runs, copy, ""]
+    assert run_as_victim(victim, volume, local, data, "giga") == [runs, runs, copied_data, ""]
 
 
-def test_a_user_has_the_names_that_nobody_has_taken(places: tuple[Path, Path, Path]) -> None:
-    volume, local, data = places
-    runs, again, copy, failure = start("nobody", volume, local, data, "nano")
-    assert (runs, again, failure) == (f"{volume}/nobody/runs", runs, "")
-    assert Path(copy).parents[1] == local / "gpumesh-nobody"
+def test_user_gets_the_plain_names_if_free(data_paths: tuple[Path, Path, Path]) -> None:
+    volume, local, data = data_paths
+    runs, runs_again, copied_data, failure = run_as_victim("nobody", volume, local, data, "nano")
+    assert (runs, runs_again, failure) == (f"{volume}/nobody/runs", runs, "")
+    assert Path(copied_data).parents[1] == local / "gpumesh-nobody"
     assert sorted(path.name for path in local.iterdir()) == ["gpumesh-nobody"]
 
 
-def test_a_directory_that_only_an_administrator_could_create_is_used_as_it_is(tmp_path: Path) -> None:
+def test_directory_of_an_administrator_is_used_unchanged(tmp_path: Path) -> None:
     """Nobody can have taken its name, and it may be that of a group."""
     (tmp_path / "team").mkdir()
     os.chown(tmp_path / "team", 1234, 1234)

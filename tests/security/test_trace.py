@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import digest, load
 
-DESCRIBED = {"trace": "rank-0.trace.json.gz", "rank": 0, "ranks": 1}
+RANK_METADATA = {"trace": "rank-0.trace.json.gz", "rank": 0, "ranks": 1}
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def peak_below(limit: int) -> Iterator[None]:
     assert peak < limit
 
 
-def test_a_description_without_an_end_is_not_read(tmp_path: Path) -> None:
+def test_endless_metadata_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "rank-0.json").open("wb") as stream:
         stream.truncate(1 << 30)
     with peak_below(256 << 20), pytest.raises(GpumeshError):
@@ -46,29 +46,35 @@ def test_a_description_without_an_end_is_not_read(tmp_path: Path) -> None:
 
 
 #: A text that compresses to a hundredth at least.
-LONG = "x" * (2 << 20)
-EVENT = '{"ph":"X","cat":"kernel","ts":%d,"dur":1,"name":"ncclDevKernel_AllReduce","pid":%s,"tid":%s,"args":%s}'
+LONG_TEXT = "x" * (2 << 20)
+EVENT_FORMAT = '{"ph":"X","cat":"kernel","ts":%d,"dur":1,"name":"ncclDevKernel_AllReduce","pid":%s,"tid":%s,"args":%s}'
 
 
-def many(count: int, text: Callable[[int], str]) -> Iterator[str]:
-    return (("," if number else "") + text(number) for number in range(count))
+def join_parts(count: int, format_part: Callable[[int], str]) -> Iterator[str]:
+    return (("," if number else "") + format_part(number) for number in range(count))
 
 
 @pytest.mark.parametrize(
     ("before", "part"),
     [
-        ("{", lambda number: f'"k{number}":"{LONG}"'),
-        ('{"traceEvents":[', lambda number: EVENT % (number, 1, f'"{number}{LONG}"', "{}")),
-        ('{"traceEvents":[', lambda number: EVENT % (number, f'["{number}{LONG}"]', 1, "{}")),
-        ('{"traceEvents":[', lambda number: EVENT % (number, 1, 2, f'{{"Process Group Name":"{number}{LONG}"}}')),
-        ('{"traceEvents":[', lambda number: EVENT % (number, 1, 2, f'{{"Process Group Name":["{number}{LONG}"]}}')),
+        ("{", lambda number: f'"k{number}":"{LONG_TEXT}"'),
+        ('{"traceEvents":[', lambda number: EVENT_FORMAT % (number, 1, f'"{number}{LONG_TEXT}"', "{}")),
+        ('{"traceEvents":[', lambda number: EVENT_FORMAT % (number, f'["{number}{LONG_TEXT}"]', 1, "{}")),
+        (
+            '{"traceEvents":[',
+            lambda number: EVENT_FORMAT % (number, 1, 2, f'{{"Process Group Name":"{number}{LONG_TEXT}"}}'),
+        ),
+        (
+            '{"traceEvents":[',
+            lambda number: EVENT_FORMAT % (number, 1, 2, f'{{"Process Group Name":["{number}{LONG_TEXT}"]}}'),
+        ),
     ],
     ids=["other values", "threads", "processes", "groups", "lists"],
 )
-def test_a_small_file_takes_little_memory(tmp_path: Path, before: str, part: Callable[[int], str]) -> None:
+def test_small_file_uses_little_memory(tmp_path: Path, before: str, part: Callable[[int], str]) -> None:
     with gzip.open(tmp_path / "trace.json.gz", "wt", encoding="ascii", compresslevel=1) as stream:
         stream.write(before)
-        stream.writelines(many(120, part))
+        stream.writelines(join_parts(120, part))
         stream.write("}" if before == "{" else "]}")
     assert (tmp_path / "trace.json.gz").stat().st_size < 2 << 20
     with peak_below(128 << 20), contextlib.suppress(GpumeshError):
@@ -78,60 +84,60 @@ def test_a_small_file_takes_little_memory(tmp_path: Path, before: str, part: Cal
 @pytest.mark.parametrize(
     "part",
     [
-        lambda number: EVENT % (number, 1, 2, "{}"),
-        lambda number: EVENT % (number, 1, number, "{}"),
-        lambda number: EVENT % (number, 1, 2, f'{{"Collective name":"{number}"}}'),
-        lambda number: EVENT.replace("kernel", "cpu_op").replace("nccl", str(number)) % (number, 1, 2, "{}"),
-        lambda number: EVENT.replace("kernel", "cuda_runtime") % (number, 1, 2, f'{{"correlation":{number}}}'),
+        lambda number: EVENT_FORMAT % (number, 1, 2, "{}"),
+        lambda number: EVENT_FORMAT % (number, 1, number, "{}"),
+        lambda number: EVENT_FORMAT % (number, 1, 2, f'{{"Collective name":"{number}"}}'),
+        lambda number: EVENT_FORMAT.replace("kernel", "cpu_op").replace("nccl", str(number)) % (number, 1, 2, "{}"),
+        lambda number: EVENT_FORMAT.replace("kernel", "cuda_runtime") % (number, 1, 2, f'{{"correlation":{number}}}'),
     ],
     ids=["events", "threads", "kernels", "names", "launches"],
 )
-def test_events_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Callable[[int], str]) -> None:
+def test_endless_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Callable[[int], str]) -> None:
     monkeypatch.setattr(digest, "MAX_KEPT_BYTES", 1 << 20)
-    (tmp_path / "trace.json").write_text("".join(["[", *many(500, part), "]"]), encoding="ascii")
+    (tmp_path / "trace.json").write_text("".join(["[", *join_parts(500, part), "]"]), encoding="ascii")
     load.load_traces(load.find_sources(tmp_path))
-    (tmp_path / "trace.json").write_text("".join(["[", *many(20_000, part), "]"]), encoding="ascii")
+    (tmp_path / "trace.json").write_text("".join(["[", *join_parts(20_000, part), "]"]), encoding="ascii")
     # Besides what is kept, the text and what is made of it.
     with peak_below(16 << 20), pytest.raises(InputError, match="has more events than"):
         load.load_traces(load.find_sources(tmp_path))
 
 
-def test_a_value_of_many_small_ones(tmp_path: Path) -> None:
+def test_value_of_many_small_values(tmp_path: Path) -> None:
     """Every value takes thirty times as much memory as its text."""
     (tmp_path / "trace.json").write_text('{"a":[' + "[]," * (5 << 20) + '[]],"traceEvents":[]}', encoding="ascii")
     with peak_below(192 << 20), pytest.raises(GpumeshError):
         load.load_traces(load.find_sources(tmp_path))
 
 
-def link(path: Path, target: Path, owner: pwd.struct_passwd) -> None:
+def create_link(path: Path, target: Path, owner: pwd.struct_passwd) -> None:
     path.symlink_to(target)
     os.chown(path, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
 
 
-def test_links_to_what_belongs_to_somebody_else(tmp_path: Path, attacker: pwd.struct_passwd) -> None:
+def test_links_to_files_of_another_user(tmp_path: Path, attacker: pwd.struct_passwd) -> None:
     """The page would show it to the attacker, in whose directory it is."""
     private = tmp_path / "private"
     private.mkdir()
     (private / "trace.json").write_text(json.dumps({"traceEvents": []}), encoding="utf-8")
-    (private / "rank-0.json").write_text(json.dumps(DESCRIBED), encoding="utf-8")
+    (private / "rank-0.json").write_text(json.dumps(RANK_METADATA), encoding="utf-8")
     traces = tmp_path / "traces"
     traces.mkdir()
-    link(traces / "rank-0.json", private / "rank-0.json", attacker)
+    create_link(traces / "rank-0.json", private / "rank-0.json", attacker)
     with pytest.raises(HostStateError, match="is a link of"):
         load.find_sources(traces)
     (traces / "rank-0.json").unlink()
-    link(traces / "trace.json", private / "trace.json", attacker)
+    create_link(traces / "trace.json", private / "trace.json", attacker)
     with pytest.raises(HostStateError, match="is a link of"):
         load.load_traces(load.find_sources(traces))
 
 
-@pytest.mark.parametrize("place", ["profile", "profile/001"])
-def test_links_to_directories_of_somebody_else(tmp_path: Path, attacker: pwd.struct_passwd, place: str) -> None:
+@pytest.mark.parametrize("link_path", ["profile", "profile/001"])
+def test_links_to_directories_of_another_user(tmp_path: Path, attacker: pwd.struct_passwd, link_path: str) -> None:
     private, run = tmp_path / "private", tmp_path / "run"
-    for folder in (private, private / "001"):
-        folder.mkdir()
-        (folder / "rank-0.json").write_text(json.dumps(DESCRIBED), encoding="utf-8")
-    (run / place).parent.mkdir(parents=True)
-    link(run / place, private, attacker)
+    for directory in (private, private / "001"):
+        directory.mkdir()
+        (directory / "rank-0.json").write_text(json.dumps(RANK_METADATA), encoding="utf-8")
+    (run / link_path).parent.mkdir(parents=True)
+    create_link(run / link_path, private, attacker)
     with pytest.raises(HostStateError, match="is a link of"):
         load.find_trace_dir(str(run), 0)

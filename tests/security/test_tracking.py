@@ -31,23 +31,23 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tra
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 EVIL = "\x1b]0;pwned\x07\x1b[2J\u202e"
-MUCH = 256 << 20
+LARGE_SIZE = 256 << 20
 
 
-class Squatter(http.server.BaseHTTPRequestHandler):
+class SquatterHandler(http.server.BaseHTTPRequestHandler):
     """A handler that refuses with control characters, or responds without an end."""
 
     endless = False
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         body = f'{{"error_code": "X", "message": "{EVIL}"}}'.encode()
         self.send_response(200 if self.endless else 400)
         self.end_headers()
         with contextlib.suppress(ConnectionError):
-            for _part in range((MUCH >> 16) if self.endless else 1):
+            for _chunk_number in range((LARGE_SIZE >> 16) if self.endless else 1):
                 self.wfile.write(b" " * (1 << 16) if self.endless else body)
 
-    do_GET = do_POST = _answer  # noqa: N815
+    do_GET = do_POST = _respond  # noqa: N815
 
     def log_message(self, *_arguments: object) -> None:
         """Not in the output of the tests."""
@@ -55,51 +55,51 @@ class Squatter(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def squatter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
-    monkeypatch.setattr(Squatter, "endless", request.param)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Squatter) as server:
+    monkeypatch.setattr(SquatterHandler, "endless", request.param)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SquatterHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
 @contextlib.contextmanager
-def little_memory() -> Iterator[None]:
+def assert_little_memory() -> Iterator[None]:
     tracemalloc.start()
     try:
         yield
-        assert tracemalloc.get_traced_memory()[1] < MUCH // 2
+        assert tracemalloc.get_traced_memory()[1] < LARGE_SIZE // 2
     finally:
         tracemalloc.stop()
 
 
-def sender(folder: Path, uri: str) -> gpumesh_track.Sender:
-    (folder / "points.jsonl").write_text('{"points": [["loss", 1.0, 1, 1]]}\n', encoding="ascii")
-    return gpumesh_track.Sender(str(folder), {"MLFLOW_TRACKING_URI": uri, "HOME": str(folder)})
+def create_sender(directory: Path, uri: str) -> gpumesh_track.Sender:
+    (directory / "points.jsonl").write_text('{"points": [["loss", 1.0, 1, 1]]}\n', encoding="ascii")
+    return gpumesh_track.Sender(str(directory), {"MLFLOW_TRACKING_URI": uri, "HOME": str(directory)})
 
 
 @pytest.mark.parametrize("squatter", [True], indirect=True)
-def test_an_answer_without_an_end(squatter: str, tmp_path: Path) -> None:
-    with little_memory(), pytest.raises(gpumesh_track.UnreachableError):
-        sender(tmp_path, squatter).send()
-    with little_memory(), pytest.raises(HostStateError, match="more than"):
+def test_endless_response(squatter: str, tmp_path: Path) -> None:
+    with assert_little_memory(), pytest.raises(gpumesh_track.UnreachableError):
+        create_sender(tmp_path, squatter).send()
+    with assert_little_memory(), pytest.raises(HostStateError, match="more than"):
         TrackingClient(squatter, "", 30, None).check_health()
 
 
 @pytest.mark.parametrize("squatter", [False], indirect=True)
-def test_an_answer_for_the_terminal(
+def test_response_is_printable(
     squatter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender(tmp_path, squatter)
+    create_sender(tmp_path, squatter)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", squatter)
     assert gpumesh_track.main([str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "pwned" in said and printable(said) == said
+    error_output = capsys.readouterr().err
+    assert "pwned" in error_output and printable(error_output) == error_output
 
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
-MEMBERS = [{"machine": "n1", "address": "10.77.0.1", "interface": "lo"}]
+RECORD_MEMBERS = [{"machine": "n1", "address": "10.77.0.1", "interface": "lo"}]
 #: The settings of a user who tracks experiments and sets nothing else.
-DEFAULTS = {
+DEFAULT_SETTINGS = {
     "state": "present",
     "start": True,
     "server": "",
@@ -110,79 +110,85 @@ DEFAULTS = {
 }
 
 
-class Listener(http.server.BaseHTTPRequestHandler):
+class PasswordListener(http.server.BaseHTTPRequestHandler):
     """A handler that keeps the passwords that it gets, and responds as a server that knows the user."""
 
     passwords: list[str] = []
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         self.passwords += filter(None, [self.headers["Authorization"]])
         self.rfile.read(int(self.headers["Content-Length"] or 0))
         self.send_response(401)
         self.end_headers()
 
-    do_GET = do_POST = _answer  # noqa: N815
+    do_GET = do_POST = _respond  # noqa: N815
 
     def log_message(self, *_arguments: object) -> None:
         """Not in the output of the tests."""
 
 
 @contextlib.contextmanager
-def listening(files: tuple[str, str] | None, port: int) -> Iterator[list[str]]:
+def start_listener(files: tuple[str, str] | None, port: int) -> Iterator[list[str]]:
     """Start a listener on the server's port, with the given certificate and key. Yields the passwords that it gets."""
-    Listener.passwords = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Listener) as listener:
+    PasswordListener.passwords = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), PasswordListener) as listener:
         if files:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*files)
             listener.socket = context.wrap_socket(listener.socket, server_side=True)
         threading.Thread(target=listener.serve_forever, daemon=True).start()
-        yield Listener.passwords
+        yield PasswordListener.passwords
         listener.shutdown()
 
 
 @pytest.fixture(name="jobs")
 def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return the variables of the jobs of a cluster with the default settings, whose server is down."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    record = plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP)
-    found: Any = plan.set_storage(plan.commit(record, STAMP), [{"name": "shared", "mount_point": "/mnt/shared"}]).record
-    chosen = tracking.changed_settings(found, DEFAULTS)
-    assert chosen is not None
-    found = plan.set_tracking(found, {**chosen, "port": port}).record
+    with socket.create_server(("127.0.0.1", 0)) as free_socket:
+        port = free_socket.getsockname()[1]
+    record = plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {"backend": "none"}, RECORD_MEMBERS, STAMP)
+    record_with_tracking: Any = plan.set_storage(
+        plan.commit(record, STAMP), [{"name": "shared", "mount_point": "/mnt/shared"}]
+    ).record
+    tracking_settings = tracking.changed_settings(record_with_tracking, DEFAULT_SETTINGS)
+    assert tracking_settings is not None
+    record_with_tracking = plan.set_tracking(record_with_tracking, {**tracking_settings, "port": port}).record
     monkeypatch.setattr(tracking, "server_address", lambda _record, _tracking: "127.0.0.1")
     monkeypatch.setattr(settings, "FOLDER", str(tmp_path))
     monkeypatch.setattr(settings, "trust_path", lambda name: f"{tmp_path}/tracking-ca-{name}.crt")
-    own = settings.TrackingServer.from_params(tracking.desired_parameters(found, "n1", makes_certificate=True))
+    tracking_server = settings.TrackingServer.from_params(
+        tracking.desired_parameters(record_with_tracking, "n1", makes_certificate=True)
+    )
     # Another user creates one just like it.
-    server_certificate.ensure_certificate(run, own.identity)
-    for path in own.identity.current_pair:
+    server_certificate.ensure_certificate(run, tracking_server.identity)
+    for path in tracking_server.identity.current_pair:
         Path(path).rename(Path(path).with_stem("squatter"))
-    made = server_certificate.ensure_certificate(run, own.identity)
-    found = plan.set_tracking(found, {"certificates": made}).record
-    for one in server.trust_files(
-        server.parse_request({**tracking.desired_parameters(found, "n1"), **service.ServicePaths()._asdict()})
+    certificates_text = server_certificate.ensure_certificate(run, tracking_server.identity)
+    record_with_tracking = plan.set_tracking(record_with_tracking, {"certificates": certificates_text}).record
+    for trust_file in server.trust_files(
+        server.parse_request(
+            {**tracking.desired_parameters(record_with_tracking, "n1"), **service.ServicePaths()._asdict()}
+        )
     ):
-        Path(one.path).write_text(one.content, encoding="ascii")
-    return {**tracking.job_variables(found), "HOME": str(tmp_path)}
+        Path(trust_file.path).write_text(trust_file.content, encoding="ascii")
+    return {**tracking.job_variables(record_with_tracking), "HOME": str(tmp_path)}
 
 
-@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
-def test_who_listens_while_the_server_is_down_gets_no_password(jobs: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.skipif(certificates.OPENSSL_MISSING, reason="not checked: there is no openssl")
+def test_listener_in_place_of_the_server_gets_no_password(jobs: dict[str, str], tmp_path: Path) -> None:
     """The listener has no certificate, one of its own for the same names, or is the server itself."""
     port = int(jobs["MLFLOW_TRACKING_URI"].rpartition(":")[2])
-    own = server_certificate.current_pair(str(tmp_path))
-    squatted = str(tmp_path / "squatter.crt"), str(tmp_path / "squatter.key")
+    server_files = server_certificate.current_pair(str(tmp_path))
+    squatter_files = str(tmp_path / "squatter.crt"), str(tmp_path / "squatter.key")
     environment = {**jobs, "MLFLOW_TRACKING_USERNAME": "alice", "MLFLOW_TRACKING_PASSWORD": "secret-of-alice"}
     (tmp_path / "points.jsonl").write_text('{"points": [["loss", 1.0, 1, 1]]}\n', encoding="ascii")
-    for files in (None, squatted, own):
-        with listening(files, port) as passwords:
-            with pytest.raises(gpumesh_track.UnreachableError if files != own else Exception):
+    for files in (None, squatter_files, server_files):
+        with start_listener(files, port) as passwords:
+            with pytest.raises(gpumesh_track.UnreachableError if files != server_files else Exception):
                 gpumesh_track.Sender(str(tmp_path), environment).send()
             with pytest.raises(HostStateError):
                 TrackingClient(
                     jobs["MLFLOW_TRACKING_URI"], jobs["MLFLOW_TRACKING_SERVER_CERT_PATH"], 30, "secret"
                 ).check_health()
             # The server gets them, which shows that there was something to get.
-            assert bool(passwords) == (files == own), files
+            assert bool(passwords) == (files == server_files), files

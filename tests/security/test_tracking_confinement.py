@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from trials import TRIES, denied
+from trials import TRIES_PROGRAM, find_denied
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import confine
 
-TRIALS = f"""
+TRIAL_PROGRAM = f"""
 import os, resource, socket, subprocess, sys
-{TRIES}
+{TRIES_PROGRAM}
 own, other, held, port = sys.argv[1:]
 tries("write", lambda: open(own + "/new", "w").write("x"))
 tries("rename", lambda: (os.mkdir(own + "/a"), os.rename(own + "/new", own + "/a/new"), os.remove(own + "/a/new")))
@@ -42,7 +42,7 @@ tries("signal", lambda: os.kill(os.getppid(), 0))
 print("core", *resource.getrlimit(resource.RLIMIT_CORE))
 """
 #: The version of Landlock from which on something is denied.
-DENIED = {
+LANDLOCK_VERSIONS = {
     "follow": 1,
     "read": 1,
     "list": 1,
@@ -57,7 +57,7 @@ DENIED = {
 }
 
 
-def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_launcher(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-I", confine.__file__, *arguments], capture_output=True, text=True, check=False, timeout=120
     )
@@ -66,37 +66,51 @@ def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(
     not confine.landlock_version(), reason="not checked: this kernel has no Landlock, or does not allow it here"
 )
-def test_it_reaches_its_own_directory_and_nothing_else(tmp_path: Path) -> None:
-    own, other = tmp_path / "own", tmp_path / "other"
-    for folder in (own, other):
-        folder.mkdir()
-    (other / "secret").write_text("secret")
-    (own / "link").symlink_to(other / "secret")
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        command = [sys.executable, "-c", TRIALS, str(own), str(other), str(held.getsockname()[1]), str(port)]
-        done = launched(f"--write={own}", f"--note={own}/note", f"--port={port}", "--", *command)
-    assert done.returncode == 0, done.stderr
-    said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert said.pop("core") == "0 0"
-    wanted = {name for name, since in DENIED.items() if confine.landlock_version() >= since}
-    assert denied(said) == wanted, said
-    assert (other / "secret").read_text() == ("secret" if "truncate" in wanted else "")
-    assert os.listdir(other) == ["secret"]
-    assert (own / "note").read_text() == confine.directory_identities([str(own)])
+def test_server_reaches_only_its_own_directory(tmp_path: Path) -> None:
+    own_directory, other_directory = tmp_path / "own", tmp_path / "other"
+    for directory in (own_directory, other_directory):
+        directory.mkdir()
+    (other_directory / "secret").write_text("secret")
+    (own_directory / "link").symlink_to(other_directory / "secret")
+    with socket.create_server(("127.0.0.1", 0)) as held_socket:
+        with socket.create_server(("127.0.0.1", 0)) as free_socket:
+            port = free_socket.getsockname()[1]
+        command = [
+            sys.executable,
+            "-c",
+            TRIAL_PROGRAM,
+            str(own_directory),
+            str(other_directory),
+            str(held_socket.getsockname()[1]),
+            str(port),
+        ]
+        completed = run_launcher(
+            f"--write={own_directory}", f"--note={own_directory}/note", f"--port={port}", "--", *command
+        )
+    assert completed.returncode == 0, completed.stderr
+    result_by_name = dict(line.split(maxsplit=1) for line in completed.stdout.splitlines())
+    assert result_by_name.pop("core") == "0 0"
+    expected_denials = {name for name, since in LANDLOCK_VERSIONS.items() if confine.landlock_version() >= since}
+    assert find_denied(result_by_name) == expected_denials, result_by_name
+    assert (other_directory / "secret").read_text() == ("secret" if "truncate" in expected_denials else "")
+    assert os.listdir(other_directory) == ["secret"]
+    assert (own_directory / "note").read_text() == confine.directory_identities([str(own_directory)])
 
 
-def test_without_restrictions_it_starts_only_if_that_is_allowed(tmp_path: Path) -> None:
+def test_unconfined_start_needs_permission(tmp_path: Path) -> None:
     """The launcher asks the kernel in a way that no kernel answers, as where a filter of system calls denies Landlock."""
-    blind = tmp_path / "confine.py"
-    blind.write_text(Path(confine.__file__).read_text().replace("_VERSION = 1\n", "_VERSION = 64\n"))
+    unconfinable_launcher = tmp_path / "confine.py"
+    unconfinable_launcher.write_text(Path(confine.__file__).read_text().replace("_VERSION = 1\n", "_VERSION = 64\n"))
     command = ["--", sys.executable, "-c", "print('served')"]
     refused, served = (
         subprocess.run(
-            [sys.executable, "-I", str(blind), *more], capture_output=True, text=True, check=False, timeout=120
+            [sys.executable, "-I", str(unconfinable_launcher), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
-        for more in (command, ["--unconfined", *command])
+        for arguments in (command, ["--unconfined", *command])
     )
     assert refused.returncode == 1 and not refused.stdout and "tracking_unconfined is false" in refused.stderr
     assert (served.returncode, served.stdout) == (0, "served\n")
@@ -106,37 +120,41 @@ def test_without_restrictions_it_starts_only_if_that_is_allowed(tmp_path: Path) 
     not confine.landlock_version(), reason="not checked: this kernel has no Landlock, or does not allow it here"
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="attacks need accounts")
-def test_a_directory_that_another_user_has_put_in_its_place_is_refused(
-    tmp_path: Path, attacker: pwd.struct_passwd
-) -> None:
+def test_directory_of_another_user_is_rejected(tmp_path: Path, attacker: pwd.struct_passwd) -> None:
     """The user does so on a volume in which everybody can rename directories, before the server starts again."""
-    own, link, other = tmp_path / "own", tmp_path / "link", tmp_path / "other"
-    for folder in (own, other):
-        folder.mkdir()
-    link.symlink_to(own)
-    os.chown(other, attacker.pw_uid, attacker.pw_gid)
-    for path in (link, other):
-        done = launched(f"--write={own}", f"--write={path}", "--", sys.executable, "-c", "print('served')")
-        assert done.returncode == 1 and f"{path}: not a directory of this account" in done.stderr and not done.stdout
+    own_directory, link, other_directory = tmp_path / "own", tmp_path / "link", tmp_path / "other"
+    for directory in (own_directory, other_directory):
+        directory.mkdir()
+    link.symlink_to(own_directory)
+    os.chown(other_directory, attacker.pw_uid, attacker.pw_gid)
+    for path in (link, other_directory):
+        completed = run_launcher(
+            f"--write={own_directory}", f"--write={path}", "--", sys.executable, "-c", "print('served')"
+        )
+        assert (
+            completed.returncode == 1
+            and f"{path}: not a directory of this account" in completed.stderr
+            and not completed.stdout
+        )
 
 
-def test_a_directory_that_is_missing_is_named() -> None:
+def test_missing_directory_is_reported() -> None:
     if not confine.landlock_version():
         pytest.skip("not checked: this kernel has no Landlock, or does not allow it here")
-    done = launched("--write=/nowhere", "--", sys.executable, "-c", "print('served')")
-    assert done.returncode == 1 and "/nowhere: not there" in done.stderr and not done.stdout
+    completed = run_launcher("--write=/nowhere", "--", sys.executable, "-c", "print('served')")
+    assert completed.returncode == 1 and "/nowhere: not there" in completed.stderr and not completed.stdout
 
 
-def test_it_has_no_more_memory_than_it_may_and_ends_before_other_programs() -> None:
+def test_memory_is_limited_and_server_is_killed_first() -> None:
     launcher = [sys.executable, "-I", confine.__file__, "--memory=512", "--unconfined", "--", sys.executable, "-c"]
     argv = [*launcher, "print(1, flush=True); input(); bytearray(600 << 20)"]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as one:
-        assert one.stdout is not None and one.stdout.readline() == "1\n"
-        assert Path(f"/proc/{one.pid}/oom_score_adj").read_text() == "1000\n"
-        _said, failure = one.communicate("\n", timeout=120)
-    assert one.returncode == 1 and "MemoryError" in failure
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "1\n"
+        assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
+        _stdout, failure = process.communicate("\n", timeout=120)
+    assert process.returncode == 1 and "MemoryError" in failure
     # A host may allow less.
     argv = [*launcher, "print(1)"]
     line = f"ulimit -d {400 << 10} && exec {shlex.join(argv)}"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import users
 from ansible_collections.gpumesh.cluster.tests.support import mlflow_program
-from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import Server
+from ansible_collections.gpumesh.cluster.tests.support.mlflow_program import MlflowServer
 
-KEY = "key-of-a-provider"
+PROVIDER_KEY = "key-of-a-provider"
 #: The passphrase of an earlier version, and of somebody who has only the database: without MLflow's variable,
 #: KEKManager has the published one.
-NONE = ""
+NO_PASSPHRASE = ""
 #: A program that creates keys, each with a passphrase, and reads all keys with each of some passphrases.
-READ = """
+READ_PROGRAM = """
 import json, os, sys
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.dbmodels.models import SqlGatewaySecret
@@ -48,24 +48,29 @@ print(json.dumps(found))
 """
 
 
-def read(url: str, *passphrases: str, made: Mapping[str, str] | None = None) -> list[dict[str, bool]]:
+def read_keys(
+    url: str, *passphrases: str, passphrase_by_name: Mapping[str, str] | None = None
+) -> list[dict[str, bool]]:
     """Return which keys can be read with each of these passphrases."""
-    found = mlflow_program.run(READ, [url, made or {}, passphrases])
-    return [{name: text is not None and KEY in text for name, text in one.items()} for one in found]
+    texts_by_passphrase = mlflow_program.run_program(READ_PROGRAM, [url, passphrase_by_name or {}, passphrases])
+    return [
+        {name: text is not None and PROVIDER_KEY in text for name, text in texts_by_name.items()}
+        for texts_by_name in texts_by_passphrase
+    ]
 
 
-def test_a_copy_of_the_database_tells_no_key(mlflow: Server) -> None:
-    given = {"secret_name": "own", "secret_value": {"api_key": KEY}, "provider": "openai"}
-    mlflow.call("gateway/secrets/create", given, "3.0")
-    assert read(mlflow.database, NONE, mlflow.passphrase) == [{"own": False}, {"own": True}]
+def test_database_copy_reveals_no_key(mlflow: MlflowServer) -> None:
+    secret_request = {"secret_name": "own", "secret_value": {"api_key": PROVIDER_KEY}, "provider": "openai"}
+    mlflow.call_api("gateway/secrets/create", secret_request, "3.0")
+    assert read_keys(mlflow.database, NO_PASSPHRASE, mlflow.passphrase) == [{"own": False}, {"own": True}]
 
 
-def test_a_key_of_an_earlier_version_is_encrypted_again(tmp_path: Path) -> None:
+def test_key_of_an_earlier_version_is_reencrypted(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/mlflow.db"
-    made = {"former": NONE, "elsewhere": "of another host"}
+    passphrase_by_name = {"former": NO_PASSPHRASE, "elsewhere": "of another host"}
     before = [{"former": True, "elsewhere": False}, {"former": False, "elsewhere": True}]
-    assert read(url, *made.values(), made=made) == before
-    given = {
+    assert read_keys(url, *passphrase_by_name.values(), passphrase_by_name=passphrase_by_name) == before
+    program_input = {
         "url": url,
         "artifacts": "mlflow-artifacts:/",
         "users": [],
@@ -73,8 +78,11 @@ def test_a_key_of_an_earlier_version_is_encrypted_again(tmp_path: Path) -> None:
         "passphrase": "own passphrase",
         "database": "7",
     }
-    assert [mlflow_program.run(inspect.getsource(users), given)["encrypted"] for _run in range(2)] == [True, False]
-    assert read(url, NONE, "own passphrase", "of another host") == [
+    assert [mlflow_program.run_program(inspect.getsource(users), program_input)["encrypted"] for _run in range(2)] == [
+        True,
+        False,
+    ]
+    assert read_keys(url, NO_PASSPHRASE, "own passphrase", "of another host") == [
         {"former": False, "elsewhere": False},
         {"former": True, "elsewhere": False},
         {"former": False, "elsewhere": True},

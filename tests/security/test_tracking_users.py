@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking i
 from ansible_collections.gpumesh.cluster.tests.support import mlflow_program
 
 #: The permissions are what MLflow grants to the creator, and what the creator may then set.
-ATTACK = """
+ATTACK_PROGRAM = """
 import json, sys
 from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore as Users
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Experiments
@@ -34,7 +34,7 @@ for victim, permission in attacks.items():
     experiments.create_experiment(f"{victim} (of mallory, {made[victim]})")
 print(json.dumps(made))
 """
-STATE = """
+STATE_PROGRAM = """
 import json, sys
 from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore as Users
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Experiments
@@ -55,29 +55,31 @@ print(json.dumps([found, [one.name for one in experiments.search_experiments()]]
 """
 
 
-def settled(url: str, *names: str) -> Any:
-    wanted = [{"name": name, "password": f"password-of-{name}", "administrator": False} for name in names]
-    given = {
+def settle_users(url: str, *names: str) -> Any:
+    desired_users = [{"name": name, "password": f"password-of-{name}", "administrator": False} for name in names]
+    program_input = {
         "url": url,
         "artifacts": "mlflow-artifacts:/",
-        "users": wanted,
+        "users": desired_users,
         "without": [],
         "passphrase": "x",
         "database": "7",
     }
-    return mlflow_program.run(inspect.getsource(users), given)
+    return mlflow_program.run_program(inspect.getsource(users), program_input)
 
 
-def test_nobody_keeps_a_permission_on_the_experiment_of_a_later_user(tmp_path: Path) -> None:
+def test_no_permission_remains_on_experiments_of_later_users(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/mlflow.db"
     attacks = {"bob": "MANAGE", "carol": "EDIT", "dave": "READ", "erin": "DENY", "frank": None}
-    made = mlflow_program.run(ATTACK, [url, attacks])
-    said = settled(url, *attacks)
-    assert said["failed"] == {} and set(attacks) <= set(said["experiments"])
-    found, names = mlflow_program.run(STATE, [url, list(attacks)])
+    experiment_ids = mlflow_program.run_program(ATTACK_PROGRAM, [url, attacks])
+    settle_result = settle_users(url, *attacks)
+    assert settle_result["failed"] == {} and set(attacks) <= set(settle_result["experiments"])
+    state_by_user, names = mlflow_program.run_program(STATE_PROGRAM, [url, list(attacks)])
     for victim, permission in attacks.items():
-        number, grants = found[victim]
-        assert number not in (None, made[victim]) and grants == {victim: "MANAGE"}, victim
+        experiment_id, grants = state_by_user[victim]
+        assert experiment_id not in (None, experiment_ids[victim]) and grants == {victim: "MANAGE"}, victim
         owner = "mallory" if permission else "another user"
-        assert any(re.fullmatch(rf"{victim} \(of {owner}, [0-9a-f]{{8}}\)", one) for one in names)
-    assert settled(url, *attacks)["experiments"] == []
+        assert any(
+            re.fullmatch(rf"{victim} \(of {owner}, [0-9a-f]{{8}}\)", experiment_name) for experiment_name in names
+        )
+    assert settle_users(url, *attacks)["experiments"] == []

@@ -27,50 +27,50 @@ EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b2J\u202e"
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """Create the runs of a user who has written everything in them."""
-    folder = RunDirectory(f"{tmp_path}/nano")
+    run_directory = RunDirectory(f"{tmp_path}/nano")
     request = RunRequest(name="nano", command=[f"true{EVIL}"], folder=f"/x{EVIL}\nfake: finished", directory=f"/{EVIL}")
-    folder.create(request._replace(folder=f"{tmp_path}/nano"))
+    run_directory.create(request._replace(folder=f"{tmp_path}/nano"))
     text = (tmp_path / "nano" / "request.json").read_text(encoding="utf-8")
     assert f'"{tmp_path}/nano"' in text
     evil = '"/x\\u001b]0;pwned\\u0007\\nfake: finished"'
     (tmp_path / "nano" / "request.json").write_text(text.replace(f'"{tmp_path}/nano"', evil), encoding="utf-8")
-    folder.write(TrainingRun("nano", state="failed", detail=f"out of memory{EVIL}\nfake: finished"))
-    folder.attempt_dir(1).mkdir(parents=True)
+    run_directory.write(TrainingRun("nano", state="failed", detail=f"out of memory{EVIL}\nfake: finished"))
+    run_directory.attempt_dir(1).mkdir(parents=True)
     return tmp_path
 
 
-def shown(capsys: pytest.CaptureFixture[str], runs: Path, *arguments: str) -> tuple[int, str]:
+def run_train(capsys: pytest.CaptureFixture[str], runs: Path, *arguments: str) -> tuple[int, str]:
     status = program.main({"volumes": [], "run_dir": str(runs)}, arguments)
-    told = capsys.readouterr()
-    return status, told.out + told.err
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("show", "nano"), ("cancel", "nano")])
-def test_runs_are_shown_as_text(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple[str, ...]) -> None:
-    _status, said = shown(capsys, runs, *arguments)
-    assert "pwned" in said and printable(said) == said
+def test_runs_are_printable(capsys: pytest.CaptureFixture[str], runs: Path, arguments: tuple[str, ...]) -> None:
+    _status, output = run_train(capsys, runs, *arguments)
+    assert "pwned" in output and printable(output) == output
     # The texts cannot add a line for a run that does not exist.
-    assert not [line for line in said.splitlines() if line.startswith("fake")]
+    assert not [line for line in output.splitlines() if line.startswith("fake")]
 
 
-def test_logs_are_shown_as_text(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+def test_logs_are_printable(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     log = RunDirectory(f"{runs}/nano").attempt_dir(1) / "rank-0.log"
     log.write_text(f"\x1b[31mloss\x1b[0m 2.3\r\n 10 %\r 20 %\r\n{EVIL}\n", encoding="utf-8", newline="")
-    status, said = shown(capsys, runs, "logs", "nano", "--attempt", "1")
-    assert (status, said[:22]) == (0, "loss 2.3\n 10 %\n 20 %\n\ufffd")
-    assert printable(said) == said
+    status, output = run_train(capsys, runs, "logs", "nano", "--attempt", "1")
+    assert (status, output[:22]) == (0, "loss 2.3\n 10 %\n 20 %\n\ufffd")
+    assert printable(output) == output
 
 
-def test_errors_are_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> int:
         raise HostStateError(f"{EVIL} is damaged.", f"Move {EVIL} away.")
 
     assert exit_status("gpumesh-train", fail) == 2
-    said = capsys.readouterr().err
-    assert "pwned" in said and printable(said) == said
+    output = capsys.readouterr().err
+    assert "pwned" in output and printable(output) == output
 
 
-def test_a_log_without_line_ends_is_not_held_in_memory(runs: Path) -> None:
+def test_log_without_line_ends_is_not_kept_in_memory(runs: Path) -> None:
     log = RunDirectory(f"{runs}/nano").attempt_dir(1) / "rank-0.log"
     with log.open("wb") as stream:
         stream.truncate(64 << 20)
@@ -81,7 +81,7 @@ def test_a_log_without_line_ends_is_not_held_in_memory(runs: Path) -> None:
     assert peak < 16 << 20
 
 
-def test_a_log_that_is_a_link_to_a_file_of_somebody_else(
+def test_log_linked_to_a_file_of_another_user(
     capsys: pytest.CaptureFixture[str], runs: Path, attacker: pwd.struct_passwd
 ) -> None:
     secret = runs / "secret"
@@ -89,15 +89,15 @@ def test_a_log_that_is_a_link_to_a_file_of_somebody_else(
     log = RunDirectory(f"{runs}/nano").attempt_dir(1) / "rank-0.log"
     log.symlink_to(secret)
     os.chown(log, attacker.pw_uid, attacker.pw_gid, follow_symlinks=False)
-    status, said = shown(capsys, runs, "logs", "nano", "--attempt", "1")
-    assert status == 2 and "the secret" not in said and f"is a link of {attacker.pw_name}" in said
+    status, output = run_train(capsys, runs, "logs", "nano", "--attempt", "1")
+    assert status == 2 and "the secret" not in output and f"is a link of {attacker.pw_name}" in output
     # A link to what is the attacker's own is not a secret of anybody.
     os.chown(secret, attacker.pw_uid, attacker.pw_gid)
-    assert shown(capsys, runs, "logs", "nano", "--attempt", "1") == (0, "the secret")
+    assert run_train(capsys, runs, "logs", "nano", "--attempt", "1") == (0, "the secret")
 
 
 #: A program that prints the files below a directory that can be read, and what others see of the runs in it.
-_LOOK = """
+_LOOK_PROGRAM = """
 import os, sys
 from pathlib import Path
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
@@ -117,7 +117,7 @@ for look in (lambda: runs.find_run(base, "nano"), lambda: store.RunDirectory(run
 """
 
 
-def test_the_files_of_a_run_are_for_its_owner_alone(tmp_path: Path, attacker: pwd.struct_passwd) -> None:
+def test_files_of_a_run_are_private_to_its_owner(tmp_path: Path, attacker: pwd.struct_passwd) -> None:
     """Its command, its logs and its code may contain secrets."""
     for path in (tmp_path, *tmp_path.parents[:-1]):
         path.chmod(path.stat().st_mode | 0o011)
@@ -126,20 +126,20 @@ def test_the_files_of_a_run_are_for_its_owner_alone(tmp_path: Path, attacker: pw
     (source / "train.py").write_text("print()", encoding="utf-8")
     before = os.umask(0)
     try:
-        folder = RunDirectory(str(base / "nano"))
-        request = RunRequest(name="nano", command=["train", "--token=secret"], folder=str(folder.path))
-        folder.create(request, lambda: snapshot.create_snapshot(str(source), request.folder, 1))
-        folder.write(TrainingRun("nano", "running"))
-        folder.claim(1, 0, "n1")
+        run_directory = RunDirectory(str(base / "nano"))
+        request = RunRequest(name="nano", command=["train", "--token=secret"], folder=str(run_directory.path))
+        run_directory.create(request, lambda: snapshot.create_snapshot(str(source), request.folder, 1))
+        run_directory.write(TrainingRun("nano", "running"))
+        run_directory.claim(1, 0, "n1")
     finally:
         os.umask(before)
     base.chmod(0o1777)
     command = ["setpriv", f"--reuid={attacker.pw_uid}", f"--regid={attacker.pw_gid}", "--clear-groups"]
     variables = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command += [sys.executable, "-c", _LOOK, str(base)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=variables)
-    found, listed, *failures = done.stdout.splitlines()
-    assert (found, listed) == ("[]", "[] None")
+    command += [sys.executable, "-c", _LOOK_PROGRAM, str(base)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=variables)
+    readable_files, listed, *failures = completed.stdout.splitlines()
+    assert (readable_files, listed) == ("[]", "[] None")
     assert "request.json cannot be read" in failures[0]
     assert failures[1] == f"{base}/nano belongs to another user. Choose another name."
     assert failures[2].startswith(f"{base}/nano cannot be read. Ask its owner")

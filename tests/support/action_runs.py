@@ -16,31 +16,31 @@ from ansible.playbook.task import Task
 from ansible.template import Templar
 
 
-class Played(NamedTuple):
+class ActionRun(NamedTuple):
     """The result of a task, the modules that it ran on the host, with their arguments, and its scripts.
 
     ``derived_from``: that argument of each module, which is not among the others.
     """
 
     result: dict[str, Any]
-    ran: list[tuple[str, dict[str, Any]]]
+    module_calls: list[tuple[str, dict[str, Any]]]
     scripts: list[str]
     derived_from: list[tuple[str, Any]]
 
 
-def unpacked(sent: Mapping[str, str]) -> dict[str, bytes]:
+def unpack_files(packed_files: Mapping[str, str]) -> dict[str, bytes]:
     """Unpack the contents of files that an action sends to a module."""
-    return {name: zlib.decompress(base64.b64decode(text)) for name, text in sent.items()}
+    return {name: zlib.decompress(base64.b64decode(text)) for name, text in packed_files.items()}
 
 
-def play(
+def play_action(
     action: type,
     arguments: Mapping[str, Any],
-    results: Mapping[str, Sequence[Mapping[str, Any]]],
+    results_by_module: Mapping[str, Sequence[Mapping[str, Any]]],
     variables: Mapping[str, Any] | None = None,
     check_mode: bool = False,
     delegate_to: str | None = None,
-) -> Played:
+) -> ActionRun:
     """Run an action.
 
     ``results_by_module`` has the results of each module in order; a module that is not named must not run.
@@ -48,19 +48,21 @@ def play(
     task = Task()
     task.delegate_to = delegate_to
     task.args, task.check_mode = dict(arguments), check_mode
-    given = dict(variables or {})
+    host_variables = dict(variables or {})
     loader = DataLoader()
     connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/nonexistent"))
-    made = action(task, connection, None, loader, Templar(loader, variables=given), None)
-    waiting = {name: [dict(result) for result in each] for name, each in results.items()}
-    ran: list[tuple[str, dict[str, Any]]] = []
+    action_plugin = action(task, connection, None, loader, Templar(loader, variables=host_variables), None)
+    remaining_results = {
+        name: [dict(result) for result in module_results] for name, module_results in results_by_module.items()
+    }
+    module_calls: list[tuple[str, dict[str, Any]]] = []
     derived_from: list[tuple[str, Any]] = []
 
-    def execute(module_name: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        assert task_vars == given
+    def execute_module(module_name: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        assert task_vars == host_variables
         derived_from.append((module_name, module_args.pop("derived_from", None)))
-        ran.append((module_name, module_args))
-        return waiting[module_name].pop(0)
+        module_calls.append((module_name, module_args))
+        return remaining_results[module_name].pop(0)
 
     scripts: list[str] = []
 
@@ -68,6 +70,6 @@ def play(
         scripts.append(text)
         return {"rc": 0, "stdout": "", "stderr": ""}
 
-    made._execute_module = execute
-    made._low_level_execute_command = run_script
-    return Played(made.run(task_vars=given), ran, scripts, derived_from)
+    action_plugin._execute_module = execute_module
+    action_plugin._low_level_execute_command = run_script
+    return ActionRun(action_plugin.run(task_vars=host_variables), module_calls, scripts, derived_from)

@@ -16,13 +16,13 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-SEARCH = os.environ.get("HYPOTHESIS_PROFILE") == "search"
-TRIES = 100_000 if SEARCH else 1_000
-SEED = random.SystemRandom().randrange(1 << 32) if SEARCH else 0
+SEARCH_PROFILE = os.environ.get("HYPOTHESIS_PROFILE") == "search"
+TRY_COUNT = 100_000 if SEARCH_PROFILE else 1_000
+SEED = random.SystemRandom().randrange(1 << 32) if SEARCH_PROFILE else 0
 
 #: Input that has broken parsers before: line ends, zones, non-ASCII digits, long numbers, quotes, escapes, half a
 #: surrogate pair.
-PIECES = (
+BREAKING_PIECES = (
     *("\n", "\r", "\t", "\0", "\x1b[2J", "\x7f", "\u2028", "\u202e", "\ud800", "\u0663", "\u00b2", "\u00e9", "\uff11"),
     *("%", "%a\nb", "%eth0", "..", ".", "-", "--", "_", "/", "//", "../", ":", "::", "[", "]", "[]", "[1-3]", ",", ";"),
     *(
@@ -65,7 +65,7 @@ PIECES = (
     *("224.0.0.1", "0.0.0.0", "fe80::1", "::ffff:127.0.0.1", "1.2.3", "all"),
 )
 #: JSON values of every kind, to replace one where another kind is expected.
-ODD: tuple[Any, ...] = (
+ODD_JSON_VALUES: tuple[Any, ...] = (
     None,
     True,
     0,
@@ -86,78 +86,84 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def broken(choose: random.Random, text: str) -> str:
+def damage_text(random_source: random.Random, text: str) -> str:
     """Apply one to three changes to a text."""
-    for _turn in range(choose.randint(1, 3)):
-        at, end = sorted(choose.randint(0, len(text)) for _end in "12")
-        kind = choose.randrange(5)
+    for _turn in range(random_source.randint(1, 3)):
+        start, end = sorted(random_source.randint(0, len(text)) for _end in "12")
+        kind = random_source.randrange(5)
         if kind == 0:
-            text = text[:at] + choose.choice(PIECES) + text[at:]
+            text = text[:start] + random_source.choice(BREAKING_PIECES) + text[start:]
         elif kind == 1:
-            text = text[:at] + choose.choice(PIECES) + text[end:]
+            text = text[:start] + random_source.choice(BREAKING_PIECES) + text[end:]
         elif kind == 2:
-            text = text[:at] + text[end:]
+            text = text[:start] + text[end:]
         elif kind == 3:
-            text = text[:at] + text[at:end] * choose.randint(2, 4) + text[end:]
+            text = text[:start] + text[start:end] * random_source.randint(2, 4) + text[end:]
         else:
-            text = text[:at] + choose.choice(string.printable) + text[at + 1 :]
+            text = text[:start] + random_source.choice(string.printable) + text[start + 1 :]
         text = text[:20_000]
     return text
 
 
-def broken_document(choose: random.Random, document: Any) -> Any:
+def damage_document(random_source: random.Random, document: Any) -> Any:
     """Return a copy in which one value, at any depth, is damaged, of another kind, missing or duplicated."""
-    new = copy.deepcopy(document)
-    here = new
+    damaged_copy = copy.deepcopy(document)
+    container = damaged_copy
     while True:
-        keys = list(here) if isinstance(here, dict) else list(range(len(here)))
+        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         if not keys:
-            return choose.choice(ODD)
-        key = choose.choice(keys)
-        value = here[key]
-        if isinstance(value, (dict, list)) and value and choose.random() < 0.85:
-            here = value
+            return random_source.choice(ODD_JSON_VALUES)
+        key = random_source.choice(keys)
+        value = container[key]
+        if isinstance(value, (dict, list)) and value and random_source.random() < 0.85:
+            container = value
             continue
-        kind = choose.randrange(4)
+        kind = random_source.randrange(4)
         if kind < 2 and isinstance(value, str):
-            here[key] = broken(choose, value)
-        elif kind == 2 and isinstance(here, list):
-            here.insert(key, copy.deepcopy(value))
-        elif kind == 3 and isinstance(here, dict):
-            here[choose.choice(["", "x", "options", "\n"])] = here.pop(key)
+            container[key] = damage_text(random_source, value)
+        elif kind == 2 and isinstance(container, list):
+            container.insert(key, copy.deepcopy(value))
+        elif kind == 3 and isinstance(container, dict):
+            container[random_source.choice(["", "x", "options", "\n"])] = container.pop(key)
         else:
-            here[key] = copy.deepcopy(choose.choice(ODD))
-        return new
+            container[key] = copy.deepcopy(random_source.choice(ODD_JSON_VALUES))
+        return damaged_copy
 
 
-def endures(
-    take: Callable[[Any], Any],
-    good: tuple[Any, ...],
-    refusals: tuple[type[Exception], ...],
-    proves: Callable[[Any], Any] = lambda taken: None,
-    share: int = 1,
+def assert_endures(
+    parse: Callable[[Any], Any],
+    valid_inputs: tuple[Any, ...],
+    refusal_types: tuple[type[Exception], ...],
+    verify: Callable[[Any], Any] = lambda parsed: None,
+    try_divisor: int = 1,
 ) -> None:
     """Call ``parse`` with damaged forms of ``valid_inputs``: it must return what ``verify`` accepts, or raise a
     refusal.
 
     ``try_divisor``: try only one in so many forms, if each takes long. Raises AssertionError with the seed.
     """
-    choose = random.Random(SEED)
-    told = []
-    for one in good:
-        take(copy.deepcopy(one))
-    for turn in range(TRIES // share):
-        one = choose.choice(good)
-        wrong = broken(choose, one) if isinstance(one, str) else broken_document(choose, one)
+    random_source = random.Random(SEED)
+    refusal_texts = []
+    for valid_input in valid_inputs:
+        parse(copy.deepcopy(valid_input))
+    for try_number in range(TRY_COUNT // try_divisor):
+        valid_input = random_source.choice(valid_inputs)
+        damaged_input = (
+            damage_text(random_source, valid_input)
+            if isinstance(valid_input, str)
+            else damage_document(random_source, valid_input)
+        )
         try:
-            taken = take(wrong)
-        except refusals as refusal:
-            told.append(str(refusal))
+            parsed = parse(damaged_input)
+        except refusal_types as refusal:
+            refusal_texts.append(str(refusal))
             continue
         except Exception as traceback:
-            raise AssertionError(f"{wrong!r} (seed {SEED}, turn {turn})") from traceback
+            raise AssertionError(f"{damaged_input!r} (seed {SEED}, turn {try_number})") from traceback
         try:
-            proves(taken)
+            verify(parsed)
         except Exception as traceback:
-            raise AssertionError(f"{wrong!r} was taken as {taken!r} (seed {SEED}, turn {turn})") from traceback
-    assert all(told), f"refused without a reason (seed {SEED})"
+            raise AssertionError(
+                f"{damaged_input!r} was taken as {parsed!r} (seed {SEED}, turn {try_number})"
+            ) from traceback
+    assert all(refusal_texts), f"refused without a reason (seed {SEED})"

@@ -18,7 +18,7 @@ if not CHROMIUM or not DRIVER:
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="not checked: selenium is not installed")
 
-FLAGS = (
+CHROMIUM_FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -30,11 +30,11 @@ FLAGS = (
 )
 
 
-def chromium(profile: Path, *flags: str) -> Iterator:
+def start_chromium(profile_directory: Path, *flags: str) -> Iterator:
     """Start Chromium, for a fixture. ``profile_directory`` is for its files."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
+    for flag in (*CHROMIUM_FLAGS, *flags, f"--user-data-dir={profile_directory}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
@@ -44,10 +44,10 @@ def chromium(profile: Path, *flags: str) -> Iterator:
 
 def show_page(browser, page: Path, width: int = 1200, scheme: str = "light") -> None:
     """Load a page. Raises AssertionError if the console is not empty."""
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    preference = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": preference})
+    device_metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device_metrics)
+    color_preference = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": color_preference})
     browser.get(page.as_uri())
     assert browser.get_log("browser") == []
 
@@ -57,11 +57,11 @@ def forget_theme(browser) -> None:
     browser.execute_script("try { localStorage.clear() } catch (refused) { }")
 
 
-def find(browser, selector: str):
+def find_element(browser, selector: str):
     return browser.find_element("css selector", selector)
 
 
-def background(browser) -> str:
+def background_color(browser) -> str:
     return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
 
 
@@ -69,7 +69,7 @@ def is_wider_than(browser, width: int) -> bool:
     return browser.execute_script("return document.documentElement.scrollWidth") > width
 
 
-_CONTRAST = """
+_CONTRAST_SCRIPT = """
 const channel = v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
 const parse = c => (c.match(/[0-9.]+/g) || []).map(Number);
 const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
@@ -86,6 +86,6 @@ return [...new Set(low)];
 """
 
 
-def low_contrast(browser) -> list[str]:
+def find_low_contrast(browser) -> list[str]:
     """Return the texts whose contrast is less than WCAG AA requires."""
-    return browser.execute_script(_CONTRAST)
+    return browser.execute_script(_CONTRAST_SCRIPT)

@@ -38,22 +38,22 @@ def find_cluster(
     records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Select the record of a cluster among these copies."""
-    nothing = {"refusal": "", "record": None, "source": None, "standing": {}, "replaced": [], "remarks": []}
-    known = InventoryView(machines, variables, manager or None)
-    word = Overrides(trusted or None, generation or None, successor or None)
+    no_record = {"refusal": "", "record": None, "source": None, "standing": {}, "replaced": [], "remarks": []}
+    inventory_view = InventoryView(machines, variables, manager or None)
+    overrides = Overrides(trusted or None, generation or None, successor or None)
     try:
-        found = find_record(read_responses(results, records), name, known, word)
-    except GpumeshError as refused:
-        return {**nothing, "refusal": printable(str(refused))}
-    if found is None:
-        return nothing
+        selected = find_record(read_responses(results, records), name, inventory_view, overrides)
+    except GpumeshError as refusal:
+        return {**no_record, "refusal": printable(str(refusal))}
+    if selected is None:
+        return no_record
     return {
         "refusal": "",
-        "record": found.record,
-        "source": found.source_machine,
-        "standing": {machine: relation._asdict() for machine, relation in found.relations.items()},
-        "replaced": list(found.replaced_machines),
-        "remarks": [printable(remark) for remark in found.remarks],
+        "record": selected.record,
+        "source": selected.source_machine,
+        "standing": {machine: relation._asdict() for machine, relation in selected.relations.items()},
+        "replaced": list(selected.replaced_machines),
+        "remarks": [printable(remark) for remark in selected.remarks],
     }
 
 
@@ -67,7 +67,7 @@ def plan_registration(
     endpoints: Mapping[str, str] | None = None,
     rdma: Mapping[str, bool] | None = None,
     record: Mapping[str, Any] | None = None,
-    held: Mapping[str, Mapping[str, Any]] | None = None,
+    responses: Mapping[str, Mapping[str, Any]] | None = None,
     records: Mapping[str, Mapping[str, Any]] | None = None,
     subnet: str | None = None,
     manager: str | None = None,
@@ -77,7 +77,7 @@ def plan_registration(
     interfaces: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Decide how these hosts become members."""
-    wish = RegistrationRequest(
+    request = RegistrationRequest(
         name,
         subnet or None,
         manager or None,
@@ -87,21 +87,23 @@ def plan_registration(
         join_only,
         interfaces or {},
     )
-    site_of, endpoint_of = sites or {}, endpoints or {}
-    hosts = {
+    site_by_machine, endpoint_by_machine = sites or {}, endpoints or {}
+    inventory_hosts = {
         machine: InventoryHost(
             address or machine,
-            site_of.get(machine) or None,
-            endpoint_of.get(machine) or None,
+            site_by_machine.get(machine) or None,
+            endpoint_by_machine.get(machine) or None,
             (rdma or {}).get(machine, True),
         )
         for machine, address in addresses.items()
     }
     try:
-        present = model.parse(record) if record else None
-        decision, _coming = decide_registration(wish, present, hosts, facts, read_responses(held or {}, records))
-    except GpumeshError as refused:
-        return {"refusal": printable(str(refused))}
+        current_record = model.parse(record) if record else None
+        decision, _coming = decide_registration(
+            request, current_record, inventory_hosts, facts, read_responses(responses or {}, records)
+        )
+    except GpumeshError as refusal:
+        return {"refusal": printable(str(refusal))}
     return {"refusal": "", **decision}
 
 
@@ -110,7 +112,7 @@ def plan_removal(
     name: str,
     leaving: Sequence[str],
     *,
-    known: Sequence[str],
+    inventory_machines: Sequence[str],
     record: Mapping[str, Any] | None,
     records: Mapping[str, Mapping[str, Any]] | None = None,
     replaced: Sequence[str] = (),
@@ -119,15 +121,26 @@ def plan_removal(
     playing: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Decide how these machines leave. ``playing``: by default, all that respond."""
-    answers = read_responses(results, records)
-    present = (
-        [machine for machine in answers if answers[machine].unreachable_reason is None] if playing is None else playing
+    responses = read_responses(results, records)
+    reachable_machines = (
+        [machine for machine in responses if responses[machine].unreachable_reason is None]
+        if playing is None
+        else playing
     )
     try:
-        drawn = model.parse(record) if record else None
-        if drawn is not None:
-            answers.update({machine: HostResponse([drawn], [], None) for machine in replaced})
-        decision = decide_removal(drawn, name, leaving, known, answers, new_manager or None, manager_lost, present)
-    except GpumeshError as refused:
-        return {"refusal": printable(str(refused))}
+        parsed_record = model.parse(record) if record else None
+        if parsed_record is not None:
+            responses.update({machine: HostResponse([parsed_record], [], None) for machine in replaced})
+        decision = decide_removal(
+            parsed_record,
+            name,
+            leaving,
+            inventory_machines,
+            responses,
+            new_manager or None,
+            manager_lost,
+            reachable_machines,
+        )
+    except GpumeshError as refusal:
+        return {"refusal": printable(str(refusal))}
     return {"refusal": "", **decision}

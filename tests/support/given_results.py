@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
 #: The replacement of each action. It returns the given results of an action on a host in order, the last one
 #: repeatedly.
-_ACTION = """
+_FAKE_ACTION = """
 import json
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class ActionModule(ActionBase):
 """
 
 
-class Call(NamedTuple):
+class ActionCall(NamedTuple):
     """An action on a host, its arguments, and the generation of the record that it reads."""
 
     action: str
@@ -53,52 +53,52 @@ class Call(NamedTuple):
     generation: int | None
 
 
-class Went(NamedTuple):
+class RoleRun(NamedTuple):
     """A run and its calls, in their order."""
 
-    run: Run
-    calls: list[Call]
+    run: AnsibleRun
+    calls: list[ActionCall]
 
-    def slots(self, host: str) -> int:
+    def count_tasks(self, host: str) -> int:
         """Return how many tasks the host has been through, skipped ones included."""
-        found = re.search(rf"^{host} +: ok=(\d+).*?skipped=(\d+)", self.run.output, re.MULTILINE)
-        assert found, self.run.output
-        return int(found[1]) + int(found[2])
+        recap = re.search(rf"^{host} +: ok=(\d+).*?skipped=(\d+)", self.run.output, re.MULTILINE)
+        assert recap, self.run.output
+        return int(recap[1]) + int(recap[2])
 
-    def of(self, action: str) -> list[Call]:
+    def calls_of(self, action: str) -> list[ActionCall]:
         """Return the calls of one action."""
         return [call for call in self.calls if call.action == action]
 
-    def steps(self, host: str) -> list[str]:
+    def actions_on(self, host: str) -> list[str]:
         """Return the actions on one host."""
         return [call.action for call in self.calls if call.host == host]
 
 
-def replace_actions(folder: Path, monkeypatch: pytest.MonkeyPatch, names: Iterable[str], source: str) -> None:
+def replace_actions(directory: Path, monkeypatch: pytest.MonkeyPatch, names: Iterable[str], action_source: str) -> None:
     """Copy this collection to a directory with ``action_source`` in place of these actions, and let Ansible use it."""
-    collection = folder / "ansible_collections" / "gpumesh" / "cluster"
-    actions = collection / "plugins" / "action"
-    actions.mkdir(parents=True)
+    collection = directory / "ansible_collections" / "gpumesh" / "cluster"
+    action_directory = collection / "plugins" / "action"
+    action_directory.mkdir(parents=True)
     for path in (ROOT, ROOT / "plugins", ROOT / "plugins" / "action"):
         for entry in path.iterdir():
-            place = collection / entry.relative_to(ROOT)
-            if not place.exists() and not entry.name.startswith("."):
-                place.symlink_to(entry)
+            link_path = collection / entry.relative_to(ROOT)
+            if not link_path.exists() and not entry.name.startswith("."):
+                link_path.symlink_to(entry)
     for name in names:
-        (actions / f"{name}.py").unlink(missing_ok=True)
-        (actions / f"{name}.py").write_text(source, encoding="utf-8")
-    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", str(folder))
+        (action_directory / f"{name}.py").unlink(missing_ok=True)
+        (action_directory / f"{name}.py").write_text(action_source, encoding="utf-8")
+    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", str(directory))
 
 
-def go(
-    folder: Path,
+def run_role(
+    directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     role: Mapping[str, Any],
-    hosts: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
+    results_by_host: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
     variables: Mapping[str, Any],
     *options: str,
     tasks: Sequence[Mapping[str, Any]] = (),
-) -> Went:
+) -> RoleRun:
     """Run one entry point of a role as a playbook imports it.
 
     ``role``: the options of import_role; ``results_by_host``: the results by action, for each host; ``options``: those
@@ -106,16 +106,20 @@ def go(
     """
     modules = (path.stem for path in (ROOT / "plugins" / "modules").glob("*.py"))
     # The modules of ansible-core that it runs have results of their own.
-    names = [name for name in modules if name != "host_module"]
-    replace_actions(folder / "collections", monkeypatch, names, _ACTION)
-    log = folder / "calls.jsonl"
+    module_names = [name for name in modules if name != "host_module"]
+    replace_actions(directory / "collections", monkeypatch, module_names, _FAKE_ACTION)
+    call_log = directory / "calls.jsonl"
     play = {
         "hosts": "all",
-        "vars": {**variables, "given_log": str(log)},
+        "vars": {**variables, "given_log": str(call_log)},
         "tasks": [{"ansible.builtin.import_role": {**role, "rolespec_validate": False}}, *tasks],
     }
-    run = run_plays(
-        folder, {host: {"given_results": results} for host, results in hosts.items()}, [play], None, *options
+    playbook_run = run_plays(
+        directory,
+        {host: {"given_results": results} for host, results in results_by_host.items()},
+        [play],
+        None,
+        *options,
     )
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return Went(run, [Call(*json.loads(line)) for line in lines])
+    lines = call_log.read_text(encoding="utf-8").splitlines() if call_log.exists() else []
+    return RoleRun(playbook_run, [ActionCall(*json.loads(line)) for line in lines])

@@ -17,7 +17,7 @@ from typing import Any
 from lab_hosts import Lab
 
 #: The program that reads the state on the host, as one process.
-_READER = r"""
+_STATE_PROGRAM = r"""
 import glob, hashlib, json, os, stat, subprocess
 
 def output(*argv):
@@ -74,7 +74,7 @@ print(json.dumps({
 """
 
 #: Files that change without a cluster: on their own, at a login, or when a package is installed or has run.
-_PASSING = re.compile(
+_CHANGING_FILES = re.compile(
     r"/(root|home/[^/]+)/\.(ansible|cache)(/|$)|/home/[^/]+/\.sudo_as_admin_successful$"
     r"|/tmp/|/var/(cache|backups|tmp)/|/var/log/(journal|apt|mysql|munge)(/|$)"
     r"|/var/log/(lastlog|wtmp(\.db)?|btmp|faillog|dpkg\.log|alternatives\.log|bootstrap\.log)$"
@@ -85,59 +85,65 @@ _PASSING = re.compile(
     r"|/usr/lib/.*/(gconv|giomodule)|/usr/lib/systemd/.*\.cache$"
 )
 #: The links of Debian's alternatives, and directories below /run that packages create.
-_ALTERNATIVE = re.compile(r"was not there -> 0o120777 0 0 /etc/alternatives/")
-_PACKAGES_VOLATILE = {"adduser", "mysqld", "munge", "wireguard"}
+_ALTERNATIVE_LINK = re.compile(r"was not there -> 0o120777 0 0 /etc/alternatives/")
+_PACKAGE_RUN_ENTRIES = {"adduser", "mysqld", "munge", "wireguard"}
 #: The container engine's resolver, whose ports differ at each start.
-_ENGINE = "127.0.0.11"
-_COUNTED = re.compile(r"counter packets \d+ bytes \d+ ?|^\[\d+:\d+\] ")
+_ENGINE_RESOLVER = "127.0.0.11"
+_COUNTERS = re.compile(r"counter packets \d+ bytes \d+ ?|^\[\d+:\d+\] ")
 #: Accounts of the packages.
-_ACCOUNTS = {"munge", "slurm", "mysql", "nvpd", "_rpc", "statd"}
+_PACKAGE_ACCOUNTS = {"munge", "slurm", "mysql", "nvpd", "_rpc", "statd"}
 #: Units that appear and disappear on any host, such as those of a login session.
-_COMMON = re.compile(
+_COMMON_UNITS = re.compile(
     r"(session|user@|user-runtime-dir@|run-user|user-|apt-daily|dpkg-db|e2scrub|fstrim|logrotate|man-db"
     r"|systemd-|ldconfig|motd|run-credentials|run-docker|ssh@|sshd@).*"
 )
-_TRANSIENT = re.compile(
+_TRANSIENT_PROCESSES = re.compile(
     r"(sshd.*|ps|sh|cat|python3?|sleep|systemctl|agetty|\(.*\)|kworker.*|systemd-.*|ssh-agent|sftp.*)"
 )
 
 
-def read(lab: Lab, host: str) -> dict[str, Any]:
+def read_state(lab: Lab, host: str) -> dict[str, Any]:
     """Read the state of a host, including the firewall of its kernel."""
-    state: dict[str, Any] = json.loads(lab.run(host, "python3", "-c", _READER))
+    state: dict[str, Any] = json.loads(lab.run(host, "python3", "-c", _STATE_PROGRAM))
     pid = subprocess.run(
         ["docker", "inspect", "--format={{.State.Pid}}", f"gpumesh-{lab.name}-{host}"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
-    inside = ["nsenter", f"--target={pid}", "--net"]
+    nsenter_command = ["nsenter", f"--target={pid}", "--net"]
     for name, command in (("nftables", ["nft", "list", "ruleset"]), ("iptables", ["iptables-save"])):
-        done = subprocess.run([*inside, *command], capture_output=True, text=True, check=False)
-        lines = [_COUNTED.sub("", line) for line in done.stdout.splitlines()]
-        state[name] = [line for line in lines if not line.startswith(("#", ":")) and _ENGINE not in line]
-    state["sockets"] = [line for line in state["sockets"] if _ENGINE not in line]
+        completed = subprocess.run([*nsenter_command, *command], capture_output=True, text=True, check=False)
+        lines = [_COUNTERS.sub("", line) for line in completed.stdout.splitlines()]
+        state[name] = [line for line in lines if not line.startswith(("#", ":")) and _ENGINE_RESOLVER not in line]
+    state["sockets"] = [line for line in state["sockets"] if _ENGINE_RESOLVER not in line]
     return state
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return what was added, removed or changed and does not belong to a package. Empty if nothing is left."""
-    packaged = set(after["packaged"])
-    found = [
+    packaged_files = set(after["packaged"])
+    difference_lines = [
         f"{path}: {before['files'].get(path, 'was not there')} -> {after['files'].get(path, 'is gone')}"
         for path in sorted(before["files"].keys() | after["files"].keys())
-        if before["files"].get(path) != after["files"].get(path) and path not in packaged and not _PASSING.match(path)
+        if before["files"].get(path) != after["files"].get(path)
+        and path not in packaged_files
+        and not _CHANGING_FILES.match(path)
     ]
-    ignored = {
-        "users": lambda line: line.split(":")[0] in _ACCOUNTS,
-        "groups": lambda line: line.split(":")[0] in _ACCOUNTS,
-        "enabled units": _COMMON.match,
-        "active units": _COMMON.match,
-        "processes": _TRANSIENT.fullmatch,
-        "volatile": _PACKAGES_VOLATILE.__contains__,
+    ignore_rules = {
+        "users": lambda line: line.split(":")[0] in _PACKAGE_ACCOUNTS,
+        "groups": lambda line: line.split(":")[0] in _PACKAGE_ACCOUNTS,
+        "enabled units": _COMMON_UNITS.match,
+        "active units": _COMMON_UNITS.match,
+        "processes": _TRANSIENT_PROCESSES.fullmatch,
+        "volatile": _PACKAGE_RUN_ENTRIES.__contains__,
     }
     for topic in before.keys() - {"files", "packaged"}:
-        skipped = ignored.get(topic, lambda _line: False)
-        found += [f"{topic}: + {line}" for line in after[topic] if line not in before[topic] and not skipped(line)]
-        found += [f"{topic}: - {line}" for line in before[topic] if line not in after[topic] and not skipped(line)]
-    return [line for line in found if not _ALTERNATIVE.search(line)]
+        is_ignored = ignore_rules.get(topic, lambda _line: False)
+        difference_lines += [
+            f"{topic}: + {line}" for line in after[topic] if line not in before[topic] and not is_ignored(line)
+        ]
+        difference_lines += [
+            f"{topic}: - {line}" for line in before[topic] if line not in after[topic] and not is_ignored(line)
+        ]
+    return [line for line in difference_lines if not _ALTERNATIVE_LINK.search(line)]

@@ -9,55 +9,61 @@ import re
 import subprocess
 from collections.abc import Callable
 
-from lab_hosts import PATIENCE, ROOT, Lab
+from lab_hosts import ROOT, WAIT_TIMEOUT, Lab
 
 
 class KernelLab(Lab):
     """The lab that lab/kernel-up.yml has started."""
 
-    def ssh(self, host: str, command: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    def ssh(self, host: str, command: str, timeout: float = WAIT_TIMEOUT) -> subprocess.CompletedProcess[str]:
         """Run a shell command line on the host. Raises subprocess.TimeoutExpired if it does not end.
 
         Logins share a connection: a new process is expensive on these hosts, and each new connection starts several.
         """
         return self._ssh(host, "-o", "ControlMaster=auto", "-o", "ControlPersist=60", command=command, timeout=timeout)
 
-    def shell(self, host: str, command: str, timeout: float = PATIENCE) -> str:
+    def run_shell(self, host: str, command: str, timeout: float = WAIT_TIMEOUT) -> str:
         """Run a shell command line. Returns its stdout; an error fails the test."""
-        done = self.ssh(host, command, timeout)
-        assert done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        completed = self.ssh(host, command, timeout)
+        assert completed.returncode == 0, f"{host}: {command}: {completed.stdout}{completed.stderr}"
+        return completed.stdout
 
-    def answers(self, host: str) -> str:
+    def read_boot_id(self, host: str) -> str:
         """Return the boot ID, or an empty string if no login is possible."""
         try:
-            own = ("-o", "ControlPath=none")
-            return self._ssh(host, *own, command="cat /proc/sys/kernel/random/boot_id", timeout=120).stdout.strip()
+            own_connection = ("-o", "ControlPath=none")
+            return self._ssh(
+                host, *own_connection, command="cat /proc/sys/kernel/random/boot_id", timeout=120
+            ).stdout.strip()
         except subprocess.TimeoutExpired:
             return ""
 
-    def cut(self, host: str) -> None:
+    def cut_power(self, host: str) -> None:
         """Cut the power of the host."""
-        self._power("cut", host)
-        self._hang_up(host)
+        self._control_power("cut", host)
+        self._close_connection(host)
 
-    def power(self, host: str) -> None:
+    def boot(self, host: str) -> None:
         """Boot a host that is off, and wait until a login is possible."""
-        self._power("start", host)
-        self.wait(f"{host} is up", lambda: bool(self.answers(host)), seconds=900)
+        self._control_power("start", host)
+        self.wait_until(f"{host} is up", lambda: bool(self.read_boot_id(host)), seconds=900)
 
-    def reboot(self, host: str, limit: float = 900) -> None:
+    def reboot(self, host: str, timeout: float = 900) -> None:
         """Reboot as an administrator does, and wait until a login is possible after the new boot."""
-        before = self.shell(host, "cat /proc/sys/kernel/random/boot_id").strip()
+        previous_boot_id = self.run_shell(host, "cat /proc/sys/kernel/random/boot_id").strip()
         self.ssh(host, "systemctl reboot")
-        self._hang_up(host)
-        self.wait(f"{host} has rebooted", lambda: self.answers(host) not in {"", before}, seconds=limit)
+        self._close_connection(host)
+        self.wait_until(
+            f"{host} has rebooted", lambda: self.read_boot_id(host) not in {"", previous_boot_id}, seconds=timeout
+        )
 
-    def wait(self, what: str, holds: Callable[[], bool], seconds: float = PATIENCE, spacing: float = 3.0) -> None:
+    def wait_until(
+        self, description: str, condition: Callable[[], bool], seconds: float = WAIT_TIMEOUT, spacing: float = 3.0
+    ) -> None:
         """Wait as on other hosts, and ask less often."""
-        super().wait(what, holds, seconds, spacing)
+        super().wait_until(description, condition, seconds, spacing)
 
-    def console(self, host: str) -> str:
+    def read_console(self, host: str) -> str:
         """Return the console output of the kernel and systemd since the host was created, over all boots, without
         colours.
         """
@@ -65,11 +71,11 @@ class KernelLab(Lab):
         return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
     def _ssh(self, host: str, *options: str, command: str = "", timeout: float) -> subprocess.CompletedProcess[str]:
-        folder = self.inventory.parent
+        lab_directory = self.inventory.parent
         return subprocess.run(
             [
-                *("ssh", *options, "-o", f"ControlPath={folder / host}.ssh"),
-                *("-i", str(folder / "id_ed25519"), "-o", f"UserKnownHostsFile={folder / 'known_hosts'}"),
+                *("ssh", *options, "-o", f"ControlPath={lab_directory / host}.ssh"),
+                *("-i", str(lab_directory / "id_ed25519"), "-o", f"UserKnownHostsFile={lab_directory / 'known_hosts'}"),
                 *("-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=60"),
                 *("-o", "ServerAliveInterval=10", f"root@10.79.0.1{host[1:]}", *([command] if command else [])),
             ],
@@ -79,10 +85,10 @@ class KernelLab(Lab):
             timeout=timeout,
         )
 
-    def _hang_up(self, host: str) -> None:
+    def _close_connection(self, host: str) -> None:
         """Close the connection that logins share. The host may not report that it has ended."""
-        self._ssh(host, "-O", "exit", timeout=PATIENCE)
+        self._ssh(host, "-O", "exit", timeout=WAIT_TIMEOUT)
 
-    def _power(self, action: str, host: str) -> None:
+    def _control_power(self, action: str, host: str) -> None:
         command = [str(ROOT / "lab" / "kernel" / "host"), action, str(self.inventory.parent / host)]
-        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        subprocess.run(command, check=True, capture_output=True, timeout=WAIT_TIMEOUT)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 #: The server in the container: it runs the command of each line of its input, and responds with its exit status and
 #: output. A process that the command has left in the background may keep its output open.
-_SERVER = """
+_SERVER_PROGRAM = """
 import json, os, select, subprocess, sys
 kept = {name: value for name, value in os.environ.items() if name != "PYTHONCOERCECLOCALE"}
 def run(argv):
@@ -54,14 +54,14 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.flush()
 """
 #: The server's source comes through its input: otherwise it would be in the list of processes, which tests search.
-_LOADER = "import sys; exec(eval(sys.stdin.buffer.readline()))"
+_LOADER_PROGRAM = "import sys; exec(eval(sys.stdin.buffer.readline()))"
 #: The status of a command whose container has gone, as `docker exec` has it.
-_GONE = 137
+_GONE_STATUS = 137
 
-Completed = subprocess.CompletedProcess[bytes]
+CompletedBytes = subprocess.CompletedProcess[bytes]
 
 
-def enter_argv(container: str) -> list[str]:
+def build_exec_command(container: str) -> list[str]:
     """Return the command that starts another command, which is appended to it, in a container."""
     # Python would give each command a locale of its own choice without this variable.
     return ["docker", "exec", "--interactive", "--env=PYTHONCOERCECLOCALE=0", container]
@@ -71,12 +71,12 @@ class _GoneError(Exception):
     """The server has ended before it has answered."""
 
 
-class _Server:
+class _CommandServer:
     """A process in a container that runs one command at a time."""
 
     def __init__(self, container: str) -> None:
         self._client = subprocess.Popen(
-            [*enter_argv(container), "python3", "-c", _LOADER],
+            [*build_exec_command(container), "python3", "-c", _LOADER_PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -84,9 +84,9 @@ class _Server:
         self._received = b""
         self._sent_source = False
 
-    def run(self, argv: Sequence[str], timeout: float) -> Completed:
+    def run(self, argv: Sequence[str], timeout: float) -> CompletedBytes:
         """Run a command. Raises _GoneError, and subprocess.TimeoutExpired, after which the server cannot be used."""
-        source = b"" if self._sent_source else f"{_SERVER!r}\n".encode()
+        source = b"" if self._sent_source else f"{_SERVER_PROGRAM!r}\n".encode()
         self._sent_source = True
         deadline = time.monotonic() + timeout
         assert self._client.stdin
@@ -95,28 +95,28 @@ class _Server:
             self._client.stdin.flush()
         except BrokenPipeError:
             raise _GoneError from None
-        head = self._receive_line(argv, deadline, timeout)
-        status, out, err = map(int, head.split())
-        while len(self._received) < out + err:
+        header = self._receive_line(argv, deadline, timeout)
+        status, stdout_size, stderr_size = map(int, header.split())
+        while len(self._received) < stdout_size + stderr_size:
             self._receive(argv, deadline, timeout)
-        body, self._received = self._received[: out + err], self._received[out + err :]
-        return subprocess.CompletedProcess(list(argv), status, body[:out], body[out:])
+        body, self._received = self._received[: stdout_size + stderr_size], self._received[stdout_size + stderr_size :]
+        return subprocess.CompletedProcess(list(argv), status, body[:stdout_size], body[stdout_size:])
 
-    def end(self, patience: float = 5.0) -> Completed:
+    def end(self, grace_seconds: float = 5.0) -> CompletedBytes:
         """End the server, by force after ``grace_seconds``, and return how `docker exec` has ended."""
         assert self._client.stdin and self._client.stdout and self._client.stderr
         with contextlib.suppress(BrokenPipeError):
             self._client.stdin.close()
         self._client.stdout.close()
-        words = b""
+        stderr = b""
         try:
-            self._client.wait(patience)
-            words = self._client.stderr.read()
+            self._client.wait(grace_seconds)
+            stderr = self._client.stderr.read()
         except subprocess.TimeoutExpired:
             self._client.kill()
             self._client.wait()
         self._client.stderr.close()
-        return subprocess.CompletedProcess([], max(self._client.returncode, 0) or _GONE, b"", words)
+        return subprocess.CompletedProcess([], max(self._client.returncode, 0) or _GONE_STATUS, b"", stderr)
 
     def _receive_line(self, argv: Sequence[str], deadline: float, timeout: float) -> bytes:
         while b"\n" not in self._received:
@@ -135,37 +135,37 @@ class _Server:
         self._received += data
 
 
-_lock = threading.Lock()
-_free: dict[str, list[_Server]] = {}
+_free_lock = threading.Lock()
+_free_servers: dict[str, list[_CommandServer]] = {}
 
 
-def run_command(container: str, argv: Sequence[str], timeout: float) -> Completed:
+def run_command(container: str, argv: Sequence[str], timeout: float) -> CompletedBytes:
     """Run a command in a container as root. Where there is no such container, it fails as `docker exec` does.
 
     Raises subprocess.TimeoutExpired; the command may then go on.
     """
     server = _take_server(container)
     try:
-        done = server.run(argv, timeout)
+        completed = server.run(argv, timeout)
     except _GoneError:
         return server.end()
     except BaseException:
         # The server's command still runs.
-        server.end(patience=0)
+        server.end(grace_seconds=0)
         raise
-    with _lock:
-        _free.setdefault(container, []).append(server)
-    return done
+    with _free_lock:
+        _free_servers.setdefault(container, []).append(server)
+    return completed
 
 
-def _take_server(container: str) -> _Server:
+def _take_server(container: str) -> _CommandServer:
     """Return a free server that has not ended with its container, or a new one."""
     while True:
-        with _lock:
-            waiting = _free.get(container)
-            server = waiting.pop() if waiting else None
+        with _free_lock:
+            free_servers = _free_servers.get(container)
+            server = free_servers.pop() if free_servers else None
         if server is None:
-            return _Server(container)
+            return _CommandServer(container)
         try:
             server.run([], 60)
         except (_GoneError, subprocess.TimeoutExpired):
@@ -175,7 +175,7 @@ def _take_server(container: str) -> _Server:
 
 
 @atexit.register
-def _end_all() -> None:
-    for servers in _free.values():
+def _end_servers() -> None:
+    for servers in _free_servers.values():
         for server in servers:
             server.end()

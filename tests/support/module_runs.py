@@ -19,40 +19,40 @@ from ansible.module_utils import basic
 
 
 @contextlib.contextmanager
-def module_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
+def patch_module_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Give these arguments to a module that runs in this process.
 
     This is what `patch_module_args` of ansible-core does, which 2.18 does not have.
     """
-    given = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}).encode()
+    encoded_arguments = json.dumps({"ANSIBLE_MODULE_ARGS": arguments}).encode()
     profile = mock.patch.object(basic, "_ANSIBLE_PROFILE", "legacy", create=True)
-    with mock.patch.object(basic, "_ANSIBLE_ARGS", given), profile:
+    with mock.patch.object(basic, "_ANSIBLE_ARGS", encoded_arguments), profile:
         yield
 
 
-def write_programs(folder: Path, scripts: Mapping[str, str]) -> Path:
+def write_programs(directory: Path, scripts: Mapping[str, str]) -> Path:
     """Create a directory for PATH, with programs that are these scripts of the shell. Returns it."""
-    folder.mkdir()
+    directory.mkdir()
     for name, script in scripts.items():
-        path = folder / name
+        path = directory / name
         path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         path.chmod(0o755)
-    return folder
+    return directory
 
 
-def start(
+def start_module(
     module: str,
     arguments: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Start a module of this collection. ``prefix``: the arguments that start the command."""
-    with tempfile.TemporaryFile("w+") as given:
-        json.dump({"ANSIBLE_MODULE_ARGS": arguments}, given)
-        given.seek(0)
+    with tempfile.TemporaryFile("w+") as argument_file:
+        json.dump({"ANSIBLE_MODULE_ARGS": arguments}, argument_file)
+        argument_file.seek(0)
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", f"ansible_collections.gpumesh.cluster.plugins.modules.{module}"],
-            stdin=given,
+            stdin=argument_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -60,9 +60,9 @@ def start(
         )
 
 
-def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+def read_result(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for the module to end. Returns its result."""
-    output, errors = process.communicate(timeout=120)
-    assert output, errors
-    result: dict[str, Any] = json.loads(output)
+    stdout, stderr = process.communicate(timeout=120)
+    assert stdout, stderr
+    result: dict[str, Any] = json.loads(stdout)
     return result

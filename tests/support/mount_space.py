@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 #: A script after which files written below /etc stay in the namespace. Its argument is the fstab, and no systemd mounts
 #: at first use.
-_HOST = """
+_HOST_SCRIPT = """
 mount -t tmpfs none /mnt && mkdir /mnt/data /mnt/upper /mnt/work
 mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /etc
 printf '%s' "$1" >/etc/fstab
@@ -23,21 +23,21 @@ read -r _
 
 
 @contextmanager
-def namespace(*command: str) -> Iterator[list[str]]:
+def create_mount_namespace(*command: str) -> Iterator[list[str]]:
     """Create a mount namespace with ``command``, which prints ``ready`` and runs until its stdin is closed.
 
     Yields the arguments that start a command in this namespace.
     """
     with subprocess.Popen(
         ["unshare", "--mount", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as maker:
+    ) as holder:
         try:
-            assert maker.stdout is not None
-            assert maker.stdout.readline() == "ready\n"
-            yield ["nsenter", f"--mount=/proc/{maker.pid}/ns/mnt", "--"]
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "ready\n"
+            yield ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--"]
         finally:
-            assert maker.stdin is not None
-            maker.stdin.close()
+            assert holder.stdin is not None
+            holder.stdin.close()
 
 
 @contextmanager
@@ -46,5 +46,7 @@ def host_with_mount(source: str, fstab: str, commands: str = "") -> Iterator[lis
 
     ``commands`` are run before the mount. Yields the same as ``create_mount_namespace``.
     """
-    with namespace("sh", "-c", _HOST.format(source=source, commands=commands), "sh", fstab) as prefix:
+    with create_mount_namespace(
+        "sh", "-c", _HOST_SCRIPT.format(source=source, commands=commands), "sh", fstab
+    ) as prefix:
         yield prefix

@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def call(*argv: str, stdin: str | None = None) -> str:
+def run_checked(*argv: str, stdin: str | None = None) -> str:
     """Run a command that must succeed. Returns its stdout; the error shows what it printed."""
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{done.stdout}"
-    return done.stdout
+    completed = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+    assert completed.returncode == 0, f"{' '.join(argv)}: {completed.stderr}{completed.stdout}"
+    return completed.stdout
 
 
 @contextmanager
-def joined(one: str, other: str) -> Iterator[None]:
+def create_joined_namespaces(first: str, second: str) -> Iterator[None]:
     """Create two namespaces with these names, for the duration of the context. A cable joins their interfaces eth0,
     which are still down.
     """
     try:
-        for namespace in (one, other):
-            call("ip", "netns", "add", namespace)
-            call("ip", "-n", namespace, "link", "set", "lo", "up")
-        cable = ["type", "veth", "peer", "name", "eth0", "netns", other]
-        call("ip", "link", "add", "eth0", "netns", one, *cable)
+        for namespace in (first, second):
+            run_checked("ip", "netns", "add", namespace)
+            run_checked("ip", "-n", namespace, "link", "set", "lo", "up")
+        veth_options = ["type", "veth", "peer", "name", "eth0", "netns", second]
+        run_checked("ip", "link", "add", "eth0", "netns", first, *veth_options)
         yield
     finally:
-        for namespace in (one, other):
+        for namespace in (first, second):
             subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True)

@@ -16,89 +16,89 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c"
+LIBRARY_SOURCE = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c"
 #: The addresses of this pod and of another member.
-OWN, MEMBER = "100.64.0.9", "100.64.0.2"
-NOBODY = 65534
+POD_ADDRESS, MEMBER_ADDRESS = "100.64.0.9", "100.64.0.2"
+NOBODY_UID = 65534
 #: Seconds of a connection.
-LIMIT = 6
+CONNECT_TIMEOUT = 6
 
 
-class Daemon:
+class FakeProxyDaemon:
     """tailscaled as the programs of a pod see it. ``requested``: the destinations that were requested from the proxy."""
 
-    def __init__(self, folder: Path) -> None:
-        self.api = folder / "tailscaled.sock"
-        self.asked: list[tuple[str, int]] = []
+    def __init__(self, directory: Path) -> None:
+        self.api_socket = directory / "tailscaled.sock"
+        self.requested: list[tuple[str, int]] = []
         #: The member whose connection is forwarded, by its port on 127.0.0.1; None stands for all ports.
-        self.forwarded: dict[int | None, str] = {}
+        self.member_by_port: dict[int | None, str] = {}
         #: The number of questions so far, and of those that come before the daemon notes whose a connection is.
-        self.questions = self.early = 0
+        self.question_count = self.early_question_count = 0
         #: How many requests it rejects after a while, as for a tunnel that is not up yet.
-        self.slow = 0
+        self.slow_request_count = 0
         #: The proxy's reply to a request; empty for one that never replies.
-        self.reply = bytes([5, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+        self.proxy_reply = bytes([5, 0, 0, 1, 0, 0, 0, 0, 0, 0])
         self._proxy = socket.create_server(("127.0.0.2", 0))
         self.port = self._proxy.getsockname()[1]
-        self._answers = socket.socket(socket.AF_UNIX)
-        self._answers.bind(str(self.api))
-        self.api.chmod(0o666)
-        self._answers.listen()
-        threading.Thread(target=self._serve, args=(self._proxy, self._relay), daemon=True).start()
-        threading.Thread(target=self._serve, args=(self._answers, self._whois), daemon=True).start()
+        self._api_listener = socket.socket(socket.AF_UNIX)
+        self._api_listener.bind(str(self.api_socket))
+        self.api_socket.chmod(0o666)
+        self._api_listener.listen()
+        threading.Thread(target=self._serve, args=(self._proxy, self._relay_connection), daemon=True).start()
+        threading.Thread(target=self._serve, args=(self._api_listener, self._answer_whois), daemon=True).start()
 
     def close(self) -> None:
-        for listener in (self._proxy, self._answers):
+        for listener in (self._proxy, self._api_listener):
             # Closing alone does not interrupt an accept() in another thread.
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
-    def forward(self, port: int) -> socket.socket:
+    def open_forwarded(self, port: int) -> socket.socket:
         """Connect to a port of this pod as tailscaled does, and record whose connection it is."""
         client = socket.create_connection(("127.0.0.1", port))
-        self.forwarded[client.getsockname()[1]] = MEMBER
+        self.member_by_port[client.getsockname()[1]] = MEMBER_ADDRESS
         return client
 
     @staticmethod
-    def _serve(listener: socket.socket, work: Callable[[socket.socket], None]) -> None:
+    def _serve(listener: socket.socket, handler: Callable[[socket.socket], None]) -> None:
         while True:
             try:
                 client, _address = listener.accept()
             except OSError:
                 return
-            threading.Thread(target=work, args=(client,), daemon=True).start()
+            threading.Thread(target=handler, args=(client,), daemon=True).start()
 
-    def _relay(self, client: socket.socket) -> None:
+    def _relay_connection(self, client: socket.socket) -> None:
         """Send hello, then echo everything that arrives."""
         with suppress(OSError), client:
             assert client.recv(3) == bytes([5, 1, 0])
             client.sendall(bytes([5, 0]))
             request = client.recv(10)
-            self.asked.append((socket.inet_ntoa(request[4:8]), int.from_bytes(request[8:], "big")))
-            if not self.reply:
+            self.requested.append((socket.inet_ntoa(request[4:8]), int.from_bytes(request[8:], "big")))
+            if not self.proxy_reply:
                 client.recv(1)
                 return
-            if self.slow:
-                self.slow -= 1
+            if self.slow_request_count:
+                self.slow_request_count -= 1
                 time.sleep(1.2)
                 client.sendall(bytes([5, 1, 0, 1, 0, 0, 0, 0, 0, 0]))
                 return
-            if self.reply[1] != 0:
-                client.sendall(self.reply)
+            if self.proxy_reply[1] != 0:
+                client.sendall(self.proxy_reply)
                 return
             # The first data of the other end arrives in the same packet.
-            client.sendall(self.reply + b"hello")
+            client.sendall(self.proxy_reply + b"hello")
             while data := client.recv(4096):
                 client.sendall(data)
 
-    def _whois(self, client: socket.socket) -> None:
+    def _answer_whois(self, client: socket.socket) -> None:
         with client:
             line = client.recv(4096).decode().splitlines()[0]
             port = int(line.split()[1].rpartition(":")[2])
-            member = self.forwarded.get(port) or self.forwarded.get(None)
-            self.questions += 1
-            if not member or self.questions <= self.early:
+            member = self.member_by_port.get(port) or self.member_by_port.get(None)
+            self.question_count += 1
+            if not member or self.question_count <= self.early_question_count:
                 client.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nno match for IP:port\n")
                 return
             # A name that its owner has chosen to look like an address.
@@ -107,57 +107,59 @@ class Daemon:
             client.sendall(f"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{body}".encode())
 
 
-class Pod:
+class PodProgramRunner:
     """A runner of programs with the library."""
 
-    def __init__(self, library: Path, daemon: Daemon) -> None:
+    def __init__(self, library: Path, daemon: FakeProxyDaemon) -> None:
         self.library, self.daemon = library, daemon
 
-    def start(self, program: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
+    def start_program(self, program: str, *arguments: object, uid: int | None = None) -> subprocess.Popen[str]:
         """Start a Python ``program``, in which ``socket``, ``sys``, ``time``, ``OWN`` (the address of the pod) and
         ``MEMBER`` are defined.
         """
-        head = f"import socket, sys, time\nOWN, MEMBER = {OWN!r}, {MEMBER!r}\n"
+        preamble = f"import socket, sys, time\nOWN, MEMBER = {POD_ADDRESS!r}, {MEMBER_ADDRESS!r}\n"
         return subprocess.Popen(
-            ["/usr/bin/python3", "-u", "-c", head + program, *map(str, arguments)],
+            ["/usr/bin/python3", "-u", "-c", preamble + program, *map(str, arguments)],
             env={**os.environ, "LD_PRELOAD": str(self.library)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            user=user,
+            user=uid,
         )
 
-    def run(self, program: str, *arguments: object) -> list[str]:
+    def run_program(self, program: str, *arguments: object) -> list[str]:
         """Run a program. Returns the lines that it prints."""
-        with self.start(program, *arguments) as process:
+        with self.start_program(program, *arguments) as process:
             output, _none = process.communicate(timeout=120)
         assert process.returncode == 0, output
         return output.splitlines()
 
 
-def build(folder: Path, port: int, *more: str) -> Path:
+def build_library(directory: Path, port: int, *extra_flags: str) -> Path:
     """Compile the library as on a pod, with one wait for a late member, and limits that a busy machine keeps:
     CONNECT_TIMEOUT for a connection, and a second for a refusal of the proxy or a missing response.
     """
-    library = folder / "pod.so"
-    texts = {
-        "MESH_ADDRESS": OWN,
+    library = directory / "pod.so"
+    text_macros = {
+        "MESH_ADDRESS": POD_ADDRESS,
         "MESH_SUBNET": "100.64.0.0",
         "MESH_INTERFACE": "tailscale0",
         "PROXY_ADDRESS": "127.0.0.2",
-        "API_SOCKET": str(folder / "tailscaled.sock"),
+        "API_SOCKET": str(directory / "tailscaled.sock"),
     }
-    numbers = {
+    number_macros = {
         "MESH_PREFIX": 10,
         "PROXY_PORT": port,
-        "LIMIT_MS": LIMIT * 1000,
+        "LIMIT_MS": CONNECT_TIMEOUT * 1000,
         "PROXY_MS": 1000,
         "DAEMON_UID": os.getuid(),
     }
-    numbers |= {"SETTLE_MS": 3000, "SPARE_MS": 3_600_000}
-    defined = [f'-D{name}="{value}"' for name, value in texts.items()]
-    defined += [f"-D{name}={value}" for name, value in numbers.items()]
+    number_macros |= {"SETTLE_MS": 3000, "SPARE_MS": 3_600_000}
+    macro_flags = [f'-D{name}="{value}"' for name, value in text_macros.items()]
+    macro_flags += [f"-D{name}={value}" for name, value in number_macros.items()]
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
-    subprocess.run(["cc", *flags, *defined, *more, "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    subprocess.run(
+        ["cc", *flags, *macro_flags, *extra_flags, "-o", str(library), str(LIBRARY_SOURCE), "-ldl"], check=True
+    )
     return library

@@ -21,19 +21,19 @@ PARTITION = "machines"
 LAB = Lab("molecule-session")
 SCENARIO = ROOT / "extensions" / "molecule" / "work"
 #: Seconds until nothing may be left of a session that has ended, on a machine that is not busy.
-GONE = 60.0
-ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
+CLEANUP_TIMEOUT = 60.0
+FIRST_IMAGE, SECOND_IMAGE = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
 #: An image in a registry on the manager, as in images.yml.
-PULLED = f"{HOSTS[MANAGER]}:5001/pulled:1"
+REGISTRY_IMAGE = f"{HOSTS[MANAGER]}:5001/pulled:1"
 #: The commands of converge.yml that a restart of the host reverts: containers cannot mount /proc if parts of it are
 #: covered, and cannot use FUSE if only root may.
-UNCOVER = """
+UNCOVER_SCRIPT = """
 findmnt --raw --noheadings --output=TARGET --submounts /proc | grep -vx /proc | sort -r |
     while read -r cover; do umount --lazy "$cover"; done
 chmod 0666 /dev/fuse
 """
 #: A script that prints everything that a session leaves on a host, one line each.
-_LEFT = r"""
+_LEFTOVERS_SCRIPT = r"""
 ls /run/netns 2>/dev/null | grep '^gms'
 ip -o link | grep -o 'gms[0-9a-f]*'
 ip route | grep '^10\.192\.'
@@ -44,89 +44,93 @@ true
 """
 
 
-def use(name: str, network: str) -> None:
+def use_lab(name: str, network_prefix: str) -> None:
     """Use the hosts of the lab with this name. ``network``: the first three octets of their addresses."""
-    other = Lab(name)
-    LAB.name, LAB.inventory = other.name, other.inventory
-    HOSTS.update({host: f"{network}.{address.rpartition('.')[2]}" for host, address in HOSTS.items()})
+    lab = Lab(name)
+    LAB.name, LAB.inventory = lab.name, lab.inventory
+    HOSTS.update({host: f"{network_prefix}.{address.rpartition('.')[2]}" for host, address in HOSTS.items()})
 
 
 def power_on(host: str) -> None:
     """Start a host that was stopped, and prepare it for containers again."""
     LAB.start(host)
-    LAB.run(host, "sh", "-c", UNCOVER)
+    LAB.run(host, "sh", "-c", UNCOVER_SCRIPT)
 
 
-def role(name: str, image: str = ONE, **more: Any) -> dict[str, Any]:
+def make_role(name: str, image: str = FIRST_IMAGE, **role_options: Any) -> dict[str, Any]:
     """Return a role whose container uses the host's programs."""
-    return {"name": name, "image": image, "memory": "256M", "mounts": ["/usr:/usr:ro"], **more}
+    return {"name": name, "image": image, "memory": "256M", "mounts": ["/usr:/usr:ro"], **role_options}
 
 
 #: Roles with two sizes and images.
-DEMO = [role("main", cpus=2, memory="512M"), role("sub", TWO, replicas=3)]
+DEMO_ROLES = [make_role("main", cpus=2, memory="512M"), make_role("sub", SECOND_IMAGE, replicas=3)]
 
 
-def by(user: str, *argv: str, host: str = MANAGER, check: bool = True, timeout: float = 300) -> str:
+def run_as(user: str, *argv: str, host: str = MANAGER, check: bool = True, timeout: float = 300) -> str:
     """Run a command as a logged-in user. Returns its stdout, and its stderr as well with ``check=False``."""
     line = shlex.join(argv) + ("" if check else " 2>&1")
     return LAB.run(host, "su", "-", user, "-c", line, check=check, timeout=timeout)
 
 
-def start(user: str, roles: Sequence[Mapping[str, Any]], *options: str, check: bool = True, **more: Any) -> str:
+def start_session(
+    user: str, roles: Sequence[Mapping[str, Any]], *options: str, check: bool = True, **session_options: Any
+) -> str:
     """Start a session, by default with the name demo. Returns the output."""
-    return by(user, "gpumesh-session", "start", write(user, roles, **more), *options, check=check)
+    return run_as(
+        user, "gpumesh-session", "start", write_session_file(user, roles, **session_options), *options, check=check
+    )
 
 
-def write(user: str, roles: Sequence[Mapping[str, Any]], **more: Any) -> str:
+def write_session_file(user: str, roles: Sequence[Mapping[str, Any]], **session_options: Any) -> str:
     """Write a session file on the manager, by default with the name demo. Returns its path."""
-    document = {"session_name": "demo", "session_roles": roles, "session_partition": PARTITION, **more}
+    document = {"session_name": "demo", "session_roles": roles, "session_partition": PARTITION, **session_options}
     path = f"/tmp/{user}-{document['session_name']}.json"
     LAB.run(MANAGER, "sh", "-c", 'printf %s "$1" > "$2"', "sh", json.dumps(document), path)
     return path
 
 
-def places(user: str, name: str = "demo") -> dict[str, tuple[str, str]]:
+def find_containers(user: str, name: str = "demo") -> dict[str, tuple[str, str]]:
     """Return the address and node of each container, by name."""
-    shown = by(user, "gpumesh-session", "show", name).splitlines()[1:]
-    containers = [line.split() for line in shown if not line.startswith("log ")]
+    container_lines = run_as(user, "gpumesh-session", "show", name).splitlines()[1:]
+    containers = [line.split() for line in container_lines if not line.startswith("log ")]
     return {container: (address, node) for container, address, node in containers}
 
 
-def job_of(user: str, name: str = "demo") -> int:
-    found = re.search(r": job (\d+)", by(user, "gpumesh-session", "show", name))
-    assert found
-    return int(found.group(1))
+def find_job_id(user: str, name: str = "demo") -> int:
+    match = re.search(r": job (\d+)", run_as(user, "gpumesh-session", "show", name))
+    assert match
+    return int(match.group(1))
 
 
-def everywhere(user: str, *argv: str, name: str = "demo", check: bool = True) -> dict[str, list[str]]:
+def run_in_containers(user: str, *argv: str, name: str = "demo", check: bool = True) -> dict[str, list[str]]:
     """Run a command in each container. Returns the lines that it prints, by container."""
-    found: dict[str, list[str]] = {}
-    for line in by(user, "gpumesh-session", "run", name, "--", *argv, check=check).splitlines():
+    lines_by_container: dict[str, list[str]] = {}
+    for line in run_as(user, "gpumesh-session", "run", name, "--", *argv, check=check).splitlines():
         container, _colon, text = line.partition(": ")
-        found.setdefault(container, []).append(text)
-    return found
+        lines_by_container.setdefault(container, []).append(text)
+    return lines_by_container
 
 
-def inside(user: str, container: str, *argv: str, name: str = "demo", check: bool = True) -> str:
-    return by(user, "gpumesh-session", "enter", name, container, "--", *argv, check=check)
+def run_in_container(user: str, container: str, *argv: str, name: str = "demo", check: bool = True) -> str:
+    return run_as(user, "gpumesh-session", "enter", name, container, "--", *argv, check=check)
 
 
-def left(host: str) -> list[str]:
+def find_leftovers(host: str) -> list[str]:
     """Return everything that sessions have left on a host."""
-    return LAB.run(host, "bash", "-c", _LEFT).split("\n")[:-1]
+    return LAB.run(host, "bash", "-c", _LEFTOVERS_SCRIPT).split("\n")[:-1]
 
 
-def left_after(seconds: float = GONE) -> dict[str, list[str]]:
+def await_cleanup(seconds: float = CLEANUP_TIMEOUT) -> dict[str, list[str]]:
     """Return what sessions have left on each host after the time limit; nothing as soon as nothing is left."""
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while True:
-        found = {host: left(host) for host in HOSTS}
-        if not any(found.values()) or time.monotonic() > end:
-            return found
+        leftovers_by_host = {host: find_leftovers(host) for host in HOSTS}
+        if not any(leftovers_by_host.values()) or time.monotonic() > deadline:
+            return leftovers_by_host
         time.sleep(1.0)
 
 
-def await_nothing(seconds: float = GONE) -> None:
+def assert_clean(seconds: float = CLEANUP_TIMEOUT) -> None:
     """Wait until no session has left anything. Raises AssertionError after the time limit."""
-    kept = {host: found for host, found in left_after(seconds).items() if found}
-    assert not kept, f"after {seconds:.0f} s, this is left: {kept}"
+    leftovers_by_host = {host: leftovers for host, leftovers in await_cleanup(seconds).items() if leftovers}
+    assert not leftovers_by_host, f"after {seconds:.0f} s, this is left: {leftovers_by_host}"

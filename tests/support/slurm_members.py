@@ -15,20 +15,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm impo
 
 #: s4 has supervisord instead of systemd.
 MACHINES = ("s1", "s2", "s3", "s4")
-TRAINERS = ("s1", "s2", "s3")
+TRAINING_MACHINES = ("s1", "s2", "s3")
 SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "slurm")
 LAB = Lab(f"molecule-{SCENARIO}")
 NETWORK = {"slurm": "10.77.30", "slurm_bookworm": "10.77.31"}[SCENARIO]
 ADDRESSES = {machine: f"{NETWORK}.1{machine[1:]}" for machine in MACHINES}
-SLURM = "gpumesh.cluster.slurm"
+SLURM_PLAYBOOK = "gpumesh.cluster.slurm"
 #: The newest version of the REST interface in each of Debian's versions of Slurm.
-REST = {"22.05": "v0.0.38", "24.11": "v0.0.41"}
+REST_VERSIONS = {"22.05": "v0.0.38", "24.11": "v0.0.41"}
 #: The daemons on the manager, and on the others.
-DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd", rest.PROXY_SERVICE)}
-OTHERS = ("munge", "slurmd")
+DAEMONS_BY_MACHINE = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd", rest.PROXY_SERVICE)}
+MEMBER_DAEMONS = ("munge", "slurmd")
 #: A program that requests the nodes in one version of the REST interface, with a valid and an invalid token, from a
 #: server that it verifies against a file; and from one that it verifies against the certificates of the system.
-_ASK = """
+_TLS_REQUEST_PROGRAM = """
 import json, ssl, sys, urllib.error, urllib.request
 url, trust, token = sys.argv[1:]
 for trusted, sent in ((trust, token), (trust, "no.such.token"), (None, token)):
@@ -44,7 +44,7 @@ for trusted, sent in ((trust, token), (trust, "no.such.token"), (None, token)):
         print("not verified" if isinstance(failure.reason, ssl.SSLCertVerificationError) else failure)
 """
 #: A program that requests a path from a server without TLS, at a Unix socket or a port of this host, with a token.
-_ASK_PLAINLY = """
+_PLAIN_REQUEST_PROGRAM = """
 import http.client, json, socket, sys
 place, path, token = sys.argv[1:]
 connection = http.client.HTTPConnection("localhost", timeout=60)
@@ -60,87 +60,93 @@ except (OSError, http.client.HTTPException):
     print("no answer")
 """
 #: Seconds to allow on a busy machine for what usually takes one.
-PATIENCE = 600.0
+WAIT_TIMEOUT = 600.0
 
 
-def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
+def find_daemon_pids(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
     """Return the process ID of each daemon, by machine and name."""
-    found = {}
+    pids_by_daemon = {}
     for machine in machines:
-        names = DAEMONS.get(machine, OTHERS)
-        ask = ["supervisorctl", "pid"] if machine == "s4" else ["systemctl", "show", "--property=MainPID", "--value"]
-        for name, pid in zip(names, lab.run(machine, *ask, *names).split(), strict=True):
+        names = DAEMONS_BY_MACHINE.get(machine, MEMBER_DAEMONS)
+        pid_command = (
+            ["supervisorctl", "pid"] if machine == "s4" else ["systemctl", "show", "--property=MainPID", "--value"]
+        )
+        for name, pid in zip(names, lab.run(machine, *pid_command, *names).split(), strict=True):
             assert pid.isdigit() and pid != "0", f"{machine}: {name} does not run ({pid})"
-            found[f"{machine} {name}"] = pid
-    return found
+            pids_by_daemon[f"{machine} {name}"] = pid
+    return pids_by_daemon
 
 
-def states(lab: Lab) -> dict[str, str]:
+def read_node_states(lab: Lab) -> dict[str, str]:
     """Return the state of each node that the controller knows, with a mark if it does not respond."""
     lines = lab.run("s1", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
     return dict(line.split() for line in lines)
 
 
 def wait_until_idle(lab: Lab, machines: Sequence[str] = MACHINES) -> None:
-    lab.wait(
+    lab.wait_until(
         f"idle: {', '.join(machines)}",
-        lambda: states(lab) == dict.fromkeys(machines, "idle"),
-        PATIENCE,
+        lambda: read_node_states(lab) == dict.fromkeys(machines, "idle"),
+        WAIT_TIMEOUT,
     )
 
 
-def rest_path(lab: Lab) -> str:
+def find_rest_path(lab: Lab) -> str:
     """Return the path of the nodes in the REST interface."""
     version = ".".join(lab.run("s3", "scontrol", "--version").split()[1].split(".")[:2])
-    return f"/slurm/{REST[version]}/nodes"
+    return f"/slurm/{REST_VERSIONS[version]}/nodes"
 
 
-def token(lab: Lab, manager: str) -> str:
+def create_token(lab: Lab, manager: str) -> str:
     """Create a token for root."""
     return lab.run(manager, "scontrol", "token", "lifespan=600").strip().partition("=")[2]
 
 
-def ask_rest(lab: Lab, client: str, manager: str) -> list[str]:
+def query_rest(lab: Lab, client: str, manager: str) -> list[str]:
     """Return the REST interface's responses to a member with a token, with a wrong one, and without its certificate."""
-    url = f"https://{ADDRESSES[manager]}:6820{rest_path(lab)}"
-    return lab.run(client, "python3", "-c", _ASK, url, rest.TRUST_PATH, token(lab, manager)).splitlines()
+    url = f"https://{ADDRESSES[manager]}:6820{find_rest_path(lab)}"
+    return lab.run(
+        client, "python3", "-c", _TLS_REQUEST_PROGRAM, url, rest.TRUST_PATH, create_token(lab, manager)
+    ).splitlines()
 
 
-def listeners(lab: Lab) -> list[str]:
+def find_listeners(lab: Lab) -> list[str]:
     """Return the programs on the manager that listen on the port of the REST interface, and slurmrestd on any."""
-    shown = lab.run("s1", "ss", "--no-header", "--tcp", "--listening", "--numeric", "--processes")
-    return re.findall(r'^.*(?::6820\s.*|slurmrestd.*)\(\("([\w-]+)', shown, re.MULTILINE)
+    socket_lines = lab.run("s1", "ss", "--no-header", "--tcp", "--listening", "--numeric", "--processes")
+    return re.findall(r'^.*(?::6820\s.*|slurmrestd.*)\(\("([\w-]+)', socket_lines, re.MULTILINE)
 
 
-def ask_plainly(lab: Lab, place: str) -> str:
+def query_rest_without_tls(lab: Lab, address: str) -> str:
     """Return the status with which the manager's REST interface responds at a Unix socket or a port, without TLS."""
-    return lab.run("s1", "python3", "-c", _ASK_PLAINLY, place, rest_path(lab), token(lab, "s1")).strip()
+    return lab.run(
+        "s1", "python3", "-c", _PLAIN_REQUEST_PROGRAM, address, find_rest_path(lab), create_token(lab, "s1")
+    ).strip()
 
 
-def write(lab: Lab, machine: str, path: str, text: str) -> None:
+def write_file(lab: Lab, machine: str, path: str, text: str) -> None:
     """Write a file on the machine."""
     lab.run(machine, "sh", "-c", 'printf %s "$1" > "$2"', "sh", text, path)
 
 
-def sacct(lab: Lab, machine: str) -> set[str]:
+def list_accounted_jobs(lab: Lab, machine: str) -> set[str]:
     """Return the IDs of the jobs in the accounting, once it responds: slurmdbd may still be starting."""
-    asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
-    lab.wait("the accounting answers", lambda: lab.run(machine, *asked, check=False) != "", PATIENCE)
-    return set(lab.run(machine, *asked).split())
+    sacct_command = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
+    lab.wait_until("the accounting answers", lambda: lab.run(machine, *sacct_command, check=False) != "", WAIT_TIMEOUT)
+    return set(lab.run(machine, *sacct_command).split())
 
 
-def submit(lab: Lab, script: str, *options: str) -> str:
+def submit_job(lab: Lab, script: str, *options: str) -> str:
     """Submit a batch job. Returns its ID."""
     return lab.run("s1", "sbatch", "--parsable", "--output=/root/%j.out", *options, "--wrap", script).strip()
 
 
-def job(lab: Lab, number: str) -> dict[str, str]:
+def read_job(lab: Lab, job_id: str) -> dict[str, str]:
     """Return what the controller reports about a job: JobState, NodeList, Restarts, ExitCode, …"""
-    shown = lab.run("s1", "scontrol", "--oneliner", "show", "job", number)
-    return dict(re.findall(r"(\w+)=(\S*)", shown))
+    job_line = lab.run("s1", "scontrol", "--oneliner", "show", "job", job_id)
+    return dict(re.findall(r"(\w+)=(\S*)", job_line))
 
 
-def wait_for_job(lab: Lab, number: str, state: str) -> dict[str, str]:
+def wait_for_job(lab: Lab, job_id: str, state: str) -> dict[str, str]:
     """Wait until a job is in this state. Returns what the controller reports about it."""
-    lab.wait(f"job {number} is {state}", lambda: job(lab, number)["JobState"] == state, PATIENCE)
-    return job(lab, number)
+    lab.wait_until(f"job {job_id} is {state}", lambda: read_job(lab, job_id)["JobState"] == state, WAIT_TIMEOUT)
+    return read_job(lab, job_id)

@@ -13,7 +13,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+SSHD_PATH = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 
 
 class SshServer:
@@ -29,9 +29,9 @@ class SshServer:
             Path("/run/sshd").mkdir(exist_ok=True)
         self._config = config
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._served: list[subprocess.Popen[bytes]] = []
-        self._accepting = threading.Thread(target=self._accept)
-        self._accepting.start()
+        self._connections: list[subprocess.Popen[bytes]] = []
+        self._accept_thread = threading.Thread(target=self._accept_connections)
+        self._accept_thread.start()
         self.port: int = self._listener.getsockname()[1]
 
     def __enter__(self) -> SshServer:
@@ -40,18 +40,18 @@ class SshServer:
     def __exit__(self, *_failure: object) -> None:
         # The shutdown ends the accept of the thread.
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join()
+        self._accept_thread.join()
         self._listener.close()
-        for process in self._served:
+        for process in self._connections:
             process.terminate()
             process.wait()
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection, _peer = self._listener.accept()
                 with connection:
-                    command = [str(SSHD), "-i", "-e", "-f", str(self._config)]
-                    self._served.append(
+                    command = [str(SSHD_PATH), "-i", "-e", "-f", str(self._config)]
+                    self._connections.append(
                         subprocess.Popen(command, stdin=connection, stdout=connection, stderr=subprocess.DEVNULL)
                     )

@@ -14,19 +14,23 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.lookup.layers import LookupModule
 
 ROOT = Path(__file__).resolve().parents[2]
-PATHS = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml"), *ROOT.glob("playbooks/layers/*.yml")]
+TASK_FILES = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml"), *ROOT.glob("playbooks/layers/*.yml")]
 _PREFIX = "gpumesh.cluster."
 _LAYER_QUERY = re.compile(r"query\('gpumesh\.cluster\.layers', ([^)]*)\)")
-_INNER = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
+_TASK_LIST_KEYS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
 
 
-def tasks_of(path: Path) -> list[dict[str, Any]]:
+def load_tasks(path: Path) -> list[dict[str, Any]]:
     """Return every task, block and play in a file."""
-    return _flat(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
+    return _flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
 
 
-def _flat(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [task for entry in entries for task in [entry, *_flat([t for name in _INNER for t in entry.get(name, [])])]]
+def _flatten(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        task
+        for entry in entries
+        for task in [entry, *_flatten([inner_task for name in _TASK_LIST_KEYS for inner_task in entry.get(name, [])])]
+    ]
 
 
 def layers_in(template: str) -> list[str]:

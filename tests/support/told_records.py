@@ -11,17 +11,17 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import collect_sent_records
 
 
-def telling(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def replace_records_with_digests(responses: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Replace the records in each response with their digests. Documents that are not records stay as they are."""
     return {
-        machine: {**answer, "clusters": [_told(document) for document in answer["clusters"]]}
-        if isinstance(answer.get("clusters"), list)
-        else answer
-        for machine, answer in answers.items()
+        machine: {**response, "clusters": [_announce(document) for document in response["clusters"]]}
+        if isinstance(response.get("clusters"), list)
+        else response
+        for machine, response in responses.items()
     }
 
 
-def _told(document: Any) -> Any:
+def _announce(document: Any) -> Any:
     for digest, record in collect_sent_records([{"clusters": [document]}], {}).items():
         return {"name": record["name"], "generation": record["generation"], "digest": digest}
     return document

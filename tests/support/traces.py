@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 #: The start of the first rank in nanoseconds since 1970, and the base of the profilers' timestamps.
-BEGIN = 1_790_000_000_000_000_000
-BASE = 1_780_000_000_000_000_000
+START_TIME = 1_790_000_000_000_000_000
+BASE_TIME = 1_780_000_000_000_000_000
 #: The first recorded step.
-FIRST = 8
+FIRST_STEP = 8
 
 
 @dataclass(frozen=True)
-class Scene:
+class TraceScenario:
     """Times in milliseconds, and by rank where they differ.
 
     `clock_offsets`: the difference of a rank's clock from the true time. `link_rates`: Mbit/s from a rank to the next
@@ -37,210 +37,232 @@ class Scene:
 
     ranks: int = 4
     steps: int = 5
-    computing: float = 60.0
-    hidden_transfer: float = 5.0
-    transfer: float = 8.0
-    own: float = 4.0
-    more_computing: Mapping[int, float] = field(default_factory=dict)
-    more_own: Mapping[int, float] = field(default_factory=dict)
+    compute_ms: float = 60.0
+    hidden_transfer_ms: float = 5.0
+    transfer_ms: float = 8.0
+    other_ms: float = 4.0
+    extra_compute_ms: Mapping[int, float] = field(default_factory=dict)
+    extra_other_ms: Mapping[int, float] = field(default_factory=dict)
     #: Additional computation by rank, in the fourth step only.
-    once: Mapping[int, float] = field(default_factory=dict)
-    offsets: Mapping[int, float] = field(default_factory=dict)
-    drift: Mapping[int, float] = field(default_factory=dict)
-    links: Mapping[int, float] = field(default_factory=dict)
-    jitter: float = 0.02
-    gpu: bool = False
-    probes: bool = True
-    probe_error: float = 0.05
-    per_node: int = 1
-    details: int = 0
-    groups: tuple[tuple[int, ...], ...] = ()
+    fourth_step_extra_ms: Mapping[int, float] = field(default_factory=dict)
+    clock_offsets: Mapping[int, float] = field(default_factory=dict)
+    clock_drift: Mapping[int, float] = field(default_factory=dict)
+    link_rates: Mapping[int, float] = field(default_factory=dict)
+    jitter_ms: float = 0.02
+    on_gpu: bool = False
+    clock_probes: bool = True
+    probe_error_ms: float = 0.05
+    ranks_per_node: int = 1
+    detail_count: int = 0
+    process_groups: tuple[tuple[int, ...], ...] = ()
     #: The cycle of the profiler's schedule, from 0. ``restart_step_numbers``: each cycle is that of another profiler,
     #: which counts its steps from 0.
-    cycle: int = 0
-    anew: bool = False
+    cycle_number: int = 0
+    restart_step_numbers: bool = False
 
-    def write(self, folder: Path, compress: bool = True, only: range | None = None) -> Path:
+    def write(self, directory: Path, compress: bool = True, selected_ranks: range | None = None) -> Path:
         """Write a trace of each rank and its description. Returns the directory."""
-        folder.mkdir(parents=True, exist_ok=True)
-        plan = list(self._plan())
-        for rank in only or range(self.ranks):
-            text = f"{{{self._head(rank)}\n{self._events(rank, plan)}\n]}}"
+        directory.mkdir(parents=True, exist_ok=True)
+        times_by_step = list(self._plan_steps())
+        for rank in selected_ranks or range(self.ranks):
+            text = f"{{{self._trace_header(rank)}\n{self._trace_events(rank, times_by_step)}\n]}}"
             name = f"rank-{rank}.trace.json"
             if compress:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(text.encode(), 1))
+                (directory / f"{name}.gz").write_bytes(gzip.compress(text.encode(), 1))
             else:
-                (folder / name).write_text(text, encoding="utf-8")
-            about = self._about(rank, plan, f"{name}.gz" if compress else name)
-            (folder / f"rank-{rank}.json").write_text(json.dumps(about), encoding="utf-8")
-        return folder
+                (directory / name).write_text(text, encoding="utf-8")
+            metadata = self._build_metadata(rank, times_by_step, f"{name}.gz" if compress else name)
+            (directory / f"rank-{rank}.json").write_text(json.dumps(metadata), encoding="utf-8")
+        return directory
 
-    def write_foreign(self, folder: Path, only: range | None = None) -> Path:
+    def write_foreign(self, directory: Path, selected_ranks: range | None = None) -> Path:
         """Write what torch.profiler.tensorboard_trace_handler leaves of a cycle. Returns the directory."""
-        self.write(folder, only=only)
-        for rank in only or range(self.ranks):
-            (folder / f"rank-{rank}.json").unlink()
-            name = f"gpu{rank}_{100 + rank}.17000000{self.cycle:02}{rank:03}.pt.trace.json.gz"
-            (folder / f"rank-{rank}.trace.json.gz").rename(folder / name)
-        return folder
+        self.write(directory, selected_ranks=selected_ranks)
+        for rank in selected_ranks or range(self.ranks):
+            (directory / f"rank-{rank}.json").unlink()
+            name = f"gpu{rank}_{100 + rank}.17000000{self.cycle_number:02}{rank:03}.pt.trace.json.gz"
+            (directory / f"rank-{rank}.trace.json.gz").rename(directory / name)
+        return directory
 
     # The truth
 
-    def _plan(self) -> Iterator[list[dict[str, float]]]:
+    def _plan_steps(self) -> Iterator[list[dict[str, float]]]:
         """Yield, for each step, the true times of all events of each rank in milliseconds."""
-        chance = random.Random(7)
-        begins = [0.0] * self.ranks
+        random_source = random.Random(7)
+        step_starts = [0.0] * self.ranks
         for step in range(self.steps):
-            parts = []
+            times_by_rank = []
             for rank in range(self.ranks):
-                own = self.more_own.get(rank, 0.0)
-                computing = self.computing + self.more_computing.get(rank, 0.0)
-                computing += self.once.get(rank, 0.0) if step == 3 else 0.0
-                first = begins[rank] + own + computing / 2
-                parts.append(
-                    {"begin": begins[rank], "work": begins[rank] + own, "first": first, "computing": computing}
+                other_ms = self.extra_other_ms.get(rank, 0.0)
+                compute_ms = self.compute_ms + self.extra_compute_ms.get(rank, 0.0)
+                compute_ms += self.fourth_step_extra_ms.get(rank, 0.0) if step == 3 else 0.0
+                first_exchange_start = step_starts[rank] + other_ms + compute_ms / 2
+                times_by_rank.append(
+                    {
+                        "begin": step_starts[rank],
+                        "work": step_starts[rank] + other_ms,
+                        "first": first_exchange_start,
+                        "computing": compute_ms,
+                    }
                 )
-            for members in self.groups or (range(self.ranks),):
-                self._exchange([parts[rank] for rank in members], chance)
-            for rank, part in enumerate(parts):
-                begins[rank] = part["end"] + self.own
-            yield parts
+            for members in self.process_groups or (range(self.ranks),):
+                self._add_exchanges([times_by_rank[rank] for rank in members], random_source)
+            for rank, rank_times in enumerate(times_by_rank):
+                step_starts[rank] = rank_times["end"] + self.other_ms
+            yield times_by_rank
 
-    def _exchange(self, parts: list[dict[str, float]], chance: random.Random) -> None:
+    def _add_exchanges(self, rank_times: list[dict[str, float]], random_source: random.Random) -> None:
         """Add the times of the two exchanges of a group."""
-        ended = max(part["first"] for part in parts) + self.hidden_transfer
-        for part in parts:
-            part["first_end"] = ended + chance.uniform(0, self.jitter)
-            computed = part["work"] + part["computing"]
+        transfer_end = max(times["first"] for times in rank_times) + self.hidden_transfer_ms
+        for times in rank_times:
+            times["first_end"] = transfer_end + random_source.uniform(0, self.jitter_ms)
+            compute_end = times["work"] + times["computing"]
             # Gloo starts both as soon as they are requested, a GPU stream one after the other.
-            part["computed"], part["second"] = computed, max(computed, part["first_end"]) if self.gpu else computed
+            times["computed"], times["second"] = (
+                compute_end,
+                max(compute_end, times["first_end"]) if self.on_gpu else compute_end,
+            )
         # The second one cannot start on the wire before the first one has ended.
-        ended = max([ended, *(part["second"] for part in parts)]) + self.transfer
-        for part in parts:
-            part["end"] = ended + chance.uniform(0, self.jitter)
+        transfer_end = max([transfer_end, *(times["second"] for times in rank_times)]) + self.transfer_ms
+        for times in rank_times:
+            times["end"] = transfer_end + random_source.uniform(0, self.jitter_ms)
 
-    def clock(self, rank: int, true: float) -> float:
+    def clock_reading(self, rank: int, true_ms: float) -> float:
         """Return the time on the clock of a rank, in milliseconds since the start of the true time."""
-        return (true + 10_000.0 * self.cycle) * (1 + self.drift.get(rank, 0.0)) + self.offsets.get(rank, 0.0)
+        return (true_ms + 10_000.0 * self.cycle_number) * (
+            1 + self.clock_drift.get(rank, 0.0)
+        ) + self.clock_offsets.get(rank, 0.0)
 
     # The files
 
-    def _ts(self, rank: int, true: float) -> float:
-        return (BEGIN - BASE) / 1e3 + self.clock(rank, true) * 1e3
+    def _timestamp(self, rank: int, true_ms: float) -> float:
+        return (START_TIME - BASE_TIME) / 1e3 + self.clock_reading(rank, true_ms) * 1e3
 
-    def _about(self, rank: int, plan: list[list[dict[str, float]]], name: str) -> dict[str, Any]:
-        chance = random.Random(rank)
-        clocks = []
-        for true in (-100.0, plan[-1][rank]["end"] + 10) if rank and self.probes else ():
-            ahead = self.clock(0, true) - self.clock(rank, true) + chance.uniform(-self.probe_error, self.probe_error)
-            at = BEGIN + int(self.clock(rank, true) * 1e6)
-            clocks.append({"at": at, "ahead": int(ahead * 1e6), "error": int(self.probe_error * 1e6)})
-        link = {"to": (rank + 1) % self.ranks, "ms": 0.2, "mbits": self.links.get(rank, 9400.0)}
+    def _build_metadata(
+        self, rank: int, times_by_step: list[list[dict[str, float]]], trace_name: str
+    ) -> dict[str, Any]:
+        random_source = random.Random(rank)
+        clock_samples = []
+        for true_ms in (-100.0, times_by_step[-1][rank]["end"] + 10) if rank and self.clock_probes else ():
+            ahead = (
+                self.clock_reading(0, true_ms)
+                - self.clock_reading(rank, true_ms)
+                + random_source.uniform(-self.probe_error_ms, self.probe_error_ms)
+            )
+            local_time = START_TIME + int(self.clock_reading(rank, true_ms) * 1e6)
+            clock_samples.append({"at": local_time, "ahead": int(ahead * 1e6), "error": int(self.probe_error_ms * 1e6)})
+        link = {"to": (rank + 1) % self.ranks, "ms": 0.2, "mbits": self.link_rates.get(rank, 9400.0)}
         return {
             "rank": rank,
             "ranks": self.ranks,
-            "node": f"n{rank // self.per_node + 1}",
+            "node": f"n{rank // self.ranks_per_node + 1}",
             "run": "nano",
-            "trace": name,
-            "first": FIRST,
-            "clocks": clocks,
-            "links": [link] if self.links else [],
+            "trace": trace_name,
+            "first": FIRST_STEP,
+            "clocks": clock_samples,
+            "links": [link] if self.link_rates else [],
         }
 
-    def _group(self, members: tuple[int, ...]) -> str:
+    def _group_name(self, members: tuple[int, ...]) -> str:
         """Return the name of a process group; "0" is the one of all ranks."""
-        return str(self.groups.index(members) + 1) if members in self.groups else "0"
+        return str(self.process_groups.index(members) + 1) if members in self.process_groups else "0"
 
-    def _head(self, rank: int) -> str:
-        groups = [tuple(range(self.ranks)), *(members for members in self.groups if rank in members)]
-        configured = [
-            {"pg_name": self._group(members), "pg_size": len(members), "ranks": members} for members in groups
+    def _trace_header(self, rank: int) -> str:
+        rank_groups = [tuple(range(self.ranks)), *(members for members in self.process_groups if rank in members)]
+        group_configs = [
+            {"pg_name": self._group_name(members), "pg_size": len(members), "ranks": members} for members in rank_groups
         ]
-        told = {
+        header = {
             "schemaVersion": 1,
             "distributedInfo": {
                 "rank": rank,
                 "world_size": self.ranks,
-                "pg_count": len(groups),
-                "pg_config": configured,
+                "pg_count": len(rank_groups),
+                "pg_config": group_configs,
             },
-            "baseTimeNanoseconds": BASE,
+            "baseTimeNanoseconds": BASE_TIME,
         }
-        return json.dumps(told, indent=2)[1:-1].rstrip() + ',\n  "traceEvents": ['
+        return json.dumps(header, indent=2)[1:-1].rstrip() + ',\n  "traceEvents": ['
 
-    def _events(self, rank: int, plan: list[list[dict[str, float]]]) -> str:
-        made = [json.dumps({"ph": "M", "name": "process_name", "pid": 100 + rank, "args": {"name": "python3"}})]
-        anchor = BEGIN + int(self.clock(rank, 0.5) * 1e6)
-        made.append(self._event(rank, "user_annotation", f"gpumesh clock {anchor}", 0.5, 0.51))
-        for step, parts in enumerate(plan):
-            made += self._step(rank, step, parts[rank])
-        return ",\n".join(made)
+    def _trace_events(self, rank: int, times_by_step: list[list[dict[str, float]]]) -> str:
+        event_texts = [json.dumps({"ph": "M", "name": "process_name", "pid": 100 + rank, "args": {"name": "python3"}})]
+        anchor = START_TIME + int(self.clock_reading(rank, 0.5) * 1e6)
+        event_texts.append(self._format_event(rank, "user_annotation", f"gpumesh clock {anchor}", 0.5, 0.51))
+        for step, times_by_rank in enumerate(times_by_step):
+            event_texts += self._step_events(rank, step, times_by_rank[rank])
+        return ",\n".join(event_texts)
 
-    def _event(
+    def _format_event(
         self,
         rank: int,
-        kind: str,
+        category: str,
         name: str,
-        begin: float,
-        end: float,
+        start_ms: float,
+        end_ms: float,
         thread: int = 1,
         on_gpu: bool = False,
         **args: Any,
     ) -> str:
-        first, last = self._ts(rank, begin), self._ts(rank, end)
+        start_timestamp, end_timestamp = self._timestamp(rank, start_ms), self._timestamp(rank, end_ms)
         return (
-            f'{{\n"ph": "X", "cat": "{kind}", "name": "{name}", "pid": {0 if on_gpu else 100 + rank}, "tid": {thread},\n'
-            f'"ts": {first:.3f}, "dur": {last - first:.3f}, "args": {json.dumps(args)}\n}}'
+            f'{{\n"ph": "X", "cat": "{category}", "name": "{name}", "pid": {0 if on_gpu else 100 + rank}, "tid": {thread},\n'
+            f'"ts": {start_timestamp:.3f}, "dur": {end_timestamp - start_timestamp:.3f}, "args": {json.dumps(args)}\n}}'
         )
 
-    def _step(self, rank: int, step: int, part: dict[str, float]) -> Iterator[str]:
+    def _step_events(self, rank: int, step: int, times: dict[str, float]) -> Iterator[str]:
         # An operation that was started in a step belongs to that step, even if it runs later, as in PyTorch.
-        number = step + 2 + (0 if self.anew else self.cycle * (self.steps + 2))
-        yield self._event(
-            rank, "user_annotation", f"ProfilerStep#{number}", part["begin"], part["end"] + self.own - 0.01
+        number = step + 2 + (0 if self.restart_step_numbers else self.cycle_number * (self.steps + 2))
+        yield self._format_event(
+            rank, "user_annotation", f"ProfilerStep#{number}", times["begin"], times["end"] + self.other_ms - 0.01
         )
-        middle = part["work"] + part["computing"] / 2
-        for number, (begin, end) in enumerate(((part["work"], middle), (middle, part["computed"]))):
-            yield from self._computing(rank, step * 2 + number, begin, end)
-        members = next((members for members in self.groups if rank in members), ())
-        collectives = ((part["first"], part["first_end"]), (part["second"], part["end"]))
-        for number, (begin, end) in enumerate(collectives):
-            if self.gpu:
+        compute_middle = times["work"] + times["computing"] / 2
+        for number, (start_ms, end_ms) in enumerate(
+            ((times["work"], compute_middle), (compute_middle, times["computed"]))
+        ):
+            yield from self._compute_events(rank, step * 2 + number, start_ms, end_ms)
+        members = next((members for members in self.process_groups if rank in members), ())
+        collectives = ((times["first"], times["first_end"]), (times["second"], times["end"]))
+        for number, (start_ms, end_ms) in enumerate(collectives):
+            if self.on_gpu:
                 correlation = 10_000 + step * 10 + number
-                launch = part["begin"] + 0.1 + number * 0.01
-                yield self._event(
-                    rank, "cuda_runtime", "cudaLaunchKernel", launch, launch + 0.005, correlation=correlation
+                launch_ms = times["begin"] + 0.1 + number * 0.01
+                yield self._format_event(
+                    rank, "cuda_runtime", "cudaLaunchKernel", launch_ms, launch_ms + 0.005, correlation=correlation
                 )
-                yield self._event(
+                yield self._format_event(
                     rank,
                     "kernel",
                     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-                    begin,
-                    end,
+                    start_ms,
+                    end_ms,
                     20,
                     True,
                     correlation=correlation,
-                    **{"Collective name": "allreduce", "Process Group Name": self._group(members)},
+                    **{"Collective name": "allreduce", "Process Group Name": self._group_name(members)},
                 )
             else:
-                yield self._event(rank, "user_annotation", "gloo:all_reduce", begin, end, 2)
-        chance = random.Random(step)
-        for number in range(self.details):
-            begin = part["work"] + part["computing"] * number / self.details
-            end = begin + part["computing"] / self.details * chance.uniform(0.1, 0.9)
-            ids = {"External id": number, "Record function id": 0, "Sequence number": number, "Ev Idx": number}
-            kind, thread = ("kernel", 7) if self.gpu else ("cpu_op", 1)
-            yield self._event(rank, kind, f"aten::detail_{number % 50}", begin, end, thread, self.gpu, **ids)
+                yield self._format_event(rank, "user_annotation", "gloo:all_reduce", start_ms, end_ms, 2)
+        random_source = random.Random(step)
+        for number in range(self.detail_count):
+            start_ms = times["work"] + times["computing"] * number / self.detail_count
+            end_ms = start_ms + times["computing"] / self.detail_count * random_source.uniform(0.1, 0.9)
+            event_ids = {"External id": number, "Record function id": 0, "Sequence number": number, "Ev Idx": number}
+            category, thread = ("kernel", 7) if self.on_gpu else ("cpu_op", 1)
+            yield self._format_event(
+                rank, category, f"aten::detail_{number % 50}", start_ms, end_ms, thread, self.on_gpu, **event_ids
+            )
 
-    def _computing(self, rank: int, number: int, begin: float, end: float) -> Iterator[str]:
-        if self.gpu and not self.details:
-            for place, name in enumerate(("gemm", "softmax")):
-                first = begin + (end - begin) * 0.75 * place
-                last = begin + (end - begin) * (0.75, 1.0)[place]
-                correlation = number * 2 + place
-                yield self._event(
-                    rank, "kernel", f"void {name}<float>()", first, last, 7, True, correlation=correlation
+    def _compute_events(self, rank: int, number: int, start_ms: float, end_ms: float) -> Iterator[str]:
+        if self.on_gpu and not self.detail_count:
+            for kernel_index, name in enumerate(("gemm", "softmax")):
+                kernel_start = start_ms + (end_ms - start_ms) * 0.75 * kernel_index
+                kernel_end = start_ms + (end_ms - start_ms) * (0.75, 1.0)[kernel_index]
+                correlation = number * 2 + kernel_index
+                yield self._format_event(
+                    rank, "kernel", f"void {name}<float>()", kernel_start, kernel_end, 7, True, correlation=correlation
                 )
         else:
-            yield self._event(rank, "cpu_op", "aten::linear", begin, end)
-            yield self._event(rank, "cpu_op", "aten::addmm", begin + (end - begin) * 0.1, end - (end - begin) * 0.1)
+            yield self._format_event(rank, "cpu_op", "aten::linear", start_ms, end_ms)
+            yield self._format_event(
+                rank, "cpu_op", "aten::addmm", start_ms + (end_ms - start_ms) * 0.1, end_ms - (end_ms - start_ms) * 0.1
+            )

@@ -9,18 +9,25 @@ import shutil
 
 from lab_hosts import ROOT
 from train_programs import MANAGER
-from train_runs import PATIENCE, TrainLab
+from train_runs import WAIT_TIMEOUT, TrainLab
 
-FOLDER, ENVIRONMENT = "/mnt/shared/frameworks/examples", "/mnt/shared/frameworks/venv"
-PYTHON = f"{ENVIRONMENT}/bin/python"
-VARIABLES = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1")
+PROGRAM_DIRECTORY, VENV_DIRECTORY = "/mnt/shared/frameworks/examples", "/mnt/shared/frameworks/venv"
+VENV_PYTHON = f"{VENV_DIRECTORY}/bin/python"
+ENV_COMMAND = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1")
 
 
-def bring(lab: TrainLab, *requirements: str) -> None:
+def install_frameworks(lab: TrainLab, *requirement_files: str) -> None:
     """Copy the programs to the volume, and install what these files require."""
-    shutil.copytree(ROOT / "examples" / "frameworks", lab.shared / "frameworks" / "examples", dirs_exist_ok=True)
-    lab.run(MANAGER, "sh", "-c", "apt-get update --quiet && apt-get install --yes python3-venv", timeout=PATIENCE)
-    lab.run(MANAGER, "python3", "-m", "venv", "--system-site-packages", ENVIRONMENT, timeout=PATIENCE)
-    for name in requirements:
-        install = ("install", "--quiet", "--no-deps", "--only-binary=:all:", "-r", f"{FOLDER}/{name}")
-        lab.run(MANAGER, f"{ENVIRONMENT}/bin/pip", *install, timeout=2 * PATIENCE)
+    shutil.copytree(ROOT / "examples" / "frameworks", lab.shared_volume / "frameworks" / "examples", dirs_exist_ok=True)
+    lab.run(MANAGER, "sh", "-c", "apt-get update --quiet && apt-get install --yes python3-venv", timeout=WAIT_TIMEOUT)
+    lab.run(MANAGER, "python3", "-m", "venv", "--system-site-packages", VENV_DIRECTORY, timeout=WAIT_TIMEOUT)
+    for file_name in requirement_files:
+        install_arguments = (
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "-r",
+            f"{PROGRAM_DIRECTORY}/{file_name}",
+        )
+        lab.run(MANAGER, f"{VENV_DIRECTORY}/bin/pip", *install_arguments, timeout=2 * WAIT_TIMEOUT)

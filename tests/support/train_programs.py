@@ -12,28 +12,41 @@ from typing import NamedTuple
 
 from lab_hosts import ROOT, Lab
 
-MANAGER, OTHERS = "gpu1", ("gpu2", "gpu3", "gpu4")
+MANAGER, OTHER_HOSTS = "gpu1", ("gpu2", "gpu3", "gpu4")
 SCENARIO = ROOT / "extensions" / "molecule" / "work"
-TRAINER = "/mnt/shared/trainer.py"
+TRAINER_PATH = "/mnt/shared/trainer.py"
 #: Seconds of a step of the small program. In `make chaos`, its 120 steps must last longer than a volume is full.
-SECONDS = float(os.environ.get("GPUMESH_STEP_SECONDS", "0.2"))
+STEP_SECONDS = float(os.environ.get("GPUMESH_STEP_SECONDS", "0.2"))
 #: Seconds of a step in runs that are only killed.
-SHORT = 0.1
+SHORT_STEP_SECONDS = 0.1
 #: The code of examples/full is only on the manager, in a directory of its own; the corpus is only on the shared volume.
-CODE, CORPUS = "/root/full", "/mnt/shared/corpus"
+CODE_DIRECTORY, CORPUS_DIRECTORY = "/root/full", "/mnt/shared/corpus"
 #: A model that two processors can train in seconds.
-_SIZE = ("--layers", "2", "--width", "64", "--length", "64", "--batch", "24", "--warm-up", "10", "--rate", "3e-3")
-_FULL = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "python3", "train.py", *_SIZE)
+_MODEL_OPTIONS = (
+    "--layers",
+    "2",
+    "--width",
+    "64",
+    "--length",
+    "64",
+    "--batch",
+    "24",
+    "--warm-up",
+    "10",
+    "--rate",
+    "3e-3",
+)
+_FULL_COMMAND = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "python3", "train.py", *_MODEL_OPTIONS)
 
 
-class Outcome(NamedTuple):
+class TrainingOutcome(NamedTuple):
     """The result of a run: the model as one number, and whether each sample was read once, as text."""
 
-    value: str
+    model_number: str
     samples: str
 
 
-class Program(NamedTuple):
+class TrainingProgram(NamedTuple):
     """A program to train.
 
     ``train_options`` are those of gpumesh-train, ``process_pattern`` is the pattern with which pgrep finds the ranks,
@@ -42,37 +55,43 @@ class Program(NamedTuple):
     """
 
     command: tuple[str, ...]
-    process: str
-    draft: str
-    options: tuple[str, ...] = ()
-    saving: tuple[str, ...] = ()
-    seconds: float = SECONDS
+    process_pattern: str
+    draft_pattern: str
+    train_options: tuple[str, ...] = ()
+    slow_saving: tuple[str, ...] = ()
+    step_seconds: float = STEP_SECONDS
 
-    def argv(self, steps: int, interval: int, extra: Sequence[str] = ()) -> list[str]:
+    def rank_command(self, steps: int, interval: int, extra_arguments: Sequence[str] = ()) -> list[str]:
         """Return the command line of a rank."""
-        if self.options:
-            return [*self.command, "--steps", str(steps), "--interval", str(interval), *extra]
-        return [*self.command, str(steps), str(self.seconds), *extra]
+        if self.train_options:
+            return [*self.command, "--steps", str(steps), "--interval", str(interval), *extra_arguments]
+        return [*self.command, str(steps), str(self.step_seconds), *extra_arguments]
 
-    def bring(self, lab: Lab) -> None:
+    def copy_program(self, lab: Lab) -> None:
         """Copy the program to where a run expects it."""
-        if not self.options:
+        if not self.train_options:
             shutil.copy(SCENARIO / "tests" / "trainer.py", ROOT / ".lab" / lab.name / "shared" / "trainer.py")
             return
-        lab.run(MANAGER, "rm", "-rf", CODE, CORPUS)
-        lab.copy(ROOT / "examples" / "full", MANAGER, CODE)
-        lab.run(MANAGER, "python3", f"{CODE}/prepare.py", CORPUS, "--megabytes", "2", "--shard", "0.5")
-        for node in (MANAGER, *OTHERS):
+        lab.run(MANAGER, "rm", "-rf", CODE_DIRECTORY, CORPUS_DIRECTORY)
+        lab.copy(ROOT / "examples" / "full", MANAGER, CODE_DIRECTORY)
+        lab.run(
+            MANAGER, "python3", f"{CODE_DIRECTORY}/prepare.py", CORPUS_DIRECTORY, "--megabytes", "2", "--shard", "0.5"
+        )
+        for node in (MANAGER, *OTHER_HOSTS):
             lab.run(node, "rm", "-rf", "/var/tmp/gpumesh-root")
 
-    def outcome(self, line: str) -> Outcome:
+    def parse_outcome(self, line: str) -> TrainingOutcome:
         """Parse the last line that rank 0 printed."""
-        if self.options:
+        if self.train_options:
             _step, loss, samples = line.split(", ")
-            return Outcome(loss, samples)
-        words = line.split()
-        return Outcome(" ".join(words[:2]), " ".join(words[2:]))
+            return TrainingOutcome(loss, samples)
+        fields = line.split()
+        return TrainingOutcome(" ".join(fields[:2]), " ".join(fields[2:]))
 
 
-SMALL = Program(("python3", TRAINER), f"^python3 {TRAINER}", "latest.new", saving=("--saving", "1.5"))
-FULL = Program(_FULL, "^python3 train.py", "step-*.new", ("--code", CODE, "--stage", CORPUS))
+SMALL_PROGRAM = TrainingProgram(
+    ("python3", TRAINER_PATH), f"^python3 {TRAINER_PATH}", "latest.new", slow_saving=("--saving", "1.5")
+)
+FULL_PROGRAM = TrainingProgram(
+    _FULL_COMMAND, "^python3 train.py", "step-*.new", ("--code", CODE_DIRECTORY, "--stage", CORPUS_DIRECTORY)
+)

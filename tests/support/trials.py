@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 #: The beginning of such a program, which then calls ``tries(NAME, FUNCTION)``.
-TRIES = """
+TRIES_PROGRAM = """
 def tries(name, action):
     try:
         action()
@@ -17,8 +17,10 @@ def tries(name, action):
 """
 
 
-def denied(said: dict[str, str]) -> set[str]:
+def find_denied(result_by_name: dict[str, str]) -> set[str]:
     """Return the names of what the kernel denied. Everything else in ``result_by_name`` must be done."""
-    found = {name for name, word in said.items() if word == "PermissionError"}
-    assert {name for name, word in said.items() if word == "done"} == set(said) - found, said
-    return found
+    denied_names = {name for name, result in result_by_name.items() if result == "PermissionError"}
+    assert {name for name, result in result_by_name.items() if result == "done"} == set(
+        result_by_name
+    ) - denied_names, result_by_name
+    return denied_names

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from namespaces import call, joined
+from namespaces import create_joined_namespaces, run_checked
 
 #: A program that does what the module wireguard does, in a namespace and with a configuration directory of its own.
-PROGRAM = """
+MODULE_PROGRAM = """
 import json, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import interface, keys, preshared, rotation, wireguard
@@ -45,65 +45,65 @@ json.dump(result, sys.stdout)
 """
 
 
-class End:
+class TunnelEnd:
     """One end of the pair."""
 
-    def __init__(self, machine: str, number: int, folder: Path) -> None:
-        self.machine, self.number = machine, number
-        self.folder = folder / machine
-        self.folder.mkdir()
-        unique = uuid4().hex[:6]
-        self.namespace = f"gmpsk{unique}"
+    def __init__(self, machine: str, host_number: int, directory: Path) -> None:
+        self.machine, self.host_number = machine, host_number
+        self.directory = directory / machine
+        self.directory.mkdir()
+        unique_suffix = uuid4().hex[:6]
+        self.namespace = f"gmpsk{unique_suffix}"
         # wireguard-go's socket is in a directory that the namespaces share, so each interface has a name of its own.
-        self.interface = f"gm{unique}"
-        self.address = f"10.99.7.{number}"
+        self.interface = f"gm{unique_suffix}"
+        self.address = f"10.99.7.{host_number}"
         self.peer: dict[str, Any] = {}
 
-    def run(self, *argv: str, stdin: str | None = None) -> str:
-        return call("ip", "netns", "exec", self.namespace, *argv, stdin=stdin)
+    def run_command(self, *argv: str, stdin: str | None = None) -> str:
+        return run_checked("ip", "netns", "exec", self.namespace, *argv, stdin=stdin)
 
-    def ask(self, do: str, check: bool = False, **more: Any) -> Any:
-        asked = {
-            "do": do,
-            "check": check,
-            "folder": str(self.folder),
+    def run_module(self, action: str, check_mode: bool = False, **extra_inputs: Any) -> Any:
+        inputs = {
+            "do": action,
+            "check": check_mode,
+            "folder": str(self.directory),
             "interface": self.interface,
             "machine": self.machine,
             "address": f"{self.address}/24",
             "peers": [self.peer],
             "keys": None,
             "without": [],
-            **more,
+            **extra_inputs,
         }
-        return json.loads(self.run(sys.executable, "-c", PROGRAM, stdin=json.dumps(asked)))
+        return json.loads(self.run_command(sys.executable, "-c", MODULE_PROGRAM, stdin=json.dumps(inputs)))
 
-    def shared(self) -> str:
+    def read_preshared_key(self) -> str:
         """Return the preshared key of the running interface."""
-        return self.run("wg", "show", self.interface, "preshared-keys").split()[1]
+        return self.run_command("wg", "show", self.interface, "preshared-keys").split()[1]
 
 
-Pair = tuple[End, End]
+TunnelPair = tuple[TunnelEnd, TunnelEnd]
 
 
 @contextmanager
-def tunnel(folder: Path) -> Iterator[Pair]:
+def create_tunnel(directory: Path) -> Iterator[TunnelPair]:
     """Set up both ends, which can reach each other. Their configurations and keys are below ``directory``."""
-    a, b = End("a", 1, folder), End("b", 2, folder)
-    with joined(a.namespace, b.namespace):
+    a, b = TunnelEnd("a", 1, directory), TunnelEnd("b", 2, directory)
+    with create_joined_namespaces(a.namespace, b.namespace):
         try:
-            for end, other in ((a, b), (b, a)):
-                call("ip", "-n", end.namespace, "address", "add", f"10.9.7.{end.number}/24", "dev", "eth0")
-                call("ip", "-n", end.namespace, "link", "set", "eth0", "up")
-                end.run("wireguard-go", end.interface)
-                other.peer = {
+            for end, opposite in ((a, b), (b, a)):
+                run_checked("ip", "-n", end.namespace, "address", "add", f"10.9.7.{end.host_number}/24", "dev", "eth0")
+                run_checked("ip", "-n", end.namespace, "link", "set", "eth0", "up")
+                end.run_command("wireguard-go", end.interface)
+                opposite.peer = {
                     "machine": end.machine,
-                    "public_key": end.ask("key"),
-                    "endpoint": f"10.9.7.{end.number}:51820",
+                    "public_key": end.run_module("key"),
+                    "endpoint": f"10.9.7.{end.host_number}:51820",
                     "allowed_ips": [f"{end.address}/32"],
                 }
             for end in (a, b):
-                end.ask("present")
-            a.run("ping", "-c", "1", "-w", "60", b.address)
+                end.run_module("present")
+            a.run_command("ping", "-c", "1", "-w", "60", b.address)
             yield a, b
         finally:
             for end in (a, b):

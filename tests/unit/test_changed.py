@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.changed import SCENARIOS, Selection, select
+from ansible_collections.gpumesh.cluster.tests.changed import LAYERS_BY_SCENARIO, SelectedTests, select_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "ansible_collections.gpumesh.cluster"
@@ -52,18 +52,18 @@ TEXTS = {
 UNITS = sorted(name for name in TEXTS if name.startswith("tests/unit/") and "/test_" in name)
 
 
-def selected(*changed: str) -> Selection:
-    return select({*TEXTS, *changed}, changed, TEXTS)
+def selected(*changed: str) -> SelectedTests:
+    return select_tests({*TEXTS, *changed}, changed, TEXTS)
 
 
 def having(*layers: str) -> list[str]:
-    return sorted(name for name, proved in SCENARIOS.items() if proved & set(layers))
+    return sorted(name for name, proved in LAYERS_BY_SCENARIO.items() if proved & set(layers))
 
 
 def test_the_table_names_exactly_the_scenarios_and_their_layers() -> None:
-    assert set(SCENARIOS) == {path.parent.name for path in ROOT.glob("extensions/molecule/*/molecule.yml")}
+    assert set(LAYERS_BY_SCENARIO) == {path.parent.name for path in ROOT.glob("extensions/molecule/*/molecule.yml")}
     roles = {path.name for path in (ROOT / "roles").iterdir()}
-    assert frozenset().union(*SCENARIOS.values()) == roles | {"wireguard", "tailscale"}
+    assert frozenset().union(*LAYERS_BY_SCENARIO.values()) == roles | {"wireguard", "tailscale"}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_hosts_of_a_scenario_affect_those_that_use_them_as_well_and_its_test
 
 
 def test_an_unknown_file_affects_everything_and_a_fragment_nothing() -> None:
-    everything = (UNITS, sorted(SCENARIOS))
+    everything = (UNITS, sorted(LAYERS_BY_SCENARIO))
     assert selected("requirements.txt") == everything
     assert selected("changelogs/fragments/new.yml", "tests/bench/new.py", "tests/upgrade/upgrade.py") == ([], [])
     assert selected("changelogs/fragments/new.yml", "requirements.txt") == everything
@@ -115,4 +115,4 @@ def test_an_unknown_file_affects_everything_and_a_fragment_nothing() -> None:
 
 
 def test_what_all_tests_have_affects_all_of_them() -> None:
-    assert selected("tests/unit/conftest.py").units == UNITS
+    assert selected("tests/unit/conftest.py").unit_tests == UNITS

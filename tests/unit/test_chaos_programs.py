@@ -15,11 +15,16 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.tests.chaos import program_faults as faults
-from ansible_collections.gpumesh.cluster.tests.chaos.program_faults import FAULTS, OWN, PROGRAMS, Hit
+from ansible_collections.gpumesh.cluster.tests.chaos.program_faults import (
+    ALL_PROGRAMS,
+    FAULTS,
+    FULL_EXAMPLE,
+    FaultVictim,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ["gpu2", "gpu3"]
-HIT = Hit(1, "gpu3")
+HIT = FaultVictim(1, "gpu3")
 DETAIL = (
     "SIGKILL, stopped (SIGSTOP), the process of Slurm, drained, oom_kill, ECC, out of range, the time limit is near"
 )
@@ -51,29 +56,35 @@ ELSEWHERE = {"nodes": ["gpu2", "gpu4"]}
 
 
 def test_the_same_seed_gives_the_same_experiments() -> None:
-    found = faults.draw(7, 40, PROGRAMS, list(FAULTS))
-    assert found[:10] == faults.draw(7, 10, PROGRAMS, list(FAULTS)) != faults.draw(8, 10, PROGRAMS, list(FAULTS))
-    assert {one.fault for one in found} == set(FAULTS) and {one.program for one in found} == set(PROGRAMS)
-    assert sum(one.program == OWN for one in found) == 20
-    assert faults.again(found[3], 7, 3) == found[3] != faults.again(found[3], 7, 3, 1)
+    found = faults.draw_experiments(7, 40, ALL_PROGRAMS, list(FAULTS))
+    assert (
+        found[:10]
+        == faults.draw_experiments(7, 10, ALL_PROGRAMS, list(FAULTS))
+        != faults.draw_experiments(8, 10, ALL_PROGRAMS, list(FAULTS))
+    )
+    assert {one.fault for one in found} == set(FAULTS) and {one.program for one in found} == set(ALL_PROGRAMS)
+    assert sum(one.program == FULL_EXAMPLE for one in found) == 20
+    assert faults.redraw_moment(found[3], 7, 3) == found[3] != faults.redraw_moment(found[3], 7, 3, 1)
 
 
-@pytest.mark.parametrize(("programs", "drawn"), [(["jax", "nano"], {"jax", "nano"}), ([OWN], {OWN})])
+@pytest.mark.parametrize(("programs", "drawn"), [(["jax", "nano"], {"jax", "nano"}), ([FULL_EXAMPLE], {FULL_EXAMPLE})])
 def test_only_the_given_programs_and_faults_are_drawn(programs: list[str], drawn: set[str]) -> None:
-    found = faults.draw(7, 8, programs, ["rank", "stop"])
+    found = faults.draw_experiments(7, 8, programs, ["rank", "stop"])
     assert ({one.program for one in found}, {one.fault for one in found}) == (drawn, {"rank", "stop"})
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_says_what_is_expected(kind: str) -> None:
     fault = FAULTS[kind]
-    assert bool(fault.ends) == (fault.times[1] > 0) and fault.times[0] <= fault.times[1]
+    assert (
+        bool(fault.allowed_causes) == (fault.attempt_range[1] > 0) and fault.attempt_range[0] <= fault.attempt_range[1]
+    )
     # Options for sbatch come last, and the manager, which is also the controller, is never a node of the run.
-    assert fault.argv[fault.argv.index("--sbatch") + 1].startswith("--exclude=gpu1")
+    assert fault.train_arguments[fault.train_arguments.index("--sbatch") + 1].startswith("--exclude=gpu1")
     for rank in range(2):
-        hit = faults.victim(fault, rank, attempt("crash", supervisor="gpu3"))
-        places = {"none": [Hit()], "supervisor": [Hit(1, "gpu3")], "other": [Hit(0, "gpu2")]}
-        assert hit in places.get(fault.where, [Hit(rank, NODES[rank])])
+        hit = faults.find_victim(fault, rank, attempt("crash", supervisor="gpu3"))
+        places = {"none": [FaultVictim()], "supervisor": [FaultVictim(1, "gpu3")], "other": [FaultVictim(0, "gpu2")]}
+        assert hit in places.get(fault.target, [FaultVictim(rank, NODES[rank])])
 
 
 @pytest.mark.parametrize(
@@ -112,25 +123,27 @@ def test_a_fault_says_what_is_expected(kind: str) -> None:
     ],
 )
 def test_a_run_is_judged_by_what_it_says(kind: str, found: dict[str, Any], wrong: str) -> None:
-    hit = Hit() if FAULTS[kind].where == "none" else HIT
-    said = faults.judge(FAULTS[kind], hit, found)
+    hit = FaultVictim() if FAULTS[kind].target == "none" else HIT
+    said = faults.find_problems(FAULTS[kind], hit, found)
     assert (not said) if not wrong else wrong in "; ".join(said)
 
 
 def test_the_end_is_that_of_an_undisturbed_run_if_the_ranks_are_the_same() -> None:
     found, calm = run(CRASH), run()
-    assert not faults.differs(OWN, found, calm)
+    assert not faults.find_differences(FULL_EXAMPLE, found, calm)
     found["loss"] = 0.5000001
-    assert faults.differs(OWN, found, calm) == ["the loss is 0.5000001; undisturbed: 0.5"]
-    assert not faults.differs(OWN, {**run(CRASH, **ALONE), "loss": 0.4}, calm)
-    assert faults.differs(OWN, {**calm, "step": 119}, calm) == ["the last step is 119, not 120"]
+    assert faults.find_differences(FULL_EXAMPLE, found, calm) == ["the loss is 0.5000001; undisturbed: 0.5"]
+    assert not faults.find_differences(FULL_EXAMPLE, {**run(CRASH, **ALONE), "loss": 0.4}, calm)
+    assert faults.find_differences(FULL_EXAMPLE, {**calm, "step": 119}, calm) == ["the last step is 119, not 120"]
 
 
 def test_time_is_judged_on_a_quiet_machine() -> None:
     slow = run(attempt("crash", 1, "gpu3", stragglers=[{"rank": 0}]))
-    assert faults.too_late(FAULTS["rank"], run(CRASH), 61.0, 60.0) == ["the next step came after 61 s, not within 60 s"]
-    assert not faults.too_late(FAULTS["stop"], run(CRASH), 61.0, 60.0)
-    assert faults.too_late(FAULTS["rank"], slow, 9.0, 60.0) == ["called slow: [[{'rank': 0}]]"]
+    assert faults.find_delays(FAULTS["rank"], run(CRASH), 61.0, 60.0) == [
+        "the next step came after 61 s, not within 60 s"
+    ]
+    assert not faults.find_delays(FAULTS["stop"], run(CRASH), 61.0, 60.0)
+    assert faults.find_delays(FAULTS["rank"], slow, 9.0, 60.0) == ["called slow: [[{'rank': 0}]]"]
 
 
 PROGRAM = """

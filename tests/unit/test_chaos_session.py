@@ -16,26 +16,31 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PROGRAM_PATH
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import ContainerPaths
 from ansible_collections.gpumesh.cluster.tests.chaos import session_experiments as experiments
-from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import KILLS, LATEST, PATTERNS, Experiment
+from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import (
+    KILL_KINDS,
+    LATEST_HIT,
+    PROCESS_PATTERNS,
+    SessionExperiment,
+)
 
 _SHEBANG = "/usr/bin/python3.11 -IS"
 NONE: dict[str, list[str]] = {"gpu1": [], "gpu2": [], "gpu3": []}
 
 
 def test_the_same_seed_gives_the_same_experiments_of_all_kinds() -> None:
-    found = experiments.draw(random.Random(7), 50, list(KILLS))
-    assert found == experiments.draw(random.Random(7), 50, list(KILLS))
-    assert found != experiments.draw(random.Random(8), 50, list(KILLS))
+    found = experiments.draw_experiments(random.Random(7), 50, list(KILL_KINDS))
+    assert found == experiments.draw_experiments(random.Random(7), 50, list(KILL_KINDS))
+    assert found != experiments.draw_experiments(random.Random(8), 50, list(KILL_KINDS))
     counts = Counter(one.kind for one in found)
-    assert set(counts) == set(KILLS) and sum(counts.values()) == 50
+    assert set(counts) == set(KILL_KINDS) and sum(counts.values()) == 50
     assert counts["prolog"] > counts["node"]
-    assert all(Experiment.parse(str(one)) == one for one in found)
-    assert {one.times for one in found if one.kind == "epilog"} == {1, 3}
-    assert {one.times for one in found if one.kind not in ("prolog", "epilog")} == {1}
+    assert all(SessionExperiment.parse(str(one)) == one for one in found)
+    assert {one.hit_count for one in found if one.kind == "epilog"} == {1, 3}
+    assert {one.hit_count for one in found if one.kind not in ("prolog", "epilog")} == {1}
 
 
 def test_the_power_of_the_manager_is_not_cut() -> None:
-    found = experiments.draw(random.Random(1), 200, ["node"])
+    found = experiments.draw_experiments(random.Random(1), 200, ["node"])
     assert {one.node for one in found} == {"gpu2", "gpu3"}
 
 
@@ -44,13 +49,13 @@ def test_the_power_of_the_manager_is_not_cut() -> None:
 )
 def test_an_unknown_experiment_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="unknown experiment"):
-        Experiment.parse(text)
+        SessionExperiment.parse(text)
 
 
 def test_the_moment_is_within_what_is_hit() -> None:
-    one = Experiment.parse("epilog:0.500@gpu2x3")
-    assert (one.seconds({("epilog", "gpu2"): 0.8, ("epilog", "gpu1"): 9.0}), one.which) == (0.4, 500)
-    assert Experiment("conmon", 1.0, "gpu1").seconds({("epilog", "gpu1"): 0.8}) == LATEST
+    one = SessionExperiment.parse("epilog:0.500@gpu2x3")
+    assert (one.hit_delay({("epilog", "gpu2"): 0.8, ("epilog", "gpu1"): 9.0}), one.process_index) == (0.4, 500)
+    assert SessionExperiment("conmon", 1.0, "gpu1").hit_delay({("epilog", "gpu1"): 0.8}) == LATEST_HIT
 
 
 @pytest.mark.parametrize(
@@ -72,12 +77,12 @@ def test_the_moment_is_within_what_is_hit() -> None:
     ],
 )
 def test_what_is_hit_is_found_by_its_command_and_nothing_else_is(kind: str, line: str) -> None:
-    found = {name for name, pattern in PATTERNS.items() if re.search(pattern, line)}
+    found = {name for name, pattern in PROCESS_PATTERNS.items() if re.search(pattern, line)}
     # slurmd is restarted when a container starts.
     assert found == {kind} | ({"slurmd"} if kind == "task" else set())
     # The shell that runs the search has the pattern among its arguments.
-    assert not re.search(PATTERNS[kind], f"sh -c looks - {PATTERNS[kind]} {line}")
-    assert set(PATTERNS) == set(KILLS) - {"node"}
+    assert not re.search(PROCESS_PATTERNS[kind], f"sh -c looks - {PROCESS_PATTERNS[kind]} {line}")
+    assert set(PROCESS_PATTERNS) == set(KILL_KINDS) - {"node"}
 
 
 @pytest.mark.parametrize(
@@ -105,13 +110,13 @@ def test_why_a_session_has_not_started() -> None:
         "7|alice|RUNNING|gpu[1-3]|gpu1|None|gpumesh-session 5;demo;main,sub;1,0+0,2+0,1 running\n"
     )
     runs = sessions.format_session(found, "demo")
-    assert experiments.reason(f"demo: job 7, log /tmp/x\n{runs}\n") == ""
-    assert experiments.reason(
+    assert experiments.find_start_problem(f"demo: job 7, log /tmp/x\n{runs}\n") == ""
+    assert experiments.find_start_problem(
         "demo: job 7, log /tmp/x\ngpumesh-session: The session 'demo' has failed: no.\n"
     ).endswith("has failed: no.")
     # The wait was given up.
-    assert "starting on gpu1" in experiments.reason(runs.replace("running", "starting"))
-    assert experiments.reason("") == "gpumesh-session has printed nothing"
+    assert "starting on gpu1" in experiments.find_start_problem(runs.replace("running", "starting"))
+    assert experiments.find_start_problem("") == "gpumesh-session has printed nothing"
 
 
 @pytest.mark.parametrize(
@@ -129,19 +134,19 @@ def test_why_a_session_has_not_started() -> None:
 def test_a_session_is_judged_by_what_is_left(
     hits: int, kept_from: str, left: dict[str, list[str]], after: str, wrong: str, word: str
 ) -> None:
-    said = experiments.judge(hits, kept_from, left, after)
+    said = experiments.find_problems(hits, kept_from, left, after)
     assert (not said) if not wrong else wrong in "; ".join(said)
-    assert experiments.verdict(hits, said) == word
+    assert experiments.outcome_of(hits, said) == word
 
 
 def test_sessions_at_the_same_time() -> None:
-    found = experiments.owners(20)
+    found = experiments.plan_parallel_sessions(20)
     assert len({name for _user, name, _subs in found}) == 20
     assert Counter(user for user, _name, _subs in found) == {"alice": 10, "bob": 10}
     # Either user has sessions with two and with three containers.
     assert {(user, subs) for user, _name, subs in found} == {("alice", 1), ("alice", 2), ("bob", 1), ("bob", 2)}
-    assert experiments.fitting("gpu1|24\ngpu2|8\ngpu3|24\n") == 8
-    assert experiments.fitting("") == 0
+    assert experiments.count_fitting("gpu1|24\ngpu2|8\ngpu3|24\n") == 8
+    assert experiments.count_fitting("") == 0
 
 
 def test_how_far_sessions_are() -> None:
@@ -153,25 +158,27 @@ def test_how_far_sessions_are() -> None:
         "14|other|PENDING|(null)\n"
     )
     found = {"once01": "running", "once02": "starting", "once03": "failed", "other": "pending"}
-    assert experiments.stages(text) == found
+    assert experiments.parse_stages(text) == found
 
 
 def test_a_session_that_is_started_again_has_its_names_and_addresses() -> None:
     before = {"main1": ("10.192.5.1", "gpu1"), "sub1": ("10.192.5.2", "gpu2")}
-    assert experiments.same(before, {**before, "sub1": ("10.192.5.2", "gpu3")}, "gpu2") == []
-    assert experiments.same(before, before, "gpu2") == ["sub1 is on gpu2, which is off"]
-    assert experiments.same(before, {"main1": before["main1"]}, "gpu2") == ["the names were main1, sub1 and are main1"]
-    moved = experiments.same(before, {**before, "sub1": ("10.192.6.2", "gpu3")}, "gpu2")
+    assert experiments.compare_containers(before, {**before, "sub1": ("10.192.5.2", "gpu3")}, "gpu2") == []
+    assert experiments.compare_containers(before, before, "gpu2") == ["sub1 is on gpu2, which is off"]
+    assert experiments.compare_containers(before, {"main1": before["main1"]}, "gpu2") == [
+        "the names were main1, sub1 and are main1"
+    ]
+    moved = experiments.compare_containers(before, {**before, "sub1": ("10.192.6.2", "gpu3")}, "gpu2")
     assert moved == ["the address of sub1 was 10.192.5.2 and is 10.192.6.2"]
 
 
 def test_the_hosts_of_another_lab() -> None:
     hosts = dict(session_lab.HOSTS)
     try:
-        session_lab.use("chaos-session", "10.79.83")
+        session_lab.use_lab("chaos-session", "10.79.83")
         assert session_lab.HOSTS == {"gpu1": "10.79.83.11", "gpu2": "10.79.83.12", "gpu3": "10.79.83.13"}
-        assert session_lab.LAB._container("gpu2") == "gpumesh-chaos-session-gpu2"
+        assert session_lab.LAB._container_name("gpu2") == "gpumesh-chaos-session-gpu2"
         assert session_lab.LAB.inventory.parent.name == "chaos-session"
     finally:
-        session_lab.use("molecule-session", "10.79.91")
+        session_lab.use_lab("molecule-session", "10.79.91")
     assert hosts == session_lab.HOSTS

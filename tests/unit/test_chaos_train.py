@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.tests.chaos import train_experiments as experiments
-from ansible_collections.gpumesh.cluster.tests.chaos.train_experiments import KILLS, MANAGER, SLOW, Experiment
+from ansible_collections.gpumesh.cluster.tests.chaos.train_experiments import (
+    KILL_KINDS,
+    MANAGER,
+    SLOW_KINDS,
+    TrainExperiment,
+)
 
 NODES = ["gpu1", "gpu2", "gpu3", "gpu4"]
 
@@ -25,25 +30,25 @@ def run(*attempts: dict[str, Any], state: str = "finished") -> dict[str, Any]:
 
 
 def test_the_same_seed_gives_the_same_experiments_of_all_kinds() -> None:
-    found = experiments.draw(random.Random(7), 20, list(KILLS))
-    assert found == experiments.draw(random.Random(7), 20, list(KILLS))
-    assert len(found) == 20 and {one.kind for one in found} == set(KILLS)
-    assert all(Experiment.parse(str(one)) == one for one in found)
+    found = experiments.draw_experiments(random.Random(7), 20, list(KILL_KINDS))
+    assert found == experiments.draw_experiments(random.Random(7), 20, list(KILL_KINDS))
+    assert len(found) == 20 and {one.kind for one in found} == set(KILL_KINDS)
+    assert all(TrainExperiment.parse(str(one)) == one for one in found)
 
 
 @pytest.mark.parametrize("text", ["rank", "power:3@1", "rank:x@1", "rank:3", "rank:3@1+more"])
 def test_an_unknown_experiment_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="unknown experiment"):
-        Experiment.parse(text)
+        TrainExperiment.parse(text)
 
 
-@pytest.mark.parametrize("kind", [*KILLS, *SLOW])
+@pytest.mark.parametrize("kind", [*KILL_KINDS, *SLOW_KINDS])
 @pytest.mark.parametrize("spare", [False, True])
 def test_the_manager_is_never_taken_away(kind: str, spare: bool) -> None:
     for number in range(4):
-        one = Experiment(kind, 10, number, spare)
-        nodes = [node for node in NODES if f"--exclude={node}" not in one.options][: int(one.options[1])]
-        rank = one.victim(nodes)
+        one = TrainExperiment(kind, 10, number, spare)
+        nodes = [node for node in NODES if f"--exclude={node}" not in one.train_options][: int(one.train_options[1])]
+        rank = one.choose_victim(nodes)
         assert nodes[rank] != MANAGER or kind not in ("node", "first", "network")
         assert kind not in ("first", "checkpoint") or rank == 0
 
@@ -65,5 +70,5 @@ def test_the_manager_is_never_taken_away(kind: str, spare: bool) -> None:
     ],
 )
 def test_a_run_is_judged_by_what_it_says(text: str, found: dict[str, Any], wrong: str) -> None:
-    said = experiments.judge(Experiment.parse(text), found, 2, "gpu3", 10)
+    said = experiments.find_problems(TrainExperiment.parse(text), found, 2, "gpu3", 10)
     assert (not said) if not wrong else wrong in "; ".join(said)

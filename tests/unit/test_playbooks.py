@@ -14,9 +14,9 @@ import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run, ansible
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun, run_ansible
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
-from ansible_collections.gpumesh.cluster.tests.support.task_files import roles_of, tasks_of
+from ansible_collections.gpumesh.cluster.tests.support.task_files import load_tasks, roles_of
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
@@ -107,10 +107,10 @@ def refusal(playbook: str, folder: Path, *options: str, inventory: str = INVENTO
     """Why a playbook does nothing."""
     hosts = folder / "hosts"
     hosts.write_text(inventory, encoding="utf-8")
-    run = ansible("ansible-playbook", "-i", str(hosts), f"gpumesh.cluster.{playbook}", *options)
-    assert run.code not in (0, 2), run.output
+    run = run_ansible("ansible-playbook", "-i", str(hosts), f"gpumesh.cluster.{playbook}", *options)
+    assert run.exit_status not in (0, 2), run.output
     assert "TASK" not in run.output
-    return run.words
+    return run.flat_output
 
 
 @pytest.mark.parametrize("playbook", sorted(path.stem for path in PLAYBOOKS.glob("*.yml")))
@@ -142,17 +142,17 @@ def test_a_check_that_checks_nothing_is_no_success(
 
 
 def test_an_inventory_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    run = ansible("ansible-playbook", "-i", f"{tmp_path}/nowhere", "gpumesh.cluster.check")
-    assert run.code not in (0, 2)
-    assert f"the inventory ({tmp_path}/nowhere) has no hosts" in run.words
+    run = run_ansible("ansible-playbook", "-i", f"{tmp_path}/nowhere", "gpumesh.cluster.check")
+    assert run.exit_status not in (0, 2)
+    assert f"the inventory ({tmp_path}/nowhere) has no hosts" in run.flat_output
 
 
 def test_a_machine_is_left_out_as_by_a_limit(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(INVENTORY, encoding="utf-8")
     given = ["-e", "cluster_hosts=cluster,other", "-e", "cluster_without=n1", "--list-hosts"]
-    run = ansible("ansible-playbook", "-i", str(tmp_path / "hosts"), "gpumesh.cluster.show", *given)
-    assert run.code == 0, run.output
-    assert "n2" in run.words and "n1" not in run.words.replace("!n1", ""), run.output
+    run = run_ansible("ansible-playbook", "-i", str(tmp_path / "hosts"), "gpumesh.cluster.show", *given)
+    assert run.exit_status == 0, run.output
+    assert "n2" in run.flat_output and "n1" not in run.flat_output.replace("!n1", ""), run.output
 
 
 def test_site_has_no_tags(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_tags_of_a_check_are_those_of_its_role() -> None:
     given = re.search(r"tags=\[(.*?)\]", text)
     assert given
     role = PLAYBOOKS.parent / "roles" / "check" / "tasks" / "main.yml"
-    tags = {tag for task in tasks_of(role) for tag in task.get("tags", [])}
+    tags = {tag for task in load_tasks(role) for tag in task.get("tags", [])}
     assert set(re.findall(r"\w+", given[1])) == tags - {"always"}
 
 
@@ -176,17 +176,17 @@ def test_a_playbook_that_imports_another_may_leave_it_out(tmp_path: Path, option
         "- {hosts: other, connection: local, gather_facts: false, tags: [web], tasks: [{debug: {msg: reached}}]}\n",
         encoding="utf-8",
     )
-    run = ansible("ansible-playbook", "-i", str(tmp_path / "hosts"), str(tmp_path / "all.yml"), *options)
-    assert run.code == 0, run.output
+    run = run_ansible("ansible-playbook", "-i", str(tmp_path / "hosts"), str(tmp_path / "all.yml"), *options)
+    assert run.exit_status == 0, run.output
     assert "reached" in run.output
 
 
 def test_tasks_are_listed_without_hosts() -> None:
-    run = ansible("ansible-playbook", "-i", "localhost,", "--list-tasks", "gpumesh.cluster.show")
-    assert run.code == 0, run.output
+    run = run_ansible("ansible-playbook", "-i", "localhost,", "--list-tasks", "gpumesh.cluster.show")
+    assert run.exit_status == 0, run.output
 
 
-def handed_on(folder: Path, *clusters: list[str]) -> Run:
+def handed_on(folder: Path, *clusters: list[str]) -> AnsibleRun:
     """Register clusters with these members, one after the other, on the hosts a to d, each followed by a play."""
     plays: list[dict[str, Any]] = []
     for members in clusters:
@@ -214,12 +214,12 @@ def handed_on(folder: Path, *clusters: list[str]) -> Run:
             },
         ]
     hosts: dict[str, dict[str, Any]] = {name: {} for name in "abcd"}
-    return run_plays(folder, hosts, plays, groups={"gpumesh_members": ["d"]})
+    return run_plays(folder, hosts, plays, hosts_by_group={"gpumesh_members": ["d"]})
 
 
 def test_later_plays_are_for_the_members_alone(tmp_path: Path) -> None:
     run = handed_on(tmp_path, ["c", "a", "elsewhere"])
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert [one for one in "abcd" if f"{one} goes on." in run.output] == ["a", "c"]
     assert [one for one in "abcd" if f"{one} of ['a', 'c']." in run.output] == ["a", "c"]
     assert run.changed == dict.fromkeys(run.changed, 0)
@@ -227,7 +227,7 @@ def test_later_plays_are_for_the_members_alone(tmp_path: Path) -> None:
 
 def test_a_cluster_without_a_member_in_the_run_has_no_later_plays(tmp_path: Path) -> None:
     run = handed_on(tmp_path, ["elsewhere"])
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert "goes on" not in run.output
     assert "skipping: no hosts matched" in run.output
     assert "WARNING" not in run.output
@@ -235,6 +235,6 @@ def test_a_cluster_without_a_member_in_the_run_has_no_later_plays(tmp_path: Path
 
 def test_a_cluster_that_was_set_up_before_has_no_part_in_the_next_one(tmp_path: Path) -> None:
     run = handed_on(tmp_path, ["a", "b"], ["c"])
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert [one for one in "abcd" if f"{one} of ['a', 'b']." in run.output] == ["a", "b"]
     assert [one for one in "abcd" if f"{one} of ['c']." in run.output] == ["c"]

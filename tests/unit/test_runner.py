@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lab_hosts import report
+from lab_hosts import summarize_failures
 from runner import __main__ as runner
 from runner import usage
-from runner.steps import IMAGE, PARTS, Step, find_scenarios, next_step, plan_steps
+from runner.steps import IMAGE_STEP, PARTS, CommandStep, find_scenarios, next_step, plan_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,11 @@ def test_every_part_and_every_scenario_is_planned_once():
 
 
 def test_a_scenario_waits_for_the_image_and_others_do_not():
-    image, scenario, lint = Step(IMAGE, ()), Step("molecule: a", (), needs=IMAGE), Step("lint", ())
+    image, scenario, lint = (
+        CommandStep(IMAGE_STEP, ()),
+        CommandStep("molecule: a", (), needs=IMAGE_STEP),
+        CommandStep("lint", ()),
+    )
 
     assert next_step([scenario, lint], [image], 3) == lint
     assert next_step([scenario], [image], 3) is None
@@ -35,7 +39,7 @@ def test_a_scenario_waits_for_the_image_and_others_do_not():
 
 
 def test_no_more_steps_run_than_are_allowed():
-    step = Step("step", ())
+    step = CommandStep("step", ())
 
     assert next_step([step], [step, step], 2) is None
     assert next_step([step], [step], 2) == step
@@ -45,7 +49,7 @@ def test_no_more_steps_run_than_are_allowed():
 def test_what_waits_most_starts_first_and_what_uses_all_processors_last():
     names = [step.name for step in plan_steps(PARTS, find_scenarios(ROOT))]
 
-    assert names.index(IMAGE) == 0
+    assert names.index(IMAGE_STEP) == 0
     order = ("molecule: work", "integration", "molecule: registry", "unit", "security")
     assert sorted(order, key=names.index) == list(order)
 
@@ -73,7 +77,7 @@ ok: [t2]
 
 
 def test_a_failed_task_far_from_the_end_of_a_playbook_is_reported_first():
-    first, second, end = report(OUTPUT).split("\n", 2)
+    first, second, end = summarize_failures(OUTPUT).split("\n", 2)
 
     assert [first, second] == ["Log in: fatal: [t3]: FAILED! =>", "    msg: The control server did not answer."]
     assert end == OUTPUT[-4000:] and end.endswith("more 899")
@@ -100,9 +104,9 @@ def test_without_a_reason_the_end_of_the_output_is_shown():
 
 
 def test_a_counter_goes_on_when_its_container_is_restarted():
-    counter = usage.Counter()
+    counter = usage.ReadingCounter()
     for reading in (1.0, 4.0, 0.5, 2.0):
-        counter.take(reading)
+        counter.add_reading(reading)
 
     assert counter.seconds == 6.0
 
@@ -118,24 +122,24 @@ def test_control_groups_of_both_versions_are_read(tmp_path, name, text):
 
 
 def test_containers_of_a_lab_are_added_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(usage, "_CGROUP", tmp_path)
+    monkeypatch.setattr(usage, "_CGROUP_ROOT", tmp_path)
     monkeypatch.setattr(usage, "list_containers", lambda: {"a": "lab1", "b": "lab1", "c": "lab2"})
     for container in "abc":
         (tmp_path / "cpuacct/docker" / container).mkdir(parents=True)
         (tmp_path / "cpuacct/docker" / container / "cpuacct.usage").write_text("3000000000")
-    labs = usage.Labs()
-    labs.read()
+    labs = usage.LabUsage()
+    labs.read_counters()
 
-    assert labs.seconds("lab1") == 6.0
-    assert labs.seconds("lab2") == 3.0
-    assert labs.seconds("") == 0
+    assert labs.seconds_of("lab1") == 6.0
+    assert labs.seconds_of("lab2") == 3.0
+    assert labs.seconds_of("") == 0
 
 
 @pytest.fixture(name="checkout")
 def _checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ROOT", tmp_path)
-    monkeypatch.setattr(runner, "LOGS", tmp_path / ".cache/run")
-    monkeypatch.setattr(runner, "PASSED", tmp_path / ".cache/passed")
+    monkeypatch.setattr(runner, "LOG_DIRECTORY", tmp_path / ".cache/run")
+    monkeypatch.setattr(runner, "PASSED_TREE", tmp_path / ".cache/passed")
     for name in ("SCENARIO", "JOBS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / ".gitignore").write_text(".cache/\n")
@@ -146,7 +150,7 @@ def _checkout(tmp_path, monkeypatch):
 
 
 def _plan(monkeypatch, *commands):
-    steps = [Step(f"step {number}", command) for number, command in enumerate(commands)]
+    steps = [CommandStep(f"step {number}", command) for number, command in enumerate(commands)]
     monkeypatch.setattr(runner, "plan_steps", lambda parts, scenarios: steps)
 
 
@@ -185,7 +189,7 @@ def test_an_unknown_part_is_refused(checkout, capsys):
 
 
 def test_what_a_command_leaves_in_the_background_ends_with_an_interrupt(checkout):
-    execution = runner.Execution(Step("sleeper", ("sh", "-c", "sleep 1000 & wait")), None)
+    execution = runner.StepExecution(CommandStep("sleeper", ("sh", "-c", "sleep 1000 & wait")), None)
     execution.stop(15)
     while not execution.poll():
         pass

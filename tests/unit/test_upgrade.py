@@ -12,27 +12,27 @@ import host_state
 import pytest
 
 from ansible_collections.gpumesh.cluster.tests.upgrade.evidence import (
-    Job,
-    Work,
+    SlurmJobState,
+    UserWork,
     find_leftovers,
     find_losses,
     find_restarts,
     find_standstill,
-    mask,
+    mask_lines,
 )
 
-RUNS, WAITS = Job("RUNNING", "0", "12:00", "812"), Job("PENDING", "0", "Unknown", "")
-BEFORE = Work(
-    run="running",
-    attempts=(4,),
-    step=10,
-    points=(1, 2, 3),
-    containers={"main1": "5 gpu1 900", "sub1": "5 gpu2 901"},
-    jobs={"runs": RUNS, "waits": WAITS},
-    experiments={"before": {"run_id": "a1", "status": "FINISHED"}},
-    logins={"gpu1": "700", "gpu4": "701"},
+RUNS, WAITS = SlurmJobState("RUNNING", "0", "12:00", "812"), SlurmJobState("PENDING", "0", "Unknown", "")
+BEFORE = UserWork(
+    run_state="running",
+    attempt_jobs=(4,),
+    training_step=10,
+    tracked_steps=(1, 2, 3),
+    process_by_container={"main1": "5 gpu1 900", "sub1": "5 gpu2 901"},
+    state_by_job={"runs": RUNS, "waits": WAITS},
+    identity_by_run={"before": {"run_id": "a1", "status": "FINISHED"}},
+    shell_by_host={"gpu1": "700", "gpu4": "701"},
 )
-AFTER = BEFORE._replace(step=30, points=(1, 2, 3, 4))
+AFTER = BEFORE._replace(training_step=30, tracked_steps=(1, 2, 3, 4))
 
 
 def test_what_goes_on_is_no_loss() -> None:
@@ -42,22 +42,22 @@ def test_what_goes_on_is_no_loss() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"attempts": (4, 4)}, "the training run is running in the jobs (4, 4)"),
-        ({"attempts": (9,)}, "the training run is running in the jobs (9,)"),
-        ({"run": "failed"}, "the training run is failed"),
-        ({"step": 9}, "the training run went back from step 10 to 9"),
-        ({"points": (1, 3, 4)}, "no longer has 1 points of the run: [2]"),
+        ({"attempt_jobs": (4, 4)}, "the training run is running in the jobs (4, 4)"),
+        ({"attempt_jobs": (9,)}, "the training run is running in the jobs (9,)"),
+        ({"run_state": "failed"}, "the training run is failed"),
+        ({"training_step": 9}, "the training run went back from step 10 to 9"),
+        ({"tracked_steps": (1, 3, 4)}, "no longer has 1 points of the run: [2]"),
         (
-            {"containers": {"main1": "5 gpu1 900", "sub1": "5 gpu2 999"}},
+            {"process_by_container": {"main1": "5 gpu1 900", "sub1": "5 gpu2 999"}},
             "container sub1 was 5 gpu2 901 and is 5 gpu2 999",
         ),
-        ({"containers": {"main1": "5 gpu1 900"}}, "container sub1 was 5 gpu2 901 and is None"),
-        ({"jobs": {"runs": RUNS._replace(restarts="1"), "waits": WAITS}}, "job runs was"),
-        ({"jobs": {"runs": RUNS._replace(process="999"), "waits": WAITS}}, "job runs was"),
-        ({"jobs": {"runs": RUNS, "waits": WAITS._replace(state="CANCELLED")}}, "job waits was"),
-        ({"experiments": {}}, "tracked run before was"),
-        ({"experiments": {"before": {"run_id": "b2", "status": "FINISHED"}}}, "tracked run before was"),
-        ({"logins": {"gpu1": "700", "gpu4": "ended: 255"}}, "login on gpu4 was 701 and is ended: 255"),
+        ({"process_by_container": {"main1": "5 gpu1 900"}}, "container sub1 was 5 gpu2 901 and is None"),
+        ({"state_by_job": {"runs": RUNS._replace(restarts="1"), "waits": WAITS}}, "job runs was"),
+        ({"state_by_job": {"runs": RUNS._replace(process_id="999"), "waits": WAITS}}, "job runs was"),
+        ({"state_by_job": {"runs": RUNS, "waits": WAITS._replace(state="CANCELLED")}}, "job waits was"),
+        ({"identity_by_run": {}}, "tracked run before was"),
+        ({"identity_by_run": {"before": {"run_id": "b2", "status": "FINISHED"}}}, "tracked run before was"),
+        ({"shell_by_host": {"gpu1": "700", "gpu4": "ended: 255"}}, "login on gpu4 was 701 and is ended: 255"),
     ],
 )
 def test_each_loss_is_found_alone(changed: Mapping[str, Any], words: str) -> None:
@@ -66,8 +66,8 @@ def test_each_loss_is_found_alone(changed: Mapping[str, Any], words: str) -> Non
 
 
 def test_a_run_that_stands_still_and_a_server_without_new_points_are_found() -> None:
-    assert len(find_standstill(BEFORE, AFTER._replace(step=10))) == 1
-    assert len(find_standstill(BEFORE, AFTER._replace(points=(1, 2, 3)))) == 1
+    assert len(find_standstill(BEFORE, AFTER._replace(training_step=10))) == 1
+    assert len(find_standstill(BEFORE, AFTER._replace(tracked_steps=(1, 2, 3)))) == 1
 
 
 def test_a_daemon_that_is_another_process_was_restarted() -> None:
@@ -100,7 +100,7 @@ SHARED_FILES = {"/etc/munge/munge.key": KEY, "/etc/gpumesh/tracking/own.key": KE
     ],
 )
 def test_what_a_new_host_does_not_have_is_left_behind(upgraded: dict[str, Any], expected: list[str]) -> None:
-    found = find_leftovers(host_state.differences(host(SHARED_FILES), upgraded))
+    found = find_leftovers(host_state.find_differences(host(SHARED_FILES), upgraded))
     assert len(found) == len(expected)
     assert all(words in line for words, line in zip(expected, found))
 
@@ -110,5 +110,5 @@ def test_a_text_is_compared_without_keys_and_the_generation() -> None:
         f'"GPUMESH_GENERATION": "{generation}"\nssh-ed25519 AAAA{key} root@gpu1\n'
         for generation, key in ((3, "b+/"), (4, "c="))
     )
-    assert mask(old) == mask(new)
-    assert mask(f"{new}ssh-rsa AAAAd former\n") == [*mask(old), "ssh-rsa (own) former"]
+    assert mask_lines(old) == mask_lines(new)
+    assert mask_lines(f"{new}ssh-rsa AAAAd former\n") == [*mask_lines(old), "ssh-rsa (own) former"]

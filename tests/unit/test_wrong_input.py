@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts, conf, hostlist
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import parse_machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import storage
-from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
+from ansible_collections.gpumesh.cluster.tests.support.broken_input import assert_endures
 
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
@@ -123,7 +123,7 @@ VALUES: list[tuple[Callable[[str], str], tuple[str, ...], Callable[[str], Any]]]
 def test_a_value_of_the_record(
     check: Callable[[str], str], good: tuple[str, ...], proves: Callable[[str], Any]
 ) -> None:
-    endures(check, good, (ValueError,), proves)
+    assert_endures(check, good, (ValueError,), proves)
 
 
 @pytest.mark.parametrize(
@@ -169,21 +169,25 @@ def settled(record: model.Record) -> None:
 
 
 def test_a_record_of_another_host() -> None:
-    endures(model.parse, (RECORD,), (GpumeshError,), settled)
+    assert_endures(model.parse, (RECORD,), (GpumeshError,), settled)
 
 
 def test_what_a_user_says_of_members() -> None:
-    endures(lambda given: plan.commit(plan.join(RECORD, given, STAMP), STAMP), (ENTRIES,), (GpumeshError,), settled)
+    assert_endures(
+        lambda given: plan.commit(plan.join(RECORD, given, STAMP), STAMP), (ENTRIES,), (GpumeshError,), settled
+    )
 
 
 def test_what_a_user_says_of_volumes() -> None:
     volumes = RECORD["storage"]["volumes"]
-    endures(lambda given: plan.commit(plan.set_storage(RECORD, given), STAMP), (volumes,), (GpumeshError,), settled)
+    assert_endures(
+        lambda given: plan.commit(plan.set_storage(RECORD, given), STAMP), (volumes,), (GpumeshError,), settled
+    )
 
 
 def test_what_a_user_says_of_a_mesh() -> None:
     meshes = ({"backend": "wireguard", "subnet": "10.98.0.0/16", "port": 51821, "interface": "wg0", "mtu": 1400},)
-    endures(lambda given: plan.commit(plan.set_mesh(RECORD, given), STAMP), meshes, (GpumeshError,), settled)
+    assert_endures(lambda given: plan.commit(plan.set_mesh(RECORD, given), STAMP), meshes, (GpumeshError,), settled)
 
 
 def make_tunnel(text: str) -> None:
@@ -222,4 +226,4 @@ TEXTS: list[tuple[str, Callable[[Any], Any], tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize(("name", "take", "good"), TEXTS, ids=[name for name, _take, _good in TEXTS])
 def test_a_text_of_a_user(name: str, take: Callable[[Any], Any], good: tuple[Any, ...]) -> None:
-    endures(take, good, GpumeshError)
+    assert_endures(take, good, GpumeshError)

@@ -61,7 +61,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage im
     quota,
     volumes,
 )
-from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
+from ansible_collections.gpumesh.cluster.tests.support.broken_input import assert_endures
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils._host.recorded import FIXTURES, create_tree
 
 HERE = Path(__file__).parent / "module_utils"
@@ -315,7 +315,7 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
 @pytest.mark.parametrize(("name", "take", "good", "proves"), TEXTS, ids=[entry[0] for entry in TEXTS])
 def test_a_text(name: str, take: Callable[[str], Any], good: tuple[str, ...], proves: Callable[[Any], Any]) -> None:
     assert good, f"nothing to break for {name}"
-    endures(take, good, (GpumeshError,), proves)
+    assert_endures(take, good, (GpumeshError,), proves)
 
 
 @pytest.mark.parametrize(("name", "take", "good", "proves"), TEXTS, ids=[entry[0] for entry in TEXTS])
@@ -444,7 +444,7 @@ def test_json(name: str, take: Callable[[str], Any], good: Any) -> None:
     def given(one: Any) -> Any:
         return take(one if isinstance(one, str) else json.dumps(one))
 
-    endures(given, (good, json.dumps(good)), (GpumeshError,))
+    assert_endures(given, (good, json.dumps(good)), (GpumeshError,))
 
 
 def test_datagrams_and_frames_of_a_network() -> None:
@@ -459,8 +459,8 @@ def test_datagrams_and_frames_of_a_network() -> None:
         arp.parse_reply(data)
         protocol.parse_datagram(token, data)
 
-    endures(take, (sent.decode("latin-1"),), (GpumeshError,))
-    endures(lambda text: arp.parse_reply(text.encode("latin-1", "replace")), (reply.decode("latin-1"),), ())
+    assert_endures(take, (sent.decode("latin-1"),), (GpumeshError,))
+    assert_endures(lambda text: arp.parse_reply(text.encode("latin-1", "replace")), (reply.decode("latin-1"),), ())
 
 
 class Told(Tree):
@@ -492,4 +492,4 @@ def test_files_of_the_kernel(tmp_path: Path, case: str) -> None:
         gpus.read_gpus(tree, tree.list_pci_devices())
         kernel.read_local_ports(tree)
 
-    endures(take, (texts,), (GpumeshError,), share=10)
+    assert_endures(take, (texts,), (GpumeshError,), try_divisor=10)

@@ -36,431 +36,510 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import host_state
 import session_lab
-from evidence import TEXTS, Job, Work, find_leftovers, find_losses, find_restarts, find_standstill, mask
-from lab_hosts import ROOT, Run, ansible, lab_playbook
-from session_lab import LAB, by, everywhere, inside, job_of, places, role, start
+from evidence import (
+    COMPARED_FILES,
+    SlurmJobState,
+    UserWork,
+    find_leftovers,
+    find_losses,
+    find_restarts,
+    find_standstill,
+    mask_lines,
+)
+from lab_hosts import ROOT, AnsibleRun, run_ansible, run_lab_playbook
+from session_lab import (
+    LAB,
+    find_containers,
+    find_job_id,
+    make_role,
+    run_as,
+    run_in_container,
+    run_in_containers,
+    start_session,
+)
 from tracking_lab import MACHINES, MANAGER, PASSWORDS, TrackingLab
-from train_runs import BARE, ENDED, PATIENCE, all_samples
+from train_runs import BARE_HOST, ENDED_STATES, WAIT_TIMEOUT, sum_of_samples
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.version import VERSION
 
 SCENARIO = session_lab.SCENARIO
 #: The commit from which origin/main itself is upgraded: the main branch when this test was written.
-FIRST = "fe4dba67c0394a85649eb216d1011cc3ffbb6b15"
+FIRST_COMMIT = "fe4dba67c0394a85649eb216d1011cc3ffbb6b15"
 #: The steps of the training, and the seconds of one until the run may end: it must last longer than the upgrade.
-STEPS, SECONDS = 1200, 3.0
-CODE = "/mnt/shared/trainer.py"
-HURRY, GO = "/mnt/shared/hurry", "/mnt/shared/go"
+STEP_COUNT, STEP_SECONDS = 1200, 3.0
+TRAINER_PATH = "/mnt/shared/trainer.py"
+HURRY_FILE, GO_FILE = "/mnt/shared/hurry", "/mnt/shared/go"
 #: The hosts on which a user is logged in, one of them without a service manager.
-LOGINS = (MANAGER, BARE)
+LOGIN_HOSTS = (MANAGER, BARE_HOST)
 #: A shell in which a user types a word, and sees it with the process that read it.
-SHELL = "while read -r word; do echo $$ $word; done"
+ECHO_SHELL = "while read -r word; do echo $$ $word; done"
 #: The job that waits runs only if this one has ended well.
-JOB = f"until test -e {GO}; do sleep 1; done; echo ran on"
-DAEMONS = """
+JOB_SCRIPT = f"until test -e {GO_FILE}; do sleep 1; done; echo ran on"
+DAEMONS_SCRIPT = """
 for name in slurmctld slurmd munged postgres; do echo $name=$(pgrep -o -x $name); done
 echo mlflow=$(pgrep -o -u gpumesh_tracking)
 """
-TREE = "ansible_collections/gpumesh/cluster"
-NOTED = re.compile(r'^VERSION = "(.+)"$', re.MULTILINE)
+COLLECTION_PATH = "ansible_collections/gpumesh/cluster"
+VERSION_PATTERN = re.compile(r'^VERSION = "(.+)"$', re.MULTILINE)
 
 
-def git(*argv: str, check: bool = True) -> str:
-    done = subprocess.run(["git", *argv], cwd=ROOT, capture_output=True, text=True, check=check)
-    return done.stdout.strip()
+def run_git(*argv: str, check: bool = True) -> str:
+    completed = subprocess.run(["git", *argv], cwd=ROOT, capture_output=True, text=True, check=check)
+    return completed.stdout.strip()
 
 
-def choose_commit(given: str) -> str:
+def choose_commit(requested: str) -> str:
     """Return the commit that builds the cluster. Raises SystemExit if this clone does not have it."""
-    if not given:
-        main = git("rev-parse", "--verify", "--quiet", "origin/main^{commit}", check=False)
-        given = main if main and git("diff", "--name-only", main) else FIRST
-    commit = git("rev-parse", "--verify", "--quiet", f"{given}^{{commit}}", check=False)
+    if not requested:
+        main_commit = run_git("rev-parse", "--verify", "--quiet", "origin/main^{commit}", check=False)
+        requested = main_commit if main_commit and run_git("diff", "--name-only", main_commit) else FIRST_COMMIT
+    commit = run_git("rev-parse", "--verify", "--quiet", f"{requested}^{{commit}}", check=False)
     if not commit:
-        sys.exit(f"This clone has no commit {given}. Fetch the history, or name another commit with FROM=.")
+        sys.exit(f"This clone has no commit {requested}. Fetch the history, or name another commit with FROM=.")
     return commit
 
 
-def check_out(commit: str, folder: Path) -> None:
+def check_out(commit: str, directory: Path) -> None:
     """Put the collection of a commit below a directory. It is marked as older than this one if it has the same number."""
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / TREE).mkdir(parents=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / COLLECTION_PATH).mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
-    subprocess.run(["tar", "--extract", f"--directory={folder / TREE}"], input=archive, check=True)
+    subprocess.run(["tar", "--extract", f"--directory={directory / COLLECTION_PATH}"], input=archive, check=True)
     # Where the file is, and where it was in older commits.
-    for noted in (folder / TREE / "plugins" / "module_utils").glob("**/version.py"):
-        text = noted.read_text(encoding="utf-8")
-        noted.write_text(NOTED.sub(f'VERSION = "{VERSION}-dev.0"', text) if is_current(text) else text, "utf-8")
+    for version_file in (directory / COLLECTION_PATH / "plugins" / "module_utils").glob("**/version.py"):
+        text = version_file.read_text(encoding="utf-8")
+        version_file.write_text(
+            VERSION_PATTERN.sub(f'VERSION = "{VERSION}-dev.0"', text) if is_current(text) else text, "utf-8"
+        )
 
 
 def is_current(text: str) -> bool:
-    found = NOTED.search(text)
-    return found is not None and found[1] == VERSION
+    match = VERSION_PATTERN.search(text)
+    return match is not None and match[1] == VERSION
 
 
-class Login:
+class SshSession:
     """A user who is logged in on a host over SSH."""
 
-    def __init__(self, address: str, folder: Path) -> None:
-        options = ["-i", str(folder / "id_ed25519"), "-o", f"UserKnownHostsFile={folder / 'known_hosts'}"]
-        options += ["-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]
+    def __init__(self, address: str, directory: Path) -> None:
+        ssh_options = ["-i", str(directory / "id_ed25519"), "-o", f"UserKnownHostsFile={directory / 'known_hosts'}"]
+        ssh_options += ["-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]
         self.process = subprocess.Popen(
-            ["ssh", *options, f"carol@{address}", SHELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ["ssh", *ssh_options, f"carol@{address}", ECHO_SHELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def ask(self, word: str) -> str:
+    def echo_word(self, text: str) -> str:
         """Type a word. Returns the process that responds, or why none does."""
         assert self.process.stdin and self.process.stdout
         try:
-            self.process.stdin.write(f"{word}\n".encode())
+            self.process.stdin.write(f"{text}\n".encode())
             self.process.stdin.flush()
         except OSError as failure:
             return f"closed: {failure}"
-        if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
+        if not select.select([self.process.stdout], [], [], WAIT_TIMEOUT)[0]:
             return "silent"
-        number, _space, said = self.process.stdout.readline().decode().strip().partition(" ")
-        return number if said == word else f"ended: {self.process.poll()}"
+        process_id, _space, reply = self.process.stdout.readline().decode().strip().partition(" ")
+        return process_id if reply == text else f"ended: {self.process.poll()}"
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.process.kill()
         self.process.wait()
 
 
-class Upgrade:
+class UpgradeTest:
     """A cluster from its first `site` by the older commit to the comparison with a new one."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.commit = choose_commit(options.commit)
-        self.logs = ROOT / ".lab" / f"{options.lab}-logs"
-        self.folder = ROOT / ".lab" / options.lab
-        self.shared = self.folder / "shared"
-        self.wrong: list[str] = []
-        self.logins: dict[str, Login] = {}
-        self.jobs: dict[str, str] = {}
-        self.began = time.monotonic()
-        session_lab.use(options.lab, options.network)
+        self.log_directory = ROOT / ".lab" / f"{options.lab}-logs"
+        self.lab_directory = ROOT / ".lab" / options.lab
+        self.shared_volume = self.lab_directory / "shared"
+        self.problems: list[str] = []
+        self.session_by_host: dict[str, SshSession] = {}
+        self.job_ids: dict[str, str] = {}
+        self.started_at = time.monotonic()
+        session_lab.use_lab(options.lab, options.network)
 
     # Steps
 
-    def say(self, text: str) -> None:
-        print(f"{time.monotonic() - self.began:5.0f} s  {text}", flush=True)
+    def print_progress(self, text: str) -> None:
+        print(f"{time.monotonic() - self.started_at:5.0f} s  {text}", flush=True)
 
-    def expect(self, what: str, wrong: list[str]) -> None:
+    def record_problems(self, description: str, problems: list[str]) -> None:
         """Record what is wrong, and go on: one run of this test shows everything that an upgrade loses."""
-        self.wrong += [f"{what}: {line}" for line in wrong]
-        self.say(f"{what}: {'FAILED: ' + '; '.join(wrong) if wrong else 'passed'}")
+        self.problems += [f"{description}: {line}" for line in problems]
+        self.print_progress(f"{description}: {'FAILED: ' + '; '.join(problems) if problems else 'passed'}")
 
     def run(self) -> int:
         """Do all of it. Returns the exit status."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.log_directory.mkdir(parents=True, exist_ok=True)
         try:
-            self.use_it_while_it_is_upgraded()
+            self.upgrade_in_use()
             if not self.options.keep:
-                self.compare_with_a_new_one()
+                self.compare_with_new_cluster()
         except (AssertionError, subprocess.SubprocessError, OSError, KeyError, ValueError) as failure:
-            self.wrong.append(f"{type(failure).__name__}: {failure}")
+            self.problems.append(f"{type(failure).__name__}: {failure}")
             with contextlib.suppress(AssertionError, subprocess.SubprocessError, OSError):
-                self.keep_logs()
+                self.save_logs()
         finally:
-            for login in self.logins.values():
-                login.end()
+            for login in self.session_by_host.values():
+                login.close()
         if not self.options.keep:
-            self.playbook("down")
-        for line in self.wrong:
+            self.run_lab_playbook("down")
+        for line in self.problems:
             print(f"FAILED {line}")
-        print(f"upgrade from {self.commit[:10]}: {'FAILED' if self.wrong else 'passed'}; logs in {self.logs}")
-        return 1 if self.wrong else 0
+        print(
+            f"upgrade from {self.commit[:10]}: {'FAILED' if self.problems else 'passed'}; logs in {self.log_directory}"
+        )
+        return 1 if self.problems else 0
 
-    def use_it_while_it_is_upgraded(self) -> None:
+    def upgrade_in_use(self) -> None:
         """Build the cluster, use it, upgrade it, and show what became of everything."""
-        old = self.logs / "older"
-        check_out(self.commit, old)
-        with self.collection(old):
-            self.up()
-            self.build("older")
-            self.say(f"{self.commit[:10]} has built the cluster")
+        older_directory = self.log_directory / "older"
+        check_out(self.commit, older_directory)
+        with self.use_collection(older_directory):
+            self.create_hosts()
+            self.build_cluster("older")
+            self.print_progress(f"{self.commit[:10]} has built the cluster")
         self.tracking = TrackingLab(self.options.lab, f"{self.options.network}.")
-        reference = self.begin_work()
-        before, daemons = self.look(), self.daemons()
-        self.say(f"in use: step {before.step}, {len(before.points)} points, {len(before.containers)} containers")
-        done = self.play("upgrade", "site")
-        after = self.look()
-        self.expect("one site of this tree succeeds", self.failures(done))
-        print("".join(f"         {line}\n" for line in done.changes), end="")
-        restarts = find_restarts(daemons, self.daemons())
-        self.say(f"restarted: {', '.join(restarts) or 'nothing'}")
-        if not git("diff", "--name-only", self.commit, "--", "playbooks", "plugins", "roles"):
-            self.expect("nothing was restarted without need", restarts)
-        self.expect("nothing that runs is lost", find_losses(before, after))
-        self.expect("it goes on", find_standstill(before, after))
-        self.expect("new points arrive", self.await_points(after))
-        self.expect("the session is one network", self.greet())
-        self.expect("the record names this version", self.noted())
-        done = self.play("second", "site")
-        self.expect("a second site succeeds", self.failures(done))
-        self.expect("a second site changes nothing", done.changes)
-        with self.collection(old):
-            done = self.play("refused", "site")
-        self.expect("the older version is refused", self.refusal(done))
-        self.expect("nothing that runs is lost by then", find_losses(before, self.look()))
-        self.expect("everything ends well", self.end_work(reference))
-        self.expect("losses are seen", self.prove_losses_are_seen())
-        self.keep_logs()
-        self.leave()
+        reference = self.start_work()
+        work_before, daemons = self.read_work(), self.find_daemons()
+        self.print_progress(
+            f"in use: step {work_before.training_step}, {len(work_before.tracked_steps)} points, {len(work_before.process_by_container)} containers"
+        )
+        site_run = self.run_playbook("upgrade", "site")
+        work_after = self.read_work()
+        self.record_problems("one site of this tree succeeds", self.list_failures(site_run))
+        print("".join(f"         {line}\n" for line in site_run.changes), end="")
+        restarts = find_restarts(daemons, self.find_daemons())
+        self.print_progress(f"restarted: {', '.join(restarts) or 'nothing'}")
+        if not run_git("diff", "--name-only", self.commit, "--", "playbooks", "plugins", "roles"):
+            self.record_problems("nothing was restarted without need", restarts)
+        self.record_problems("nothing that runs is lost", find_losses(work_before, work_after))
+        self.record_problems("it goes on", find_standstill(work_before, work_after))
+        self.record_problems("new points arrive", self.await_points(work_after))
+        self.record_problems("the session is one network", self.check_session_network())
+        self.record_problems("the record names this version", self.check_recorded_version())
+        site_run = self.run_playbook("second", "site")
+        self.record_problems("a second site succeeds", self.list_failures(site_run))
+        self.record_problems("a second site changes nothing", site_run.changes)
+        with self.use_collection(older_directory):
+            site_run = self.run_playbook("refused", "site")
+        self.record_problems("the older version is refused", self.check_refusal(site_run))
+        self.record_problems("nothing that runs is lost by then", find_losses(work_before, self.read_work()))
+        self.record_problems("everything ends well", self.end_work(reference))
+        self.record_problems("losses are seen", self.check_loss_detection())
+        self.save_logs()
+        self.stop_work()
 
-    def keep_logs(self) -> None:
+    def save_logs(self) -> None:
         """Save what helps to find why something was lost: the hosts are soon other ones."""
-        shutil.copytree(self.shared / "alice" / "runs", self.logs / "runs", dirs_exist_ok=True)
+        shutil.copytree(self.shared_volume / "alice" / "runs", self.log_directory / "runs", dirs_exist_ok=True)
         for host in MACHINES:
-            said = LAB.run(host, "sh", "-c", "tail -n 2000 /var/log/slurm/*.log /var/log/gpumesh-* 2>&1", check=False)
-            (self.logs / f"{host}.slurm").write_text(said, encoding="utf-8")
+            log_text = LAB.run(
+                host, "sh", "-c", "tail -n 2000 /var/log/slurm/*.log /var/log/gpumesh-* 2>&1", check=False
+            )
+            (self.log_directory / f"{host}.slurm").write_text(log_text, encoding="utf-8")
 
-    def compare_with_a_new_one(self) -> None:
+    def compare_with_new_cluster(self) -> None:
         """Build the same cluster on new hosts, and compare the upgraded ones with them."""
-        upgraded = self.states()
-        self.up()
-        self.build("new")
+        upgraded_states = self.read_states()
+        self.create_hosts()
+        self.build_cluster("new")
         self.tracking.find_server()
-        built = self.states()
-        for name, states in (("upgraded", upgraded), ("new", built)):
-            (self.logs / f"{name}.json").write_text(json.dumps(states), encoding="utf-8")
-        wrong = [
+        new_states = self.read_states()
+        for name, states in (("upgraded", upgraded_states), ("new", new_states)):
+            (self.log_directory / f"{name}.json").write_text(json.dumps(states), encoding="utf-8")
+        leftovers = [
             f"{host}: {line}"
             for host in MACHINES
-            for line in find_leftovers(host_state.differences(built[host], upgraded[host]))
+            for line in find_leftovers(host_state.find_differences(new_states[host], upgraded_states[host]))
         ]
-        self.expect("the upgraded hosts are like new ones", wrong)
+        self.record_problems("the upgraded hosts are like new ones", leftovers)
 
-    def states(self) -> dict[str, Any]:
+    def read_states(self) -> dict[str, Any]:
         """Return what is on each host, with the lines of some files."""
-        texts = {host: {path: mask(LAB.run(host, "cat", path)) for path in TEXTS} for host in MACHINES}
-        return {host: {**host_state.read(LAB, host), **texts[host]} for host in MACHINES}
+        lines_by_host = {
+            host: {path: mask_lines(LAB.run(host, "cat", path)) for path in COMPARED_FILES} for host in MACHINES
+        }
+        return {host: {**host_state.read_state(LAB, host), **lines_by_host[host]} for host in MACHINES}
 
     # The lab and its cluster
 
     @contextlib.contextmanager
-    def collection(self, folder: Path) -> Iterator[None]:
+    def use_collection(self, directory: Path) -> Iterator[None]:
         """Use the collection in this directory instead of this tree."""
-        os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(folder)
+        os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(directory)
         try:
-            shown = ansible("ansible-galaxy", "collection", "list", "gpumesh.cluster").output
-            first = next(line for line in shown.splitlines() if line.endswith("ansible_collections"))
-            assert first.split()[-1] == str(folder / "ansible_collections"), shown
+            galaxy_output = run_ansible("ansible-galaxy", "collection", "list", "gpumesh.cluster").output
+            collection_line = next(line for line in galaxy_output.splitlines() if line.endswith("ansible_collections"))
+            assert collection_line.split()[-1] == str(directory / "ansible_collections"), galaxy_output
             yield
         finally:
             del os.environ["ANSIBLE_COLLECTIONS_PATH"]
 
-    def playbook(self, name: str) -> None:
+    def run_lab_playbook(self, name: str) -> None:
         settings = {"lab_name": self.options.lab, "work_network": self.options.network}
-        lab_playbook(name, SCENARIO / "lab.yml", settings)
+        run_lab_playbook(name, SCENARIO / "lab.yml", settings)
 
-    def up(self) -> None:
-        self.playbook("down")
-        self.playbook("up")
+    def create_hosts(self) -> None:
+        self.run_lab_playbook("down")
+        self.run_lab_playbook("up")
 
-    def build(self, name: str) -> None:
+    def build_cluster(self, name: str) -> None:
         """Build the cluster of the scenario, with tracking, and complete it by `site`."""
-        done = LAB.play(str(SCENARIO / "converge.yml"))
-        assert done.code == 0, done.report
-        users = self.logs / "users"
-        users.write_text("".join(f"{user}:{PASSWORDS[user]}\n" for user in ("admin", "alice")), encoding="ascii")
-        done = self.play(f"{name}-tracking", "tracking", "-e", f"tracking_users_file={users}")
-        assert done.code == 0, done.report
-        done = self.play(f"{name}-site", "site")
-        assert done.code == 0, done.report
+        playbook_run = LAB.run_playbook(str(SCENARIO / "converge.yml"))
+        assert playbook_run.exit_status == 0, playbook_run.failure_report
+        users_file = self.log_directory / "users"
+        users_file.write_text("".join(f"{user}:{PASSWORDS[user]}\n" for user in ("admin", "alice")), encoding="ascii")
+        playbook_run = self.run_playbook(f"{name}-tracking", "tracking", "-e", f"tracking_users_file={users_file}")
+        assert playbook_run.exit_status == 0, playbook_run.failure_report
+        playbook_run = self.run_playbook(f"{name}-site", "site")
+        assert playbook_run.exit_status == 0, playbook_run.failure_report
 
-    def play(self, log: str, playbook: str, *options: str) -> Run:
+    def run_playbook(self, log_name: str, playbook: str, *options: str) -> AnsibleRun:
         """Run a playbook of the collection. Its output is kept."""
-        report = self.logs / f"{log}-report"
-        done = LAB.play(f"gpumesh.cluster.{playbook}", "-e", f"check_report_dir={report}", *options)
-        (self.logs / f"{log}.log").write_text(done.output, encoding="utf-8")
-        return done
+        report_directory = self.log_directory / f"{log_name}-report"
+        playbook_run = LAB.run_playbook(
+            f"gpumesh.cluster.{playbook}", "-e", f"check_report_dir={report_directory}", *options
+        )
+        (self.log_directory / f"{log_name}.log").write_text(playbook_run.output, encoding="utf-8")
+        return playbook_run
 
     @staticmethod
-    def failures(done: Run) -> list[str]:
-        return [f"status {done.code}: {done.report}"] if done.code else []
+    def list_failures(playbook_run: AnsibleRun) -> list[str]:
+        return [f"status {playbook_run.exit_status}: {playbook_run.failure_report}"] if playbook_run.exit_status else []
 
     @staticmethod
-    def refusal(done: Run) -> list[str]:
+    def check_refusal(playbook_run: AnsibleRun) -> list[str]:
         """Return what is wrong with the refusal by the record of the newer version."""
-        known = "was last changed by gpumesh.cluster" in done.words or "it has schema version" in done.words
-        return [*done.changes, *([] if done.code and known else [f"status {done.code}: {done.report}"])]
+        names_version = (
+            "was last changed by gpumesh.cluster" in playbook_run.flat_output
+            or "it has schema version" in playbook_run.flat_output
+        )
+        return [
+            *playbook_run.changes,
+            *(
+                []
+                if playbook_run.exit_status and names_version
+                else [f"status {playbook_run.exit_status}: {playbook_run.failure_report}"]
+            ),
+        ]
 
-    def noted(self) -> list[str]:
-        version = self.tracking.record().get("collection_version")
+    def check_recorded_version(self) -> list[str]:
+        version = self.tracking.read_record().get("collection_version")
         return [] if version == VERSION else [f"the record has {version}, and this is {VERSION}"]
 
     # The work of users
 
-    def begin_work(self) -> str:
+    def start_work(self) -> str:
         """Start everything. Returns the result of an undisturbed run."""
-        shutil.copy(SCENARIO / "tests" / "trainer.py", self.shared / "trainer.py")
-        for name in (HURRY, GO):
-            (self.shared / Path(name).name).unlink(missing_ok=True)
+        shutil.copy(SCENARIO / "tests" / "trainer.py", self.shared_volume / "trainer.py")
+        for name in (HURRY_FILE, GO_FILE):
+            (self.shared_volume / Path(name).name).unlink(missing_ok=True)
         for machine in MACHINES:
-            lines = f"[mlflow]\nmlflow_tracking_username = alice\nmlflow_tracking_password = {PASSWORDS['alice']}\n"
-            kept = 'umask 077; mkdir -p ~/.mlflow && printf %s "$1" > ~/.mlflow/credentials'
-            LAB.run(machine, "runuser", "-u", "alice", "--", "sh", "-c", f"HOME=/home/alice; {kept}", "-", lines)
-        self.train("before", "0")
-        found = self.await_end("before")
-        assert found["state"] == "finished", found
+            credentials = (
+                f"[mlflow]\nmlflow_tracking_username = alice\nmlflow_tracking_password = {PASSWORDS['alice']}\n"
+            )
+            credentials_script = 'umask 077; mkdir -p ~/.mlflow && printf %s "$1" > ~/.mlflow/credentials'
+            LAB.run(
+                machine,
+                "runuser",
+                "-u",
+                "alice",
+                "--",
+                "sh",
+                "-c",
+                f"HOME=/home/alice; {credentials_script}",
+                "-",
+                credentials,
+            )
+        self.start_training("before", "0")
+        run_status = self.await_end("before")
+        assert run_status["state"] == "finished", run_status
         self.send_points("before")
-        reference = self.result("before")
-        self.train("through", str(SECONDS), "--hurry", HURRY)
-        start("alice", [role("main"), role("sub", replicas=2)])
-        submit = ["sbatch", "--parsable", "--chdir=/", "--mem=16", f"--nodelist={BARE}"]
-        runs = by("bob", *submit, "--output=/mnt/shared/bob/runs", f"--wrap={JOB}").strip()
-        waiting = [f"--dependency=afterok:{runs}", "--output=/mnt/shared/bob/waits", "--wrap=echo began"]
-        self.jobs = {"runs": runs, "waits": by("bob", *submit, *waiting).strip()}
-        LAB.wait("the job runs", lambda: self.job("runs").state == "RUNNING", PATIENCE)
-        LAB.wait("points arrive", lambda: len(self.points("through")) > 2, PATIENCE)
-        self.log_in()
+        reference = self.read_result("before")
+        self.start_training("through", str(STEP_SECONDS), "--hurry", HURRY_FILE)
+        start_session("alice", [make_role("main"), make_role("sub", replicas=2)])
+        sbatch_command = ["sbatch", "--parsable", "--chdir=/", "--mem=16", f"--nodelist={BARE_HOST}"]
+        running_id = run_as("bob", *sbatch_command, "--output=/mnt/shared/bob/runs", f"--wrap={JOB_SCRIPT}").strip()
+        dependency_options = [
+            f"--dependency=afterok:{running_id}",
+            "--output=/mnt/shared/bob/waits",
+            "--wrap=echo began",
+        ]
+        self.job_ids = {"runs": running_id, "waits": run_as("bob", *sbatch_command, *dependency_options).strip()}
+        LAB.wait_until("the job runs", lambda: self.read_job("runs").state == "RUNNING", WAIT_TIMEOUT)
+        LAB.wait_until("points arrive", lambda: len(self.find_tracked_steps("through")) > 2, WAIT_TIMEOUT)
+        self.open_sessions()
         return reference
 
-    def train(self, name: str, seconds: str, *options: str) -> None:
-        command = ["python3", CODE, str(STEPS), seconds, "--track", *options]
+    def start_training(self, name: str, seconds: str, *options: str) -> None:
+        command = ["python3", TRAINER_PATH, str(STEP_COUNT), seconds, "--track", *options]
         # The run shares the nodes with the session and the jobs.
-        shares = ("--sbatch", "--cpus-per-task=1")
-        by("alice", "gpumesh-train", "--detach", "--name", name, "--nodes", "4", *shares, "--", *command)
+        sharing_options = ("--sbatch", "--cpus-per-task=1")
+        run_as("alice", "gpumesh-train", "--detach", "--name", name, "--nodes", "4", *sharing_options, "--", *command)
 
-    def log_in(self) -> None:
-        key = (self.folder / "id_ed25519.pub").read_text(encoding="ascii").strip()
-        for host in LOGINS:
-            line = 'umask 077; mkdir -p ~carol/.ssh && echo "$1" > ~carol/.ssh/authorized_keys'
-            LAB.run(host, "runuser", "-u", "carol", "--", "sh", "-c", line, "-", key)
-            self.logins[host] = Login(self.tracking.address(host), self.folder)
+    def open_sessions(self) -> None:
+        public_key = (self.lab_directory / "id_ed25519.pub").read_text(encoding="ascii").strip()
+        for host in LOGIN_HOSTS:
+            key_script = 'umask 077; mkdir -p ~carol/.ssh && echo "$1" > ~carol/.ssh/authorized_keys'
+            LAB.run(host, "runuser", "-u", "carol", "--", "sh", "-c", key_script, "-", public_key)
+            self.session_by_host[host] = SshSession(self.tracking.address_of(host), self.lab_directory)
 
-    def look(self) -> Work:
+    def read_work(self) -> UserWork:
         """Return the present work of users."""
-        run = self.state("through")
-        return Work(
-            run["state"],
-            tuple(attempt["job"] for attempt in run["attempts"]),
-            run["step"],
-            tuple(self.points("through")),
+        run_status = self.read_run_status("through")
+        return UserWork(
+            run_status["state"],
+            tuple(attempt["job"] for attempt in run_status["attempts"]),
+            run_status["step"],
+            tuple(self.find_tracked_steps("through")),
             identify_containers(),
-            {name: self.job(name) for name in self.jobs},
-            {name: one for name, one in self.tracking.known("alice").items() if name == "before"},
-            {host: login.ask("here") for host, login in self.logins.items()},
+            {name: self.read_job(name) for name in self.job_ids},
+            {
+                name: run_identity
+                for name, run_identity in self.tracking.identify_runs("alice").items()
+                if name == "before"
+            },
+            {host: login.echo_word("here") for host, login in self.session_by_host.items()},
         )
 
-    def daemons(self) -> dict[str, dict[str, str]]:
+    def find_daemons(self) -> dict[str, dict[str, str]]:
         return {
-            host: dict(line.split("=") for line in LAB.run(host, "sh", "-c", DAEMONS, check=False).splitlines())
+            host: dict(line.split("=") for line in LAB.run(host, "sh", "-c", DAEMONS_SCRIPT, check=False).splitlines())
             for host in MACHINES
         }
 
-    def state(self, name: str) -> dict[str, Any]:
+    def read_run_status(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.shared / "alice" / "runs" / name / "run.json").read_text(encoding="utf-8"))
+            run_status = json.loads(
+                (self.shared_volume / "alice" / "runs" / name / "run.json").read_text(encoding="utf-8")
+            )
         except FileNotFoundError:
             return {"state": "queued", "step": 0, "attempts": []}
-        return dict(found)
+        return dict(run_status)
 
-    def job(self, name: str) -> Job:
+    def read_job(self, name: str) -> SlurmJobState:
         """Return the job of bob with this name."""
-        shown = LAB.run(MANAGER, "scontrol", "--oneliner", "show", "job", self.jobs[name])
-        about = dict(word.split("=", 1) for word in shown.split() if "=" in word)
-        running = about["JobState"] == "RUNNING"
-        process = LAB.run(BARE, "pgrep", "-o", "-u", "bob", check=False).strip() if running else ""
-        return Job(about["JobState"], about["Restarts"], about["StartTime"], process)
+        job_line = LAB.run(MANAGER, "scontrol", "--oneliner", "show", "job", self.job_ids[name])
+        job_fields = dict(field.split("=", 1) for field in job_line.split() if "=" in field)
+        running = job_fields["JobState"] == "RUNNING"
+        process_id = LAB.run(BARE_HOST, "pgrep", "-o", "-u", "bob", check=False).strip() if running else ""
+        return SlurmJobState(job_fields["JobState"], job_fields["Restarts"], job_fields["StartTime"], process_id)
 
-    def points(self, name: str) -> list[int]:
+    def find_tracked_steps(self, name: str) -> list[int]:
         """Return the steps of the run that the tracking server has."""
-        run = self.tracking.runs("alice").get(name)
-        return self.tracking.history(run, "loss") if run else []
+        run = self.tracking.find_runs("alice").get(name)
+        return self.tracking.stored_steps(run, "loss") if run else []
 
     def send_points(self, name: str) -> None:
         """Send what was not sent before the program ended, with the command that it prints."""
-        track = f"/mnt/shared/alice/runs/{name}/track"
-        by("alice", "srun", "python3", "/usr/local/lib/gpumesh/python/gpumesh_track.py", track)
+        track_directory = f"/mnt/shared/alice/runs/{name}/track"
+        run_as("alice", "srun", "python3", "/usr/local/lib/gpumesh/python/gpumesh_track.py", track_directory)
 
-    def result(self, name: str) -> str:
+    def read_result(self, name: str) -> str:
         """Return the line with the result of rank 0. The program that tracks the run may print another one after it."""
-        log = self.shared / "alice" / "runs" / name / "attempts" / "001" / "rank-0.log"
-        lines = log.read_text(encoding="utf-8").splitlines()
+        log_path = self.shared_volume / "alice" / "runs" / name / "attempts" / "001" / "rank-0.log"
+        lines = log_path.read_text(encoding="utf-8").splitlines()
         return next((line for line in lines if line.startswith("weight ")), f"no result: {lines[-1:]}")
 
     def await_end(self, name: str) -> dict[str, Any]:
-        LAB.wait(f"the run {name} has ended", lambda: self.state(name)["state"] in ENDED, 2 * PATIENCE)
-        return self.state(name)
+        LAB.wait_until(
+            f"the run {name} has ended", lambda: self.read_run_status(name)["state"] in ENDED_STATES, 2 * WAIT_TIMEOUT
+        )
+        return self.read_run_status(name)
 
     # The results
 
-    def await_points(self, before: Work) -> list[str]:
+    def await_points(self, work_before: UserWork) -> list[str]:
         """Return what is wrong with the points that the run sends after the upgrade."""
         try:
-            LAB.wait("points arrive", lambda: len(self.points("through")) > len(before.points), PATIENCE)
+            LAB.wait_until(
+                "points arrive",
+                lambda: len(self.find_tracked_steps("through")) > len(work_before.tracked_steps),
+                WAIT_TIMEOUT,
+            )
         except AssertionError as failure:
             return [str(failure)]
         return []
 
-    def greet(self) -> list[str]:
+    def check_session_network(self) -> list[str]:
         """Return the containers that cannot be entered, or do not reach the others by name."""
-        said = {
-            name: inside("alice", name, "ssh", "main1", "hostname", check=False).strip() for name in ("sub1", "sub2")
+        name_by_container = {
+            name: run_in_container("alice", name, "ssh", "main1", "hostname", check=False).strip()
+            for name in ("sub1", "sub2")
         }
-        return [f"{name} is told '{text}'" for name, text in said.items() if text != "main1"]
+        return [f"{name} is told '{text}'" for name, text in name_by_container.items() if text != "main1"]
 
     def end_work(self, reference: str) -> list[str]:
         """Let everything end. Returns what did not end as it should."""
-        (self.shared / Path(HURRY).name).touch()
-        (self.shared / Path(GO).name).touch()
-        found = self.await_end("through")
-        wrong = [] if found["state"] == "finished" else [f"the training run is {found['state']}"]
-        if (result := self.result("through")) != reference or f"samples {all_samples(STEPS)!r}" not in result:
-            wrong.append(f"the training run has {result}, and undisturbed {reference}")
+        (self.shared_volume / Path(HURRY_FILE).name).touch()
+        (self.shared_volume / Path(GO_FILE).name).touch()
+        run_status = self.await_end("through")
+        problems = [] if run_status["state"] == "finished" else [f"the training run is {run_status['state']}"]
+        if (
+            result := self.read_result("through")
+        ) != reference or f"samples {sum_of_samples(STEP_COUNT)!r}" not in result:
+            problems.append(f"the training run has {result}, and undisturbed {reference}")
         self.send_points("through")
-        found_points = {name: self.points(name) for name in ("before", "through")}
-        wrong += [
-            f"the tracking server has {len(points)} of {STEPS} points of {name}"
-            for name, points in found_points.items()
-            if points != list(range(1, STEPS + 1))
+        steps_by_run = {name: self.find_tracked_steps(name) for name in ("before", "through")}
+        problems += [
+            f"the tracking server has {len(points)} of {STEP_COUNT} points of {name}"
+            for name, points in steps_by_run.items()
+            if points != list(range(1, STEP_COUNT + 1))
         ]
-        LAB.wait("the jobs have ended", lambda: self.job("waits").state not in ("PENDING", "RUNNING"), PATIENCE)
+        LAB.wait_until(
+            "the jobs have ended", lambda: self.read_job("waits").state not in ("PENDING", "RUNNING"), WAIT_TIMEOUT
+        )
         for name, text in (("runs", "ran on"), ("waits", "began")):
-            said = (self.shared / "bob" / name).read_text(encoding="utf-8").strip()
-            if (state := self.job(name).state) != "COMPLETED" or said != text:
-                wrong.append(f"the job that {name} is {state} and has printed '{said}'")
+            job_output = (self.shared_volume / "bob" / name).read_text(encoding="utf-8").strip()
+            if (state := self.read_job(name).state) != "COMPLETED" or job_output != text:
+                problems.append(f"the job that {name} is {state} and has printed '{job_output}'")
         # Slurm forgets ended jobs.
-        self.jobs = {}
-        return wrong
+        self.job_ids = {}
+        return problems
 
-    def prove_losses_are_seen(self) -> list[str]:
+    def check_loss_detection(self) -> list[str]:
         """Kill a container and the connection of a user. Returns what of it is not noticed."""
-        before = self.look()
-        LAB.run(places("alice")["sub1"][1], "pkill", "-KILL", "-x", "conmon")
-        self.logins[BARE].end()
+        work_before = self.read_work()
+        LAB.run(find_containers("alice")["sub1"][1], "pkill", "-KILL", "-x", "conmon")
+        self.session_by_host[BARE_HOST].close()
 
-        def missed() -> set[str]:
-            return {"container", "login"} - {line.split()[0] for line in find_losses(before, self.look())}
+        def undetected() -> set[str]:
+            return {"container", "login"} - {line.split()[0] for line in find_losses(work_before, self.read_work())}
 
         with contextlib.suppress(AssertionError):
-            LAB.wait("both are noticed", lambda: not missed(), PATIENCE)
-        return [f"a killed {what}" for what in missed()]
+            LAB.wait_until("both are noticed", lambda: not undetected(), WAIT_TIMEOUT)
+        return [f"a killed {kind}" for kind in undetected()]
 
-    def leave(self) -> None:
+    def stop_work(self) -> None:
         """End what still runs, so that nothing of it is on the hosts."""
-        for login in self.logins.values():
-            login.end()
-        by("alice", "gpumesh-session", "stop", "demo", check=False)
+        for login in self.session_by_host.values():
+            login.close()
+        run_as("alice", "gpumesh-session", "stop", "demo", check=False)
         LAB.run(MANAGER, "scancel", "--user=alice,bob", check=False)
-        session_lab.await_nothing()
+        session_lab.assert_clean()
         LAB.await_idle(MANAGER)
         # The process that watches over sessions on a node ends by itself, a while after the last one.
-        watching = ("pgrep", "-x", "gpumesh-session")
-        LAB.wait(
-            "nothing watches", lambda: not any(LAB.run(host, *watching, check=False) for host in MACHINES), PATIENCE
+        watcher_command = ("pgrep", "-x", "gpumesh-session")
+        LAB.wait_until(
+            "nothing watches",
+            lambda: not any(LAB.run(host, *watcher_command, check=False) for host in MACHINES),
+            WAIT_TIMEOUT,
         )
 
 
 def identify_containers() -> dict[str, str]:
     """Return the first process of each container of alice's session, with its job, address and node; empty without one."""
-    identity = ("sh", "-c", "cut -d ' ' -f 22 /proc/1/stat; readlink /proc/1/ns/pid")
+    identity_command = ("sh", "-c", "cut -d ' ' -f 22 /proc/1/stat; readlink /proc/1/ns/pid")
     try:
-        job, placed = job_of("alice"), places("alice")
-        return {name: f"{job} {placed[name]} {lines}" for name, lines in everywhere("alice", *identity).items()}
+        job, containers = find_job_id("alice"), find_containers("alice")
+        return {
+            name: f"{job} {containers[name]} {lines}"
+            for name, lines in run_in_containers("alice", *identity_command).items()
+        }
     except (AssertionError, KeyError):
         return {}
 
@@ -479,7 +558,7 @@ def read_arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Build, use and upgrade a cluster."""
-    sys.exit(Upgrade(read_arguments()).run())
+    sys.exit(UpgradeTest(read_arguments()).run())
 
 
 if __name__ == "__main__":

@@ -33,19 +33,19 @@ class CallbackModule(CallbackBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self._number = 0
-        self._dies_at = int(os.environ.get("CHAOS_DIE_AT", "0"))
-        self._path = Path(os.environ["CHAOS_STEPS"])
+        self._task_number = 0
+        self._kill_at = int(os.environ.get("CHAOS_DIE_AT", "0"))
+        self._steps_path = Path(os.environ["CHAOS_STEPS"])
 
-    def _say(self, **words: object) -> None:
-        with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(words) + "\n")
+    def _write_line(self, **fields: object) -> None:
+        with self._steps_path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(fields) + "\n")
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Record the task before any of it runs."""
-        self._number += 1
-        self._say(task=self._number, name=task.get_name(), at=time.monotonic())
-        if self._number == self._dies_at:
+        self._task_number += 1
+        self._write_line(task=self._task_number, name=task.get_name(), at=time.monotonic())
+        if self._task_number == self._kill_at:
             os.killpg(0, signal.SIGKILL)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
@@ -55,4 +55,4 @@ class CallbackModule(CallbackBase):
     def v2_runner_on_ok(self, result: Any) -> None:
         """Record that a host has completed the task and was changed."""
         if result.is_changed():
-            self._say(changed=self._number)
+            self._write_line(changed=self._task_number)

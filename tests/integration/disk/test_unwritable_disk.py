@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start, write_programs
-from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import read_result, start_module, write_programs
+from ansible_collections.gpumesh.cluster.tests.support.mount_space import create_mount_namespace
 
 KEY = base64.b64encode(bytes(range(64))).decode()
 #: The daemons are never started. Directories take no space on a full tmpfs, but a file of any size does.
-MAKE = """
+MAKE_SCRIPT = """
 mount -t tmpfs -o size=64k none /mnt && mkdir /mnt/upper /mnt/work
 mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /etc
 case $1 in
@@ -28,9 +28,9 @@ esac
 echo ready
 read -r _
 """
-MUNGE = {"cluster": "lab", "cluster_id": "0" * 32, "content": KEY, "user": "root", "start": False}
-FIREWALL = {"cluster": "lab", "members": ["10.0.0.1", "10.0.0.2"]}
-DAEMON = {"name": "gone", "command": "/bin/false", "drop_in": "[Service]\n"}
+MUNGE_OPTIONS = {"cluster": "lab", "cluster_id": "0" * 32, "content": KEY, "user": "root", "start": False}
+FIREWALL_OPTIONS = {"cluster": "lab", "members": ["10.0.0.1", "10.0.0.2"]}
+DAEMON_OPTIONS = {"name": "gone", "command": "/bin/false", "drop_in": "[Service]\n"}
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
@@ -38,9 +38,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.fixture(name="host", params=["full", "read-only"])
 def _host(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
     """Create the host. Yields the message of its kernel, and the arguments that start a command there."""
-    said = {"full": "No space left on device", "read-only": "Read-only file system"}[request.param]
-    with namespace("--net", "sh", "-c", MAKE, "sh", request.param) as prefix:
-        yield said, prefix
+    kernel_message = {"full": "No space left on device", "read-only": "Read-only file system"}[request.param]
+    with create_mount_namespace("--net", "sh", "-c", MAKE_SCRIPT, "sh", request.param) as prefix:
+        yield kernel_message, prefix
 
 
 @pytest.fixture(name="programs")
@@ -57,23 +57,23 @@ def _programs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "path"),
+    ("module", "options", "path"),
     [
-        ("munge", MUNGE, "/etc/munge/munge.key"),
-        ("firewall", FIREWALL, "/etc/gpumesh/firewall/lab.nft"),
-        ("daemon", DAEMON, "/etc/"),
+        ("munge", MUNGE_OPTIONS, "/etc/munge/munge.key"),
+        ("firewall", FIREWALL_OPTIONS, "/etc/gpumesh/firewall/lab.nft"),
+        ("daemon", DAEMON_OPTIONS, "/etc/"),
     ],
 )
-def test_the_path_and_the_reason_are_shown(
-    tmp_path: Path, host: tuple[str, list[str]], programs: Path, module: str, given: dict[str, Any], path: str
+def test_path_and_reason_are_reported(
+    tmp_path: Path, host: tuple[str, list[str]], programs: Path, module: str, options: dict[str, Any], path: str
 ) -> None:
-    said, prefix = host
+    kernel_message, prefix = host
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    arguments = {**given, "folder": str(tmp_path / "gpumesh" / "clusters")} if module == "munge" else given
-    result = result_of(start(module, arguments, environment, prefix))
+    arguments = {**options, "folder": str(tmp_path / "gpumesh" / "clusters")} if module == "munge" else options
+    result = read_result(start_module(module, arguments, environment, prefix))
     assert result["failed"]
     assert result["error"]["kind"] == "host_state"
-    assert said in result["msg"]
+    assert kernel_message in result["msg"]
     # A full file system takes the directories, and a read-only one not even the first.
-    first = "/".join(path.split("/")[:3])
-    assert (path if "space" in said else first) in result["msg"]
+    first_directory = "/".join(path.split("/")[:3])
+    assert (path if "space" in kernel_message else first_directory) in result["msg"]

@@ -20,20 +20,20 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from namespaces import call, joined
+from namespaces import create_joined_namespaces, run_checked
 
 from ansible_collections.gpumesh.cluster.plugins.action import firewall
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import TABLE_NAME
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play_action
 
 ROOT = Path(__file__).resolve().parents[3]
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
-MEMBER, STRANGER, OTHER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.1"
+MEMBER, STRANGER, OUTSIDER, HOST_ADDRESS = "10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.1"
 #: A program that does the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
-PROGRAM = """
+MODULE_PROGRAM = """
 import json, os, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
@@ -52,13 +52,13 @@ except GpumeshError as error:
     sys.exit(str(error))
 json.dump(result._asdict(), sys.stdout)
 """
-LISTENER = """
+LISTENER_PROGRAM = """
 import socket, sys
 listeners = [socket.create_server(("0.0.0.0", int(port))) for port in sys.argv[1:]]
 print("ready", flush=True)
 sys.stdin.read()
 """
-DIAL = """
+CONNECT_PROGRAM = """
 import socket, sys
 try:
     socket.create_connection((sys.argv[2], int(sys.argv[3])), float(sys.argv[4]), source_address=(sys.argv[1], 0)).close()
@@ -66,7 +66,7 @@ try:
 except OSError as failure:
     print("closed")
 """
-SEND = """
+DATAGRAM_PROGRAM = """
 import socket, sys
 sender = socket.socket(type=socket.SOCK_DGRAM)
 sender.bind((sys.argv[1], 0))
@@ -80,88 +80,92 @@ except ConnectionRefusedError:
 except TimeoutError:
     print("dropped")
 """
-HOSTS_OWN_RULES = """
+HOST_RULES = """
 table inet filter {
     chain input { type filter hook input priority filter; policy accept; tcp dport 7777 drop; }
 }
 """
 
 
-class Pair:
+class FirewallPair:
     """A host with the firewall, and a client that connects to it from three addresses."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         name = f"gmfw{uuid4().hex[:6]}"
-        self.host, self.dialler = f"{name}h", f"{name}d"
+        self.host, self.client = f"{name}h", f"{name}d"
 
-    def run(self, where: str, *argv: str, stdin: str | None = None) -> str:
-        return call("ip", "netns", "exec", where, *argv, stdin=stdin)
+    def run(self, namespace: str, *argv: str, stdin: str | None = None) -> str:
+        return run_checked("ip", "netns", "exec", namespace, *argv, stdin=stdin)
 
-    def apply(self, given: dict[str, Any] | None, check: bool = False, cluster: str = "lab") -> dict[str, Any]:
-        asked = self.asked(given, check, cluster)
-        return dict(json.loads(self.run(self.host, sys.executable, "-c", PROGRAM, stdin=asked)))
+    def apply(self, options: dict[str, Any] | None, check_mode: bool = False, cluster: str = "lab") -> dict[str, Any]:
+        program_input = self.encode_input(options, check_mode, cluster)
+        return dict(json.loads(self.run(self.host, sys.executable, "-c", MODULE_PROGRAM, stdin=program_input)))
 
-    def asked(self, given: dict[str, Any] | None, check: bool = False, cluster: str = "lab") -> str:
-        return json.dumps({"given": given, "check": check, "folder": str(self.folder), "cluster": cluster})
+    def encode_input(self, options: dict[str, Any] | None, check_mode: bool = False, cluster: str = "lab") -> str:
+        return json.dumps({"given": options, "check": check_mode, "folder": str(self.directory), "cluster": cluster})
 
-    def through(self, source: str, port: int) -> bool:
+    def is_accepted(self, source: str, port: int) -> bool:
         """Return whether a connection is established, however busy the machine."""
-        return self.dials(source, port, 60)
+        return self.can_connect(source, port, 60)
 
-    def answers(self, source: str, port: int) -> bool:
+    def await_answer(self, source: str, port: int) -> bool:
         """Return whether a listener that has just been started responds within minutes."""
         deadline = time.monotonic() + 240
-        while not self.dials(source, port, 5):
+        while not self.can_connect(source, port, 5):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
         return True
 
-    def dropped(self, source: str, port: int) -> bool:
+    def is_dropped(self, source: str, port: int) -> bool:
         """Return whether the table has dropped packets, which it counts, and no connection was established."""
-        before = self._drops()
-        return not self.dials(source, port, 1.5) and self._drops() > before
+        before = self._count_drops()
+        return not self.can_connect(source, port, 1.5) and self._count_drops() > before
 
-    def datagram_through(self, source: str, port: int) -> bool:
-        return self._sends(source, port, 60).startswith("through")
+    def is_datagram_accepted(self, source: str, port: int) -> bool:
+        return self._send_datagram(source, port, 60).startswith("through")
 
-    def datagram_dropped(self, source: str, port: int) -> bool:
-        before = self._drops()
-        return self._sends(source, port, 1.5) == "dropped" and self._drops() > before
+    def is_datagram_dropped(self, source: str, port: int) -> bool:
+        before = self._count_drops()
+        return self._send_datagram(source, port, 1.5) == "dropped" and self._count_drops() > before
 
-    def _sends(self, source: str, port: int, patience: float) -> str:
-        return self.run(self.dialler, sys.executable, "-c", SEND, source, OWN, str(port), str(patience)).strip()
+    def _send_datagram(self, source: str, port: int, timeout: float) -> str:
+        return self.run(
+            self.client, sys.executable, "-c", DATAGRAM_PROGRAM, source, HOST_ADDRESS, str(port), str(timeout)
+        ).strip()
 
-    def dials(self, source: str, port: int, patience: float) -> bool:
-        said = self.run(self.dialler, sys.executable, "-c", DIAL, source, OWN, str(port), str(patience))
-        return said.strip() == "through"
+    def can_connect(self, source: str, port: int, timeout: float) -> bool:
+        output = self.run(
+            self.client, sys.executable, "-c", CONNECT_PROGRAM, source, HOST_ADDRESS, str(port), str(timeout)
+        )
+        return output.strip() == "through"
 
-    def _drops(self) -> int:
-        shown = self.run(self.host, "nft", "list", "table", "inet", TABLE_NAME)
-        return sum(int(count) for count in re.findall(r"counter packets (\d+) bytes \d+ drop", shown))
+    def _count_drops(self) -> int:
+        table_text = self.run(self.host, "nft", "list", "table", "inet", TABLE_NAME)
+        return sum(int(count) for count in re.findall(r"counter packets (\d+) bytes \d+ drop", table_text))
 
 
 @pytest.fixture(name="pair")
-def _pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path)
+def _pair(tmp_path: Path) -> Iterator[FirewallPair]:
+    new_pair = FirewallPair(tmp_path)
     listener = None
-    with joined(made.host, made.dialler):
+    with create_joined_namespaces(new_pair.host, new_pair.client):
         try:
-            call("ip", "-n", made.host, "address", "add", f"{OWN}/24", "dev", "eth0")
-            for address in (MEMBER, STRANGER, OTHER):
-                call("ip", "-n", made.dialler, "address", "add", f"{address}/24", "dev", "eth0")
-            for namespace in (made.host, made.dialler):
-                call("ip", "-n", namespace, "link", "set", "eth0", "up")
+            run_checked("ip", "-n", new_pair.host, "address", "add", f"{HOST_ADDRESS}/24", "dev", "eth0")
+            for address in (MEMBER, STRANGER, OUTSIDER):
+                run_checked("ip", "-n", new_pair.client, "address", "add", f"{address}/24", "dev", "eth0")
+            for namespace in (new_pair.host, new_pair.client):
+                run_checked("ip", "-n", namespace, "link", "set", "eth0", "up")
             listener = subprocess.Popen(
                 [
                     "ip",
                     "netns",
                     "exec",
-                    made.host,
+                    new_pair.host,
                     sys.executable,
                     "-c",
-                    LISTENER,
+                    LISTENER_PROGRAM,
                     "22",
                     "2049",
                     "6818",
@@ -181,86 +185,88 @@ def _pair(tmp_path: Path) -> Iterator[Pair]:
             )
             assert listener.stdout is not None
             assert listener.stdout.readline() == b"ready\n"
-            yield made
+            yield new_pair
         finally:
             if listener is not None:
                 listener.communicate()
 
 
-GIVEN: dict[str, Any] = {"members": [MEMBER, OWN], "tcp_ports": ["2049", "6817-6819", "32768-60999"]}
+OPTIONS: dict[str, Any] = {"members": [MEMBER, HOST_ADDRESS], "tcp_ports": ["2049", "6817-6819", "32768-60999"]}
 
 
-def test_members_get_through_and_strangers_do_not(pair: Pair) -> None:
-    assert all(pair.through(STRANGER, port) for port in (2049, 6818, 40000))
-    assert pair.apply(GIVEN)["changed"]
-    assert all(pair.through(MEMBER, port) for port in (22, 2049, 6818, 40000, 8080))
-    assert all(pair.dropped(STRANGER, port) for port in (2049, 6818, 40000))
-    assert all(pair.through(STRANGER, port) for port in (22, 8080)), "ports that are not the cluster's are left alone"
+def test_members_are_accepted_and_strangers_dropped(pair: FirewallPair) -> None:
+    assert all(pair.is_accepted(STRANGER, port) for port in (2049, 6818, 40000))
+    assert pair.apply(OPTIONS)["changed"]
+    assert all(pair.is_accepted(MEMBER, port) for port in (22, 2049, 6818, 40000, 8080))
+    assert all(pair.is_dropped(STRANGER, port) for port in (2049, 6818, 40000))
+    assert all(pair.is_accepted(STRANGER, port) for port in (22, 8080)), (
+        "ports that are not the cluster's are left alone"
+    )
 
 
 def role_ports(**inventory: Any) -> list[str]:
     """Return the TCP ports that the role closes by default, with these variables in the inventory."""
-    played = play(
+    played = play_action(
         firewall.ActionModule,
         {"record": RECORD, "tcp_ports": []},
         {"gpumesh.cluster.firewall": [{"changed": False, "tools": True}]},
         {"inventory_hostname": "n1", **inventory},
     )
-    ((_module, parameters),) = played.ran
+    ((_module, parameters),) = played.module_calls
     return list(parameters["tcp_ports"])
 
 
-def test_the_ports_of_jobs_and_of_the_rest_interface_are_closed_by_default(pair: Pair) -> None:
+def test_ports_of_jobs_and_rest_interface_are_closed_by_default(pair: FirewallPair) -> None:
     ports = (6820, 15000, 17000, 24999, 25000, 28999)
-    assert all(pair.through(STRANGER, port) for port in ports)
-    pair.apply({**GIVEN, "tcp_ports": role_ports()})
-    assert all(pair.dropped(STRANGER, port) for port in ports)
-    assert all(pair.through(MEMBER, port) for port in ports)
-    assert pair.through(STRANGER, 8080)
+    assert all(pair.is_accepted(STRANGER, port) for port in ports)
+    pair.apply({**OPTIONS, "tcp_ports": role_ports()})
+    assert all(pair.is_dropped(STRANGER, port) for port in ports)
+    assert all(pair.is_accepted(MEMBER, port) for port in ports)
+    assert pair.is_accepted(STRANGER, 8080)
 
 
-def test_the_ports_that_an_inventory_moves_are_closed(pair: Pair) -> None:
-    pair.apply({**GIVEN, "tcp_ports": role_ports(job_environment_port_range=[16000, 17000], slurm_rest_port=8080)})
-    assert all(pair.dropped(STRANGER, port) for port in (8080, 17000))
-    assert all(pair.through(STRANGER, port) for port in (6820, 15000, 24999))
+def test_ports_set_by_the_inventory_are_closed(pair: FirewallPair) -> None:
+    pair.apply({**OPTIONS, "tcp_ports": role_ports(job_environment_port_range=[16000, 17000], slurm_rest_port=8080)})
+    assert all(pair.is_dropped(STRANGER, port) for port in (8080, 17000))
+    assert all(pair.is_accepted(STRANGER, port) for port in (6820, 15000, 24999))
 
 
-def test_a_second_run_changes_nothing_and_a_new_member_is_let_in(pair: Pair) -> None:
-    assert pair.apply(GIVEN, check=True)["changed"]
+def test_second_run_changes_nothing_and_new_member_is_accepted(pair: FirewallPair) -> None:
+    assert pair.apply(OPTIONS, check_mode=True)["changed"]
     assert "gpumesh" not in pair.run(pair.host, "nft", "list", "tables")
-    assert pair.apply(GIVEN)["changed"]
-    assert not pair.apply(GIVEN)["changed"]
-    assert pair.dropped(STRANGER, 2049)
-    assert pair.apply({**GIVEN, "members": [MEMBER, OWN, STRANGER]})["changed"]
-    assert pair.through(STRANGER, 2049)
+    assert pair.apply(OPTIONS)["changed"]
+    assert not pair.apply(OPTIONS)["changed"]
+    assert pair.is_dropped(STRANGER, 2049)
+    assert pair.apply({**OPTIONS, "members": [MEMBER, HOST_ADDRESS, STRANGER]})["changed"]
+    assert pair.is_accepted(STRANGER, 2049)
 
 
-def test_what_was_changed_by_hand_comes_back(pair: Pair) -> None:
-    pair.apply(GIVEN)
+def test_manual_changes_are_reverted(pair: FirewallPair) -> None:
+    pair.apply(OPTIONS)
     # Packets change the counters, and only them.
-    assert pair.dropped(STRANGER, 2049)
-    assert not pair.apply(GIVEN)["changed"]
+    assert pair.is_dropped(STRANGER, 2049)
+    assert not pair.apply(OPTIONS)["changed"]
     pair.run(pair.host, "nft", "add", "element", "inet", TABLE_NAME, "member_lab_4", f"{{ {STRANGER} }}")
-    assert pair.through(STRANGER, 2049)
-    assert pair.apply(GIVEN)["changed"]
-    assert pair.dropped(STRANGER, 2049)
+    assert pair.is_accepted(STRANGER, 2049)
+    assert pair.apply(OPTIONS)["changed"]
+    assert pair.is_dropped(STRANGER, 2049)
     pair.run(pair.host, "nft", "delete", "table", "inet", TABLE_NAME)
-    assert pair.apply(GIVEN)["changed"]
-    assert pair.dropped(STRANGER, 2049)
+    assert pair.apply(OPTIONS)["changed"]
+    assert pair.is_dropped(STRANGER, 2049)
 
 
-def test_the_hosts_own_rules_are_not_touched(pair: Pair) -> None:
-    pair.run(pair.host, "nft", "--file", "-", stdin=HOSTS_OWN_RULES)
+def test_rules_of_the_host_are_not_changed(pair: FirewallPair) -> None:
+    pair.run(pair.host, "nft", "--file", "-", stdin=HOST_RULES)
     before = pair.run(pair.host, "nft", "list", "table", "inet", "filter")
-    pair.apply({**GIVEN, "tcp_ports": ["2049", "7777"]})
-    assert not pair.dials(MEMBER, 7777, 1.5), "what the host closes stays closed"
+    pair.apply({**OPTIONS, "tcp_ports": ["2049", "7777"]})
+    assert not pair.can_connect(MEMBER, 7777, 1.5), "what the host closes stays closed"
     assert pair.run(pair.host, "nft", "list", "table", "inet", "filter") == before
     pair.apply(None)
     assert pair.run(pair.host, "nft", "list", "table", "inet", "filter") == before
 
 
-def test_what_is_connected_stays_connected(pair: Pair) -> None:
-    hold = """
+def test_established_connections_stay_open(pair: FirewallPair) -> None:
+    hold_program = """
 import socket, sys
 peer = socket.create_connection((sys.argv[2], 2049), 30, source_address=(sys.argv[1], 0))
 print("connected", flush=True)
@@ -270,23 +276,23 @@ peer.shutdown(socket.SHUT_WR)
 peer.settimeout(30)
 print(peer.recv(1) == b"", flush=True)
 """
-    echo = subprocess.Popen(
-        ["ip", "netns", "exec", pair.dialler, sys.executable, "-c", hold, STRANGER, OWN],
+    connected_client = subprocess.Popen(
+        ["ip", "netns", "exec", pair.client, sys.executable, "-c", hold_program, STRANGER, HOST_ADDRESS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert echo.stdout is not None
-    assert echo.stdout.readline() == "connected\n"
-    pair.apply(GIVEN)
-    assert pair.dropped(STRANGER, 2049)
-    state = pair.run(pair.host, "ss", "-Htn", "state", "established", "sport", "=", ":2049")
-    assert STRANGER in state
-    echo.kill()
-    echo.communicate()
+    assert connected_client.stdout is not None
+    assert connected_client.stdout.readline() == "connected\n"
+    pair.apply(OPTIONS)
+    assert pair.is_dropped(STRANGER, 2049)
+    established = pair.run(pair.host, "ss", "-Htn", "state", "established", "sport", "=", ":2049")
+    assert STRANGER in established
+    connected_client.kill()
+    connected_client.communicate()
 
 
-DIALLED = """
+ACCEPT_PROGRAM = """
 import socket
 with socket.create_server(("0.0.0.0", 9000)) as listener:
     print("ready", flush=True)
@@ -296,7 +302,7 @@ with socket.create_server(("0.0.0.0", 9000)) as listener:
     peer.sendall(b"late")
     input()
 """
-DIALS_OUT = """
+OUTGOING_PROGRAM = """
 import socket, sys
 peer = socket.create_connection((sys.argv[1], 9000), 60)
 print(peer.getsockname()[1], flush=True)
@@ -304,238 +310,262 @@ print(peer.recv(4).decode(), flush=True)
 """
 
 
-def test_what_the_host_has_opened_before_the_first_table_goes_on(pair: Pair) -> None:
+def test_outgoing_connections_survive_the_first_table(pair: FirewallPair) -> None:
     """Connections are not tracked before, so that the next packet of an open one counts as new, to an ephemeral port."""
 
-    def start(where: str, *words: str) -> subprocess.Popen[str]:
-        command = ["ip", "netns", "exec", where, sys.executable, "-c", *words]
+    def start_program(namespace: str, *arguments: str) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", namespace, sys.executable, "-c", *arguments]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def line(process: subprocess.Popen[str]) -> str:
+    def read_line(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
-    def say(process: subprocess.Popen[str]) -> None:
+    def send_line(process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
 
-    dialled = start(pair.dialler, DIALLED)
-    assert line(dialled) == "ready"
-    dials_out = start(pair.host, DIALS_OUT, STRANGER)
+    server = start_program(pair.client, ACCEPT_PROGRAM)
+    assert read_line(server) == "ready"
+    client = start_program(pair.host, OUTGOING_PROGRAM, STRANGER)
     try:
-        assert 32768 <= int(line(dials_out)) <= 60999
-        assert line(dialled) == "accepted"
-        pair.apply(GIVEN)
-        say(dialled)
-        dials_out.wait(240)
-        assert line(dials_out) == "late"
+        assert 32768 <= int(read_line(client)) <= 60999
+        assert read_line(server) == "accepted"
+        pair.apply(OPTIONS)
+        send_line(server)
+        client.wait(240)
+        assert read_line(client) == "late"
     finally:
-        for process in (dials_out, dialled):
+        for process in (client, server):
             process.kill()
             process.communicate()
 
 
-def test_machines_that_join_are_let_in_until_the_table_is_loaded_again(pair: Pair) -> None:
+def test_joining_machines_are_accepted_until_the_table_is_reloaded(pair: FirewallPair) -> None:
     joining = {"admitted": [STRANGER, "2001:db8::7"]}
     assert not pair.apply(joining)["changed"]
     assert "gpumesh" not in pair.run(pair.host, "nft", "list", "tables")
-    pair.apply(GIVEN)
-    assert pair.apply(joining, check=True)["changed"]
-    assert pair.dropped(STRANGER, 2049)
+    pair.apply(OPTIONS)
+    assert pair.apply(joining, check_mode=True)["changed"]
+    assert pair.is_dropped(STRANGER, 2049)
     assert pair.apply(joining)["changed"]
-    assert pair.through(STRANGER, 2049)
-    assert pair.dropped(OTHER, 2049)
+    assert pair.is_accepted(STRANGER, 2049)
+    assert pair.is_dropped(OUTSIDER, 2049)
     # Nothing that a killed run leaves lasts, even if another run has extended it.
     pair.apply(joining)
     listed = pair.run(pair.host, "nft", "list", "set", "inet", TABLE_NAME, "joining_4")
     assert re.search(rf"{STRANGER} timeout 15m expires 14m", listed), listed
     # A run with the same members changes nothing, and one with others empties the set.
-    assert not pair.apply(GIVEN)["changed"]
-    given = {**GIVEN, "members": [*GIVEN["members"], OTHER]}
-    assert pair.apply(given)["changed"]
-    assert pair.dropped(STRANGER, 2049)
-    assert not pair.apply(given)["changed"]
+    assert not pair.apply(OPTIONS)["changed"]
+    options = {**OPTIONS, "members": [*OPTIONS["members"], OUTSIDER]}
+    assert pair.apply(options)["changed"]
+    assert pair.is_dropped(STRANGER, 2049)
+    assert not pair.apply(options)["changed"]
 
 
-def test_two_clusters_at_once_lose_nothing(pair: Pair) -> None:
+def test_concurrent_clusters_lose_no_rules(pair: FirewallPair) -> None:
     """A run waits for that of another cluster, which has read all parts and is about to load them."""
-    pair.apply(GIVEN)
-    folder = os.open(pair.folder, os.O_RDONLY)
+    pair.apply(OPTIONS)
+    descriptor = os.open(pair.directory, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        argv = ["ip", "netns", "exec", pair.host, sys.executable, "-c", PROGRAM]
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        argv = ["ip", "netns", "exec", pair.host, sys.executable, "-c", MODULE_PROGRAM]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiting:
             assert waiting.stdin is not None
-            waiting.stdin.write(pair.asked(TWO, cluster="two"))
+            waiting.stdin.write(pair.encode_input(SECOND_CLUSTER, cluster="two"))
             waiting.stdin.close()
             with pytest.raises(subprocess.TimeoutExpired):
                 waiting.wait(2)
-            fcntl.flock(folder, fcntl.LOCK_UN)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             assert waiting.wait(240) == 0
     finally:
-        os.close(folder)
-    assert not pair.apply(TWO, cluster="two")["changed"]
+        os.close(descriptor)
+    assert not pair.apply(SECOND_CLUSTER, cluster="two")["changed"]
 
 
-TWO: dict[str, Any] = {
-    "members": [STRANGER, OWN],
+SECOND_CLUSTER: dict[str, Any] = {
+    "members": [STRANGER, HOST_ADDRESS],
     "tcp_ports": ["2049", "32768-60999"],
     "udp_ports": ["111"],
     "open_udp_ports": ["51821"],
 }
 
 
-def test_a_host_in_two_clusters_lets_in_the_members_and_tunnels_of_both(pair: Pair) -> None:
-    lab = {**GIVEN, "udp_ports": ["111", "32768-60999"]}
+def test_host_in_two_clusters_accepts_members_and_tunnels_of_both(pair: FirewallPair) -> None:
+    lab = {**OPTIONS, "udp_ports": ["111", "32768-60999"]}
     pair.apply(lab)
-    assert pair.datagram_dropped(STRANGER, 51821)
-    pair.apply(TWO, cluster="two")
-    assert all(pair.through(member, port) for member in (MEMBER, STRANGER) for port in (2049, 40000))
-    assert pair.datagram_through(OTHER, 51821)
-    assert pair.datagram_dropped(OTHER, 51822)
-    assert all(pair.dropped(OTHER, port) for port in (2049, 6818, 40000))
+    assert pair.is_datagram_dropped(STRANGER, 51821)
+    pair.apply(SECOND_CLUSTER, cluster="two")
+    assert all(pair.is_accepted(member, port) for member in (MEMBER, STRANGER) for port in (2049, 40000))
+    assert pair.is_datagram_accepted(OUTSIDER, 51821)
+    assert pair.is_datagram_dropped(OUTSIDER, 51822)
+    assert all(pair.is_dropped(OUTSIDER, port) for port in (2049, 6818, 40000))
     assert not pair.apply(lab)["changed"]
-    assert not pair.apply(TWO, cluster="two")["changed"]
+    assert not pair.apply(SECOND_CLUSTER, cluster="two")["changed"]
 
 
-def test_a_cluster_leaves_and_changes_without_the_other_one(pair: Pair) -> None:
-    pair.apply(GIVEN)
-    pair.apply({**TWO, "tcp_ports": ["8080"]}, cluster="two")
-    assert pair.dropped(OTHER, 8080)
-    pair.apply({**TWO, "members": [OWN, OTHER]}, cluster="two")
-    assert pair.dropped(STRANGER, 2049)
-    assert all(pair.through(OTHER, port) for port in (2049, 8080))
-    assert pair.apply(None, check=True, cluster="two")["changed"]
-    assert pair.through(OTHER, 2049)
+def test_clusters_change_independently(pair: FirewallPair) -> None:
+    pair.apply(OPTIONS)
+    pair.apply({**SECOND_CLUSTER, "tcp_ports": ["8080"]}, cluster="two")
+    assert pair.is_dropped(OUTSIDER, 8080)
+    pair.apply({**SECOND_CLUSTER, "members": [HOST_ADDRESS, OUTSIDER]}, cluster="two")
+    assert pair.is_dropped(STRANGER, 2049)
+    assert all(pair.is_accepted(OUTSIDER, port) for port in (2049, 8080))
+    assert pair.apply(None, check_mode=True, cluster="two")["changed"]
+    assert pair.is_accepted(OUTSIDER, 2049)
     assert pair.apply(None, cluster="two")["changed"]
-    assert pair.dropped(OTHER, 2049)
-    assert pair.through(MEMBER, 2049)
+    assert pair.is_dropped(OUTSIDER, 2049)
+    assert pair.is_accepted(MEMBER, 2049)
     assert not pair.apply(None, cluster="two")["changed"]
-    assert not pair.apply(GIVEN)["changed"]
+    assert not pair.apply(OPTIONS)["changed"]
 
 
-def test_what_one_cluster_closes_is_not_opened_by_another_one_that_leaves_it_alone(pair: Pair) -> None:
-    pair.apply({**GIVEN, "ssh_from": ["192.0.2.0/24"]})
-    pair.apply(TWO, cluster="a.two-b")
-    assert pair.dropped(OTHER, 22)
-    assert all(pair.through(member, 22) for member in (MEMBER, STRANGER))
+def test_port_closed_by_one_cluster_stays_closed(pair: FirewallPair) -> None:
+    pair.apply({**OPTIONS, "ssh_from": ["192.0.2.0/24"]})
+    pair.apply(SECOND_CLUSTER, cluster="a.two-b")
+    assert pair.is_dropped(OUTSIDER, 22)
+    assert all(pair.is_accepted(member, 22) for member in (MEMBER, STRANGER))
 
 
-@pytest.mark.parametrize("given", [GIVEN, None])
-def test_the_table_of_an_earlier_version_is_replaced(pair: Pair, given: dict[str, Any] | None) -> None:
-    former = "table inet gpumesh_lab { chain input { type filter hook input priority -5; tcp dport 2049 drop; }; }"
-    (pair.folder / "gpumesh_lab.nft").write_text(former)
-    pair.run(pair.host, "nft", "--file", str(pair.folder / "gpumesh_lab.nft"))
-    assert pair.apply(given)["changed"]
+@pytest.mark.parametrize("options", [OPTIONS, None])
+def test_table_of_an_earlier_version_is_replaced(pair: FirewallPair, options: dict[str, Any] | None) -> None:
+    former_table = (
+        "table inet gpumesh_lab { chain input { type filter hook input priority -5; tcp dport 2049 drop; }; }"
+    )
+    (pair.directory / "gpumesh_lab.nft").write_text(former_table)
+    pair.run(pair.host, "nft", "--file", str(pair.directory / "gpumesh_lab.nft"))
+    assert pair.apply(options)["changed"]
     assert "gpumesh_lab" not in pair.run(pair.host, "nft", "list", "tables")
-    assert not (pair.folder / "gpumesh_lab.nft").exists()
-    assert pair.through(MEMBER, 2049)
-    assert not pair.apply(given)["changed"]
+    assert not (pair.directory / "gpumesh_lab.nft").exists()
+    assert pair.is_accepted(MEMBER, 2049)
+    assert not pair.apply(options)["changed"]
 
 
-def test_the_file_for_the_next_boot_has_every_part(pair: Pair) -> None:
-    pair.apply(GIVEN)
-    pair.apply(TWO, cluster="two")
+def test_boot_file_has_the_rules_of_every_cluster(pair: FirewallPair) -> None:
+    pair.apply(OPTIONS)
+    pair.apply(SECOND_CLUSTER, cluster="two")
     listed = pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE_NAME)
     pair.run(pair.host, "nft", "flush", "ruleset")
-    pair.run(pair.host, "nft", "--file", str(pair.folder / f"{TABLE_NAME}.nft"))
+    pair.run(pair.host, "nft", "--file", str(pair.directory / f"{TABLE_NAME}.nft"))
     assert pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE_NAME) == listed
-    assert not pair.apply(GIVEN)["changed"]
+    assert not pair.apply(OPTIONS)["changed"]
 
 
-def test_leaving_takes_it_all_away(pair: Pair) -> None:
-    pair.apply(GIVEN)
-    assert pair.apply(None, check=True)["changed"]
-    assert pair.dropped(STRANGER, 2049)
+def test_removal_leaves_nothing_behind(pair: FirewallPair) -> None:
+    pair.apply(OPTIONS)
+    assert pair.apply(None, check_mode=True)["changed"]
+    assert pair.is_dropped(STRANGER, 2049)
     assert pair.apply(None)["changed"]
-    assert pair.through(STRANGER, 2049)
-    assert list(pair.folder.iterdir()) == []
+    assert pair.is_accepted(STRANGER, 2049)
+    assert list(pair.directory.iterdir()) == []
     assert not pair.apply(None)["changed"]
 
 
-def test_a_host_that_may_not_have_a_table_has_none_to_take_away(pair: Pair) -> None:
-    command = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", sys.executable, "-c", PROGRAM]
-    assert json.loads(pair.run(pair.host, *command, stdin=pair.asked(None)))["changed"] is False
+def test_removal_without_net_admin_changes_nothing(pair: FirewallPair) -> None:
+    command = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", sys.executable, "-c", MODULE_PROGRAM]
+    assert json.loads(pair.run(pair.host, *command, stdin=pair.encode_input(None)))["changed"] is False
 
 
-def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
-    pair.apply({**GIVEN, "ssh_from": ["192.0.2.0/24"]})
-    assert pair.through(MEMBER, 22)
-    assert pair.dropped(STRANGER, 22)
-    pair.apply({**GIVEN, "ssh_from": [f"{STRANGER}/32"]})
-    assert pair.through(STRANGER, 22)
+def test_ssh_is_closed_only_on_request(pair: FirewallPair) -> None:
+    pair.apply({**OPTIONS, "ssh_from": ["192.0.2.0/24"]})
+    assert pair.is_accepted(MEMBER, 22)
+    assert pair.is_dropped(STRANGER, 22)
+    pair.apply({**OPTIONS, "ssh_from": [f"{STRANGER}/32"]})
+    assert pair.is_accepted(STRANGER, 22)
 
 
 #: The options with the port of the listener, and that of sshd, in closed ranges.
-RANGES: dict[str, Any] = {**GIVEN, "tcp_ports": ["2049", "15000-28999", "32768-60999"]}
+RANGE_OPTIONS: dict[str, Any] = {**OPTIONS, "tcp_ports": ["2049", "15000-28999", "32768-60999"]}
 
 
-def test_the_port_of_ssh_stays_open_within_a_closed_range(pair: Pair) -> None:
-    pair.apply({**RANGES, "ssh_port": 22222})
-    assert all(pair.dropped(STRANGER, port) for port in (17000, 40000))
-    assert pair.through(STRANGER, 22222)
-    pair.apply({**RANGES, "ssh_port": 22222, "ssh_from": ["192.0.2.0/24"]})
-    assert pair.dropped(STRANGER, 22222)
-    assert pair.through(MEMBER, 22222)
+def test_ssh_port_stays_open_within_a_closed_range(pair: FirewallPair) -> None:
+    pair.apply({**RANGE_OPTIONS, "ssh_port": 22222})
+    assert all(pair.is_dropped(STRANGER, port) for port in (17000, 40000))
+    assert pair.is_accepted(STRANGER, 22222)
+    pair.apply({**RANGE_OPTIONS, "ssh_port": 22222, "ssh_from": ["192.0.2.0/24"]})
+    assert pair.is_dropped(STRANGER, 22222)
+    assert pair.is_accepted(MEMBER, 22222)
 
 
 @pytest.fixture(name="login")
-def _login(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def _login(pair: FirewallPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Yield the command that logs in to the host from the stranger's address, at a port within a closed range."""
-    folder = tmp_path_factory.mktemp("ssh")
+    directory = tmp_path_factory.mktemp("ssh")
     for key in ("key", "host_key"):
-        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
+        run_checked("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / key))
     Path("/run/sshd").mkdir(exist_ok=True)
-    options = {"HostKey": folder / "host_key", "AuthorizedKeysFile": folder / "key.pub", "PidFile": "none"}
+    options = {"HostKey": directory / "host_key", "AuthorizedKeysFile": directory / "key.pub", "PidFile": "none"}
     options.update(Port=20022, ListenAddress="0.0.0.0", StrictModes="no", UsePAM="no", PermitRootLogin="yes")
-    words = [f"-o{name}={value}" for name, value in options.items()]
-    inside = ["ip", "netns", "exec"]
-    daemon = subprocess.Popen([*inside, pair.host, "/usr/sbin/sshd", "-D", "-f", "/dev/null", *words])
-    known = ["-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null", "-oLogLevel=ERROR", "-oBatchMode=yes"]
+    sshd_options = [f"-o{name}={value}" for name, value in options.items()]
+    namespace_prefix = ["ip", "netns", "exec"]
+    daemon = subprocess.Popen([*namespace_prefix, pair.host, "/usr/sbin/sshd", "-D", "-f", "/dev/null", *sshd_options])
+    ssh_options = [
+        "-oStrictHostKeyChecking=no",
+        "-oUserKnownHostsFile=/dev/null",
+        "-oLogLevel=ERROR",
+        "-oBatchMode=yes",
+    ]
     try:
-        assert pair.answers(STRANGER, 20022)
-        yield ["ssh", "-F", "none", "-i", str(folder / "key"), "-b", STRANGER, "-p", "20022", *known, f"root@{OWN}"]
+        assert pair.await_answer(STRANGER, 20022)
+        yield [
+            "ssh",
+            "-F",
+            "none",
+            "-i",
+            str(directory / "key"),
+            "-b",
+            STRANGER,
+            "-p",
+            "20022",
+            *ssh_options,
+            f"root@{HOST_ADDRESS}",
+        ]
     finally:
         daemon.terminate()
         daemon.wait()
 
 
-def over_ssh(pair: Pair, login: list[str], given: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def apply_over_ssh(pair: FirewallPair, login: list[str], options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Apply the table as Ansible does: the module is a process of the login."""
     command = shlex.join(
-        ["env", f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}", sys.executable, "-c", PROGRAM]
+        ["env", f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}", sys.executable, "-c", MODULE_PROGRAM]
     )
-    argv = ["ip", "netns", "exec", pair.dialler, *login, command]
-    return subprocess.run(argv, input=pair.asked(given), capture_output=True, text=True, check=False, timeout=120)
+    argv = ["ip", "netns", "exec", pair.client, *login, command]
+    return subprocess.run(
+        argv, input=pair.encode_input(options), capture_output=True, text=True, check=False, timeout=120
+    )
 
 
-def test_the_port_on_which_sshd_listens_is_never_closed_by_a_range(pair: Pair, login: list[str]) -> None:
-    assert pair.apply(RANGES)["changed"]
-    assert pair.dropped(STRANGER, 17000)
-    assert pair.through(STRANGER, 20022)
+def test_port_of_running_sshd_is_never_closed_by_a_range(pair: FirewallPair, login: list[str]) -> None:
+    assert pair.apply(RANGE_OPTIONS)["changed"]
+    assert pair.is_dropped(STRANGER, 17000)
+    assert pair.is_accepted(STRANGER, 20022)
     # The module finds the same, however it arrives.
-    done = over_ssh(pair, login, RANGES)
-    assert (done.stderr, json.loads(done.stdout)["changed"]) == ("", False)
+    completed = apply_over_ssh(pair, login, RANGE_OPTIONS)
+    assert (completed.stderr, json.loads(completed.stdout)["changed"]) == ("", False)
 
 
-def test_a_table_that_would_close_the_own_connection_is_refused(pair: Pair, login: list[str]) -> None:
-    given = {**RANGES, "ssh_port": 20022}
-    done = over_ssh(pair, login, {**given, "ssh_from": ["192.0.2.0/24"]})
-    assert done.returncode == 1
-    assert f"{STRANGER}/32" in done.stderr
-    assert list(pair.folder.iterdir()) == []
-    for accepting in ({"ssh_from": [f"{STRANGER}/32"]}, {"ssh_from": ["192.0.2.0/24"], "trusted": ["10.9.0.0/24"]}):
-        assert over_ssh(pair, login, {**given, **accepting}).returncode == 0
-        assert pair.through(STRANGER, 20022)
+def test_table_that_would_close_the_current_connection_is_rejected(pair: FirewallPair, login: list[str]) -> None:
+    options = {**RANGE_OPTIONS, "ssh_port": 20022}
+    completed = apply_over_ssh(pair, login, {**options, "ssh_from": ["192.0.2.0/24"]})
+    assert completed.returncode == 1
+    assert f"{STRANGER}/32" in completed.stderr
+    assert list(pair.directory.iterdir()) == []
+    for accepting_options in (
+        {"ssh_from": [f"{STRANGER}/32"]},
+        {"ssh_from": ["192.0.2.0/24"], "trusted": ["10.9.0.0/24"]},
+    ):
+        assert apply_over_ssh(pair, login, {**options, **accepting_options}).returncode == 0
+        assert pair.is_accepted(STRANGER, 20022)
     # The port of SSH that is named is the only restricted one.
-    assert over_ssh(pair, login, {**RANGES, "ssh_from": ["192.0.2.0/24"]}).returncode == 0
-    assert pair.through(STRANGER, 20022)
+    assert apply_over_ssh(pair, login, {**RANGE_OPTIONS, "ssh_from": ["192.0.2.0/24"]}).returncode == 0
+    assert pair.is_accepted(STRANGER, 20022)
 
 
-def test_addresses_of_both_families_and_of_the_mesh_are_taken(pair: Pair) -> None:
-    given = {
-        **GIVEN,
+def test_both_address_families_and_the_mesh_are_accepted(pair: FirewallPair) -> None:
+    options = {
+        **OPTIONS,
         "members": [MEMBER, "2001:db8::1"],
         "mesh_members": ["10.99.0.1", STRANGER],
         "mesh_interface": "gpumesh0",
@@ -543,12 +573,12 @@ def test_addresses_of_both_families_and_of_the_mesh_are_taken(pair: Pair) -> Non
         "udp_ports": ["32768-60999"],
         "open_udp_ports": ["51820"],
     }
-    assert pair.apply(given)["changed"]
-    assert not pair.apply(given)["changed"]
-    assert pair.dropped(STRANGER, 2049), "an address of the mesh counts only on the interface of the mesh"
+    assert pair.apply(options)["changed"]
+    assert not pair.apply(options)["changed"]
+    assert pair.is_dropped(STRANGER, 2049), "an address of the mesh counts only on the interface of the mesh"
 
 
-def test_the_listener_answers_here_too() -> None:
+def test_listener_works_on_this_machine() -> None:
     """The tests above would prove nothing if the machine could not open such a socket at all."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         socket.create_connection(listener.getsockname(), 5).close()

@@ -21,72 +21,81 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import MODULES, Farm, Host, network
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import (
+    MODULES_DIRECTORY,
+    NamespaceHost,
+    SshTestbed,
+    create_network,
+)
 
-MEMBERS = int(os.environ.get("GPUMESH_LOGIN_MEMBERS", "12"))
+MEMBER_COUNT = int(os.environ.get("GPUMESH_LOGIN_MEMBERS", "12"))
 #: sshd begins to drop connections at random when ten wait; ours are to be far below.
-A_FEW = 7
+MAX_CONNECTIONS = 7
 
 
 @pytest.fixture
-def farm(tmp_path: Path) -> Iterator[Farm]:
-    with network() as made:
-        farm = Farm(made, MEMBERS, tmp_path, startups="10:30:100")
+def farm(tmp_path: Path) -> Iterator[SshTestbed]:
+    with create_network() as namespace_network:
+        farm = SshTestbed(namespace_network, MEMBER_COUNT, tmp_path, max_startups="10:30:100")
         key = (tmp_path / "host_key.pub").read_text()
         for member in farm.members:
-            settings = Path("/etc/netns") / member.namespace / "ssh"
-            settings.mkdir()
-            (settings / "ssh_config").write_text(f"IdentityFile {tmp_path}/key\nIdentitiesOnly yes\nLogLevel ERROR\n")
-            (settings / "ssh_known_hosts").write_text("".join(f"{one.address} {key}" for one in farm.members))
+            ssh_directory = Path("/etc/netns") / member.namespace / "ssh"
+            ssh_directory.mkdir()
+            (ssh_directory / "ssh_config").write_text(
+                f"IdentityFile {tmp_path}/key\nIdentitiesOnly yes\nLogLevel ERROR\n"
+            )
+            (ssh_directory / "ssh_known_hosts").write_text("".join(f"{peer.address} {key}" for peer in farm.members))
         yield farm
 
 
-def health(host: Host, members: list[Host]) -> dict[str, Any]:
+def run_login_check(host: NamespaceHost, members: list[NamespaceHost]) -> dict[str, Any]:
     """Run the one check, as the module does."""
     peers = {peer.machine: peer.address for peer in members if peer is not host}
     options = {"machine": host.machine, "only": ["ssh_trust.login"], "ssh_peers": peers}
-    argv = host.command(sys.executable, str(MODULES / "node_health.py"))
+    module_command = host.build_command(sys.executable, str(MODULES_DIRECTORY / "node_health.py"))
     arguments = json.dumps({"ANSIBLE_MODULE_ARGS": options})
-    done = subprocess.run(argv, input=arguments, capture_output=True, text=True, check=False)
-    result: dict[str, Any] = json.loads(done.stdout)
+    completed = subprocess.run(module_command, input=arguments, capture_output=True, text=True, check=False)
+    result: dict[str, Any] = json.loads(completed.stdout)
     check: dict[str, Any] = result["checks"][0]
     return check
 
 
-class Watch(threading.Thread):
+class ConnectionCounter(threading.Thread):
     """The most connections to sshd that each member has had at once."""
 
-    def __init__(self, members: list[Host]) -> None:
+    def __init__(self, members: list[NamespaceHost]) -> None:
         super().__init__(daemon=True)
-        self.most = dict.fromkeys((member.machine for member in members), 0)
+        self.max_connections = dict.fromkeys((member.machine for member in members), 0)
         # Every process in a namespace shows its connections.
-        self._places = {member.machine: Path(f"/proc/{member.processes()[0]}/net/tcp") for member in members}
-        self._over = threading.Event()
+        self._tcp_tables = {member.machine: Path(f"/proc/{member.find_processes()[0]}/net/tcp") for member in members}
+        self._stop_requested = threading.Event()
 
     def run(self) -> None:
-        while not self._over.is_set():
-            for machine, place in self._places.items():
-                lines = [line.split() for line in place.read_text().splitlines()[1:]]
+        while not self._stop_requested.is_set():
+            for machine, tcp_table in self._tcp_tables.items():
+                lines = [line.split() for line in tcp_table.read_text().splitlines()[1:]]
                 # Port 22 in the local address, established.
-                number = sum(1 for line in lines if line[1].endswith(":0016") and line[3] == "01")
-                self.most[machine] = max(self.most[machine], number)
+                connection_count = sum(1 for line in lines if line[1].endswith(":0016") and line[3] == "01")
+                self.max_connections[machine] = max(self.max_connections[machine], connection_count)
             time.sleep(0.02)
 
     def end(self) -> None:
-        self._over.set()
+        self._stop_requested.set()
         self.join()
 
 
-def test_no_login_fails_by_the_weight_of_the_check(farm: Farm) -> None:
-    watch = Watch(farm.members)
-    watch.start()
-    begin = time.monotonic()
+def test_no_login_fails_under_the_load_of_the_check(farm: SshTestbed) -> None:
+    connection_counter = ConnectionCounter(farm.members)
+    connection_counter.start()
+    started_at = time.monotonic()
     try:
-        with ThreadPoolExecutor(max_workers=MEMBERS) as pool:
-            checks = list(pool.map(lambda member: health(member, farm.members), farm.members))
+        with ThreadPoolExecutor(max_workers=MEMBER_COUNT) as pool:
+            checks = list(pool.map(lambda member: run_login_check(member, farm.members), farm.members))
     finally:
-        watch.end()
-    print(f"{time.monotonic() - begin:.1f} s, at most {max(watch.most.values())} connections to one member")
+        connection_counter.end()
+    print(
+        f"{time.monotonic() - started_at:.1f} s, at most {max(connection_counter.max_connections.values())} connections to one member"
+    )
     assert [check["reason"] for check in checks if check["status"] != "pass"] == []
-    assert {check["actual"] for check in checks} == {MEMBERS - 1}
-    assert max(watch.most.values()) <= A_FEW
+    assert {check["actual"] for check in checks} == {MEMBER_COUNT - 1}
+    assert max(connection_counter.max_connections.values()) <= MAX_CONNECTIONS

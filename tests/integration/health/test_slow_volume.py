@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
-from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
+from ansible_collections.gpumesh.cluster.tests.support.mount_space import create_mount_namespace
 
 pytestmark = pytest.mark.skipif(
     not all(os.path.exists(path) for path in ("/dev/loop-control", "/dev/fuse")), reason="needs loop devices and FUSE"
@@ -34,24 +34,24 @@ pytestmark = pytest.mark.skipif(
 MODULE = Path(__file__).parents[3] / "plugins" / "modules" / "node_health.py"
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 MACHINES = ("n1", "n2", "n3", "n4")
-VOLUME, CHECK = "/mnt/volume", "storage.mounts"
-SECONDS = 2.0
+VOLUME_PATH, CHECK_NAME = "/mnt/volume", "storage.mounts"
+MOUNT_TIMEOUT = 2.0
 
-PREPARE = "mount -t tmpfs none /mnt && mkdir /mnt/volume"
+PREPARE_COMMAND = "mount -t tmpfs none /mnt && mkdir /mnt/volume"
 #: A script that keeps the volume frozen until its standard input ends, also if the test has died.
-SLOW = f"{PREPARE} && mount -o loop $1 {VOLUME} && fsfreeze -f {VOLUME} && echo ready; read -r _; fsfreeze -u {VOLUME}"
-DEAD = f"""
+SLOW_SCRIPT = f"{PREPARE_COMMAND} && mount -o loop $1 {VOLUME_PATH} && fsfreeze -f {VOLUME_PATH} && echo ready; read -r _; fsfreeze -u {VOLUME_PATH}"
+DEAD_PROGRAM = f"""
 import os, subprocess, sys
-subprocess.run({PREPARE!r}, shell=True, check=True)
+subprocess.run({PREPARE_COMMAND!r}, shell=True, check=True)
 fuse = os.open("/dev/fuse", os.O_RDWR)
 options = f"fd={{fuse}},rootmode=40000,user_id=0,group_id=0,allow_other"
-subprocess.run(["mount", "-i", "-t", "fuse", "-o", options, "nobody", {VOLUME!r}], pass_fds=[fuse], check=True)
+subprocess.run(["mount", "-i", "-t", "fuse", "-o", options, "nobody", {VOLUME_PATH!r}], pass_fds=[fuse], check=True)
 print("ready", flush=True)
 sys.stdin.read()
 """
-WELL = f"{PREPARE} && mount -t tmpfs none {VOLUME} && echo ready; read -r _"
+HEALTHY_SCRIPT = f"{PREPARE_COMMAND} && mount -t tmpfs none {VOLUME_PATH} && echo ready; read -r _"
 #: A controller: one file a node, and a lock.
-SCONTROL = """#!{python} -IS
+SCONTROL_PROGRAM = """#!{python} -IS
 import fcntl, json, os, sys
 
 folder = {folder!r}
@@ -83,97 +83,107 @@ def _slow(tmp_path: Path) -> Iterator[list[str]]:
     with disk.open("wb") as stream:
         stream.truncate(16 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", str(disk)], check=True)
-    with namespace("sh", "-c", SLOW, "sh", str(disk)) as prefix:
+    with create_mount_namespace("sh", "-c", SLOW_SCRIPT, "sh", str(disk)) as prefix:
         yield prefix
 
 
 @pytest.fixture(name="dead")
 def _dead() -> Iterator[list[str]]:
-    with namespace(sys.executable, "-c", DEAD) as prefix:
+    with create_mount_namespace(sys.executable, "-c", DEAD_PROGRAM) as prefix:
         yield prefix
 
 
 @pytest.fixture(name="well")
 def _well() -> Iterator[list[str]]:
-    with namespace("sh", "-c", WELL) as prefix:
+    with create_mount_namespace("sh", "-c", HEALTHY_SCRIPT) as prefix:
         yield prefix
 
 
-class Cluster:
+class NodeHealthCluster:
     """Nodes with the program on them, and their controller."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.nodes = folder / "nodes"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.node_directory = directory / "nodes"
         for name in ("bin", "nodes"):
-            (folder / name).mkdir(parents=True)
+            (directory / name).mkdir(parents=True)
         members = [
             {"machine": machine, "address": f"10.0.0.{number}", "interface": "eth0"}
             for number, machine in enumerate(MACHINES, start=1)
         ]
         draft = plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, members, STAMP)
-        volume = {"name": "data", "mount_point": VOLUME}
+        volume = {"name": "data", "mount_point": VOLUME_PATH}
         stored = plan.set_storage(draft.record, [volume])
-        store = Store(str(folder / "records"), "lab")
+        store = Store(str(directory / "records"), "lab")
         with store.locked("tester"):
             store.write(plan.commit(plan.Draft(stored.record, [*draft.changes, *stored.changes]), STAMP))
         for machine in MACHINES:
-            (self.nodes / machine).write_text("{}", encoding="utf-8")
-            settings = HealthSettings("lab", machine, str(folder / "records"), [CHECK], 95, mount_timeout=SECONDS)
-            self._write(folder / machine, build_zipapp(sys.executable, program.__name__, settings._asdict()))
-        script = SCONTROL.format(python=sys.executable, folder=str(self.nodes))
-        self._write(folder / "bin" / "scontrol", script.encode())
+            (self.node_directory / machine).write_text("{}", encoding="utf-8")
+            settings = HealthSettings(
+                "lab", machine, str(directory / "records"), [CHECK_NAME], 95, mount_timeout=MOUNT_TIMEOUT
+            )
+            self._write(directory / machine, build_zipapp(sys.executable, program.__name__, settings._asdict()))
+        script = SCONTROL_PROGRAM.format(python=sys.executable, folder=str(self.node_directory))
+        self._write(directory / "bin" / "scontrol", script.encode())
 
     @staticmethod
     def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
         path.chmod(0o755)
 
-    def look(self, prefix_of: dict[str, Sequence[str]]) -> dict[str, subprocess.CompletedProcess[str]]:
+    def run_node_health(
+        self, prefix_by_machine: dict[str, Sequence[str]]
+    ) -> dict[str, subprocess.CompletedProcess[str]]:
         """Run the program on each of these nodes at the same time, as Slurm does, among the mounts of each."""
-        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        environment = {**os.environ, "PATH": f"{self.directory / 'bin'}:{os.environ['PATH']}"}
 
         def run(machine: str) -> subprocess.CompletedProcess[str]:
-            command = [*prefix_of[machine], str(self.folder / machine)]
+            command = [*prefix_by_machine[machine], str(self.directory / machine)]
             return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
-        with ThreadPoolExecutor(len(prefix_of)) as pool:
-            return dict(zip(prefix_of, pool.map(run, prefix_of), strict=True))
+        with ThreadPoolExecutor(len(prefix_by_machine)) as pool:
+            return dict(zip(prefix_by_machine, pool.map(run, prefix_by_machine), strict=True))
 
-    def shown(self) -> dict[str, dict[str, Any]]:
-        return {machine: json.loads((self.nodes / machine).read_text(encoding="utf-8")) for machine in MACHINES}
+    def controller_states(self) -> dict[str, dict[str, Any]]:
+        return {
+            machine: json.loads((self.node_directory / machine).read_text(encoding="utf-8")) for machine in MACHINES
+        }
 
 
-def test_a_volume_that_is_slow_drains_nobody_and_fails_the_check(tmp_path: Path, slow: list[str]) -> None:
-    cluster = Cluster(tmp_path / "cluster")
-    done = cluster.look(dict.fromkeys(MACHINES, slow))
-    assert {machine: one.returncode for machine, one in done.items()} == dict.fromkeys(MACHINES, 0), done
-    assert cluster.shown() == {machine: {} for machine in MACHINES}, "nothing was said to the controller"
-    options = {"machine": "n1", "only": [CHECK], "external_mounts": [VOLUME], "mount_timeout": SECONDS}
-    asked = subprocess.run(
+def test_slow_volume_fails_the_check_and_drains_no_node(tmp_path: Path, slow: list[str]) -> None:
+    cluster = NodeHealthCluster(tmp_path / "cluster")
+    runs_by_machine = cluster.run_node_health(dict.fromkeys(MACHINES, slow))
+    assert {machine: completed.returncode for machine, completed in runs_by_machine.items()} == dict.fromkeys(
+        MACHINES, 0
+    ), runs_by_machine
+    assert cluster.controller_states() == {machine: {} for machine in MACHINES}, "nothing was said to the controller"
+    options = {"machine": "n1", "only": [CHECK_NAME], "external_mounts": [VOLUME_PATH], "mount_timeout": MOUNT_TIMEOUT}
+    module_run = subprocess.run(
         [*slow, sys.executable, str(MODULE)],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": options}),
         capture_output=True,
         text=True,
         check=False,
     )
-    (check,) = json.loads(asked.stdout)["checks"]
+    (check,) = json.loads(module_run.stdout)["checks"]
     assert (check["status"], "within 2 s" in check["reason"]) == ("fail", True), check
 
 
-def test_a_volume_that_is_dead_drains_a_node_and_not_all(tmp_path: Path, dead: list[str], well: list[str]) -> None:
-    all_of_them, one_of_them = Cluster(tmp_path / "all"), Cluster(tmp_path / "one")
+def test_dead_volume_drains_one_node_but_not_all(tmp_path: Path, dead: list[str], well: list[str]) -> None:
+    all_affected, one_affected = NodeHealthCluster(tmp_path / "all"), NodeHealthCluster(tmp_path / "one")
     with ThreadPoolExecutor(2) as pool:
-        both = [
-            pool.submit(all_of_them.look, dict.fromkeys(MACHINES, dead)),
-            pool.submit(one_of_them.look, {"n1": dead, **dict.fromkeys(MACHINES[1:], well)}),
+        futures = [
+            pool.submit(all_affected.run_node_health, dict.fromkeys(MACHINES, dead)),
+            pool.submit(one_affected.run_node_health, {"n1": dead, **dict.fromkeys(MACHINES[1:], well)}),
         ]
-        shared, alone = (each.result() for each in both)
-    noted = {machine: {"comment": f"{program.COMMENT_PREFIX}{CHECK}"} for machine in MACHINES}
-    assert all_of_them.shown() == noted, shared
-    assert {one.returncode for one in shared.values()} == {0}, "jobs go on starting"
-    assert "kept in service" in shared["n1"].stdout
-    found = one_of_them.shown()
-    assert {machine: found[machine] for machine in MACHINES[1:]} == {machine: {} for machine in MACHINES[1:]}, alone
-    assert (found["n1"]["state"], alone["n1"].returncode) == ("drain", 1)
-    assert found["n1"]["reason"].endswith(f"{VOLUME}: no answer within 2 s")
+        all_runs, one_runs = (future.result() for future in futures)
+    comments = {machine: {"comment": f"{program.COMMENT_PREFIX}{CHECK_NAME}"} for machine in MACHINES}
+    assert all_affected.controller_states() == comments, all_runs
+    assert {completed.returncode for completed in all_runs.values()} == {0}, "jobs go on starting"
+    assert "kept in service" in all_runs["n1"].stdout
+    node_states = one_affected.controller_states()
+    assert {machine: node_states[machine] for machine in MACHINES[1:]} == {machine: {} for machine in MACHINES[1:]}, (
+        one_runs
+    )
+    assert (node_states["n1"]["state"], one_runs["n1"].returncode) == ("drain", 1)
+    assert node_states["n1"]["reason"].endswith(f"{VOLUME_PATH}: no answer within 2 s")

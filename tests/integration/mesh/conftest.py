@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tunnel_pair import Pair, tunnel
+from tunnel_pair import TunnelPair, create_tunnel
 
 
 @pytest.fixture(name="pair")
-def _pair(tmp_path: Path) -> Iterator[Pair]:
-    with tunnel(tmp_path) as pair:
+def _pair(tmp_path: Path) -> Iterator[TunnelPair]:
+    with create_tunnel(tmp_path) as pair:
         yield pair

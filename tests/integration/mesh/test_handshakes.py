@@ -9,9 +9,9 @@ import json
 import sys
 from typing import Any
 
-from tunnel_pair import End, Pair
+from tunnel_pair import TunnelEnd, TunnelPair
 
-PROGRAM = """
+CHECK_PROGRAM = """
 import json, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import handshakes
@@ -24,22 +24,24 @@ json.dump(run_selected_checks(CheckContext(ExpectedState(**asked), Tree(), run),
 """
 
 
-def check(end: End, **more: Any) -> Any:
-    asked = {"mesh_interface": end.interface, "mesh_peers": {"b": end.peer["public_key"]}, **more}
-    return json.loads(end.run(sys.executable, "-c", PROGRAM, stdin=json.dumps(asked)))
+def run_handshake_check(end: TunnelEnd, **extra_inputs: Any) -> Any:
+    inputs = {"mesh_interface": end.interface, "mesh_peers": {"b": end.peer["public_key"]}, **extra_inputs}
+    return json.loads(end.run_command(sys.executable, "-c", CHECK_PROGRAM, stdin=json.dumps(inputs)))
 
 
-def test_a_tunnel_that_nobody_has_used_for_long_is_used_before_it_is_judged(pair: Pair) -> None:
+def test_idle_tunnel_is_used_before_it_is_judged(pair: TunnelPair) -> None:
     a, b = pair
     for end in pair:
         # WireGuard forgets the session, and its time, with the peer.
-        shown = end.run("wg", "showconf", end.interface)
-        end.run("wg", "set", end.interface, "peer", end.peer["public_key"], "remove")
-        end.run("wg", "addconf", end.interface, "/dev/stdin", stdin=shown[shown.index("[Peer]") :])
-    assert a.run("wg", "show", a.interface, "latest-handshakes").split()[1:] in (["0"], [])
-    found = check(a)
-    assert (found["status"], found["actual"], found["required"]) == ("pass", 1, 1), found
-    b.run("ip", "link", "delete", b.interface)
+        configuration = end.run_command("wg", "showconf", end.interface)
+        end.run_command("wg", "set", end.interface, "peer", end.peer["public_key"], "remove")
+        end.run_command(
+            "wg", "addconf", end.interface, "/dev/stdin", stdin=configuration[configuration.index("[Peer]") :]
+        )
+    assert a.run_command("wg", "show", a.interface, "latest-handshakes").split()[1:] in (["0"], [])
+    check_result = run_handshake_check(a)
+    assert (check_result["status"], check_result["actual"], check_result["required"]) == ("pass", 1, 1), check_result
+    b.run_command("ip", "link", "delete", b.interface)
     # The session of before is over at once.
-    found = check(a, patience=2.0, max_handshake_age_s=0.0)
-    assert found["status"] == "fail" and "no recent handshake with b (" in found["reason"], found
+    check_result = run_handshake_check(a, patience=2.0, max_handshake_age_s=0.0)
+    assert check_result["status"] == "fail" and "no recent handshake with b (" in check_result["reason"], check_result

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from tunnel_pair import Pair
+from tunnel_pair import TunnelPair
 
 
-def test_a_peer_reaches_a_restarted_host_within_seconds(pair: Pair) -> None:
+def test_peer_reaches_a_restarted_host_within_seconds(pair: TunnelPair) -> None:
     """The peer would send into the old session for 15 seconds if the host did not trigger a handshake."""
     a, b = pair
-    conf = b.ask("present")["conf"]
-    b.run("ip", "link", "delete", b.interface)
-    b.run("wg-quick", "up", conf)
+    conf = b.run_module("present")["conf"]
+    b.run_command("ip", "link", "delete", b.interface)
+    b.run_command("wg-quick", "up", conf)
     # The command ends with the first reply, and fails if there is none by then.
-    a.run("ping", "-c", "1", "-w", "12", b.address)
+    a.run_command("ping", "-c", "1", "-w", "12", b.address)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pod_library import Daemon, Pod, build
+from pod_library import FakeProxyDaemon, PodProgramRunner, build_library
 
 
 @pytest.fixture(name="folder")
@@ -22,7 +22,7 @@ def _folder() -> Iterator[Path]:
 
 
 @pytest.fixture(name="pod")
-def _pod(folder: Path) -> Iterator[Pod]:
-    daemon = Daemon(folder)
-    yield Pod(build(folder, daemon.port), daemon)
+def _pod(folder: Path) -> Iterator[PodProgramRunner]:
+    daemon = FakeProxyDaemon(folder)
+    yield PodProgramRunner(build_library(folder, daemon.port), daemon)
     daemon.close()

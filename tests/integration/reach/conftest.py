@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Network, network
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import NamespaceNetwork, create_network
 
 
 @pytest.fixture
-def net() -> Iterator[Network]:
+def net() -> Iterator[NamespaceNetwork]:
     """A switch without hosts; all is removed afterwards."""
-    with network() as made:
-        yield made
+    with create_network() as namespace_network:
+        yield namespace_network

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Host, Network
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import NamespaceHost, NamespaceNetwork
 
-NUMBER = 1000
+ADDRESS_COUNT = 1000
 
-ASK = """
+ARP_PROGRAM = """
 import json, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import arp
 
@@ -26,35 +26,37 @@ print(json.dumps(arp.query_macs(arp.read_nic("eth0"), dict.fromkeys(addresses, "
 
 
 @pytest.fixture
-def hosts(net: Network) -> tuple[Host, Host]:
+def hosts(net: NamespaceNetwork) -> tuple[NamespaceHost, NamespaceHost]:
     """Create two hosts, the second of which has all the addresses."""
-    one, many = net.add("one"), net.add("many")
-    net.plug(one, address="10.60.0.1/16")
-    net.plug(many, address="10.60.9.1/16")
-    many.run("ip", "-batch", "-", stdin="".join(f"addr add {address}/16 dev eth0\n" for address in addresses()))
-    return one, many
+    requester, responder = net.add_host("one"), net.add_host("many")
+    net.connect_host(requester, address="10.60.0.1/16")
+    net.connect_host(responder, address="10.60.9.1/16")
+    responder.run(
+        "ip", "-batch", "-", stdin="".join(f"addr add {address}/16 dev eth0\n" for address in all_addresses())
+    )
+    return requester, responder
 
 
-def addresses() -> list[str]:
-    return [f"10.60.{1 + number // 250}.{1 + number % 250}" for number in range(NUMBER)]
+def all_addresses() -> list[str]:
+    return [f"10.60.{1 + number // 250}.{1 + number % 250}" for number in range(ADDRESS_COUNT)]
 
 
-def ask(host: Host, asked: list[str], batch: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(host.run(sys.executable, "-c", ASK, json.dumps(asked), str(batch)))
-    return found
+def send_arp_requests(host: NamespaceHost, requested: list[str], batch: int = 0) -> dict[str, Any]:
+    replies: dict[str, Any] = json.loads(host.run(sys.executable, "-c", ARP_PROGRAM, json.dumps(requested), str(batch)))
+    return replies
 
 
-def test_every_reply_of_a_thousand_is_heard(hosts: tuple[Host, Host]) -> None:
-    one, many = hosts
-    mac = many.run("cat", "/sys/class/net/eth0/address").strip()
-    found = ask(one, [*addresses(), "10.60.0.99"])
-    assert found.pop("10.60.0.99") == []
-    assert {address for address, macs in found.items() if macs != [mac]} == set()
+def test_all_of_a_thousand_replies_are_received(hosts: tuple[NamespaceHost, NamespaceHost]) -> None:
+    requester, responder = hosts
+    mac = responder.run("cat", "/sys/class/net/eth0/address").strip()
+    replies = send_arp_requests(requester, [*all_addresses(), "10.60.0.99"])
+    assert replies.pop("10.60.0.99") == []
+    assert {address for address, macs in replies.items() if macs != [mac]} == set()
 
 
-def test_lost_replies_are_not_taken_for_silence(hosts: tuple[Host, Host]) -> None:
+def test_lost_replies_are_not_reported_as_silence(hosts: tuple[NamespaceHost, NamespaceHost]) -> None:
     """The buffer is the smallest one, and all requests are sent at once."""
-    one, _many = hosts
-    found = ask(one, addresses(), batch=NUMBER)
-    assert None in found.values()
-    assert [] not in found.values()
+    requester, _responder = hosts
+    replies = send_arp_requests(requester, all_addresses(), batch=ADDRESS_COUNT)
+    assert None in replies.values()
+    assert [] not in replies.values()

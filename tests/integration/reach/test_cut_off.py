@@ -14,18 +14,23 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import judge_reachability
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Network, kill_group, record_of
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import (
+    NamespaceNetwork,
+    SshTestbed,
+    describe_members,
+    kill_group,
+)
 
-ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
-PORTS = [6817, 6818]
+ROLE_TASK = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
+TEST_PORTS = [6817, 6818]
 
 
 @pytest.fixture
-def farm(net: Network, tmp_path: Path) -> Farm:
-    return Farm(net, 2, tmp_path)
+def farm(net: NamespaceNetwork, tmp_path: Path) -> SshTestbed:
+    return SshTestbed(net, 2, tmp_path)
 
 
-def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]:
+def listen_and_wait_tasks(farm: SshTestbed, run: str, lifetime: int) -> list[dict[str, Any]]:
     """Return the tasks of a run in which the members still listen."""
     addresses = {member.machine: member.address for member in farm.members}
     options = {
@@ -34,7 +39,7 @@ def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]
         "machine": "{{ inventory_hostname }}",
         "address": "{{ addresses[inventory_hostname] }}",
         "interface": "eth0",
-        "ports": PORTS,
+        "ports": TEST_PORTS,
         "lifetime": lifetime,
         "peers": list(addresses),
     }
@@ -44,148 +49,152 @@ def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]
     ]
 
 
-def listening(farm: Farm) -> dict[str, list[int]]:
+def find_listeners(farm: SshTestbed) -> dict[str, list[int]]:
     """Return the processes of listeners by machine."""
     return {
-        member.machine: [number for number in member.processes() if name_of(number) == "gpumesh-reach"]
+        member.machine: [
+            process_id for process_id in member.find_processes() if process_name(process_id) == "gpumesh-reach"
+        ]
         for member in farm.members
     }
 
 
-def name_of(number: int) -> str:
+def process_name(process_id: int) -> str:
     try:
-        return Path(f"/proc/{number}/comm").read_text().strip()
+        return Path(f"/proc/{process_id}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
-def await_listeners(farm: Farm) -> dict[str, list[int]]:
-    for _try in range(1800):
-        found = listening(farm)
-        if all(found.values()):
-            return found
+def await_listeners(farm: SshTestbed) -> dict[str, list[int]]:
+    for _attempt in range(1800):
+        listeners = find_listeners(farm)
+        if all(listeners.values()):
+            return listeners
         time.sleep(0.1)
-    raise AssertionError((farm.folder / "playing.log").read_text())
+    raise AssertionError((farm.directory / "playing.log").read_text())
 
 
-def gone_within(farm: Farm, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(listening(farm).values()):
+def listeners_end_within(farm: SshTestbed, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(find_listeners(farm).values()):
             return True
         time.sleep(0.1)
     return False
 
 
-def test_a_new_run_ends_what_a_killed_one_left(farm: Farm) -> None:
-    with farm.playing(listen_and_wait(farm, "killed", 600)) as running:
-        left = await_listeners(farm)
-        kill_group(running)
-    assert listening(farm) == left
-    kept = farm.folder / "result.json"
-    keep = {
+def test_new_run_stops_the_listeners_of_a_killed_one(farm: SshTestbed) -> None:
+    with farm.start_play(listen_and_wait_tasks(farm, "killed", 600)) as process:
+        listeners = await_listeners(farm)
+        kill_group(process)
+    assert find_listeners(farm) == listeners
+    result_path = farm.directory / "result.json"
+    save_task = {
         "ansible.builtin.copy": {
             "content": "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars,"
             " '__reachability_listen'))) | to_json }}",
-            "dest": str(kept),
+            "dest": str(result_path),
         },
         "delegate_to": "localhost",
         "vars": {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"},
         "run_once": True,
     }
-    done = farm.play(
-        [ROLE, keep],
+    completed = farm.run_play(
+        [ROLE_TASK, save_task],
         reachability_members=farm.members_variable(),
-        reachability_ports=PORTS,
+        reachability_ports=TEST_PORTS,
         reachability_assert=True,
     )
-    assert done.returncode == 0, done.stdout
-    states = {port["state"] for host in json.loads(kept.read_text()).values() for port in host["ports"]}
+    assert completed.returncode == 0, completed.stdout
+    states = {port["state"] for host in json.loads(result_path.read_text()).values() for port in host["ports"]}
     assert states == {"listening"}
-    assert listening(farm) == {"n1": [], "n2": []}
+    assert find_listeners(farm) == {"n1": [], "n2": []}
 
 
-def test_a_listener_ends_with_its_controller(farm: Farm) -> None:
-    with farm.playing(listen_and_wait(farm, "alone", 64)) as running:
-        left = await_listeners(farm)
+def test_listener_ends_with_its_controller(farm: SshTestbed) -> None:
+    with farm.start_play(listen_and_wait_tasks(farm, "alone", 64)) as process:
+        listeners = await_listeners(farm)
         # The time is longer than the part of its lifetime for which a listener stays alone.
         time.sleep(18)
         # Pauses of the controller do not end the listener as long as the controller exists.
-        assert listening(farm) == left
-        kill_group(running)
-        farm.hang_up()
-        assert gone_within(farm, 30)
+        assert find_listeners(farm) == listeners
+        kill_group(process)
+        farm.kill_controller_processes()
+        assert listeners_end_within(farm, 30)
 
 
-def test_a_connection_for_each_task_is_enough(farm: Farm) -> None:
+def test_one_connection_per_task_is_enough(farm: SshTestbed) -> None:
     farm.environment["ANSIBLE_SSH_ARGS"] = "-o ControlMaster=no"
-    done = farm.play([ROLE], reachability_members=farm.members_variable(), reachability_assert=True)
-    assert done.returncode == 0, done.stdout
-    assert listening(farm) == {"n1": [], "n2": []}
+    completed = farm.run_play([ROLE_TASK], reachability_members=farm.members_variable(), reachability_assert=True)
+    assert completed.returncode == 0, completed.stdout
+    assert find_listeners(farm) == {"n1": [], "n2": []}
 
 
-def test_the_run_of_another_controller_is_left_alone(farm: Farm) -> None:
-    with farm.playing(listen_and_wait(farm, "another", 600)):
-        left = await_listeners(farm)
+def test_run_of_another_controller_is_not_stopped(farm: SshTestbed) -> None:
+    with farm.start_play(listen_and_wait_tasks(farm, "another", 600)):
+        listeners = await_listeners(farm)
         # Another directory for its connections makes it another controller, as far as the hosts can see.
-        farm.environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(farm.folder / "other")
-        done = farm.play([ROLE], reachability_members=farm.members_variable(), reachability_assert=True)
-        assert done.returncode == 0, done.stdout
-        assert listening(farm) == left
+        farm.environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(farm.directory / "other")
+        completed = farm.run_play([ROLE_TASK], reachability_members=farm.members_variable(), reachability_assert=True)
+        assert completed.returncode == 0, completed.stdout
+        assert find_listeners(farm) == listeners
 
 
-def test_two_playbooks_at_once_on_one_controller_do_not_disturb_each_other(farm: Farm) -> None:
-    with farm.playing(listen_and_wait(farm, "first", 600)):
-        left = await_listeners(farm)
+def test_concurrent_playbooks_on_one_controller_do_not_interfere(farm: SshTestbed) -> None:
+    with farm.start_play(listen_and_wait_tasks(farm, "first", 600)):
+        listeners = await_listeners(farm)
         # The second one uses the connections that the first one has opened.
-        done = farm.play(
-            [ROLE],
+        completed = farm.run_play(
+            [ROLE_TASK],
             reachability_members=farm.members_variable(),
-            reachability_ports=PORTS,
+            reachability_ports=TEST_PORTS,
             reachability_assert=True,
         )
-        assert done.returncode == 0, done.stdout
-        assert listening(farm) == left
+        assert completed.returncode == 0, completed.stdout
+        assert find_listeners(farm) == listeners
 
 
-def test_a_port_of_another_run_that_ends_meanwhile_is_not_refused(net: Network) -> None:
-    members = [net.member(1), net.member(2)]
-    listening: dict[str, Any] = {}
+def test_port_of_a_run_that_ends_meanwhile_is_not_refused(net: NamespaceNetwork) -> None:
+    members = [net.add_member(1), net.add_member(2)]
+    listen_results: dict[str, Any] = {}
     for run, spared in (("first", []), ("second", ["first"])):
         for member in members:
-            options = {"run": run, "concurrent_runs": spared, "token": "T0ken", "ports": PORTS, "lifetime": 300}
-            listening[member.machine] = member.listener(**options)
-    states = {port["state"] for port in listening["n2"]["ports"] if port["role"] == "named"}
+            options = {"run": run, "concurrent_runs": spared, "token": "T0ken", "ports": TEST_PORTS, "lifetime": 300}
+            listen_results[member.machine] = member.run_listener(**options)
+    states = {port["state"] for port in listen_results["n2"]["ports"] if port["role"] == "named"}
     assert states == {"busy"}
     for member in members:
-        assert member.listener(state="stopped", run="first")["stopped"] is True
-    probed = {}
-    for one, other in (members, members[::-1]):
-        peers = [{"machine": other.machine, "address": other.address, "ports": listening[other.machine]["ports"]}]
-        probed[one.machine] = one.probe(run="second", token="T0ken", peers=peers, timeout=4)
-    found = judge_reachability({"listen": listening, "probe": probed}, record_of(members))
-    assert found["counts"] == {"ok": 2}, found["pairs"]
+        assert member.run_listener(state="stopped", run="first")["stopped"] is True
+    probe_results = {}
+    for source, target in (members, members[::-1]):
+        peers = [
+            {"machine": target.machine, "address": target.address, "ports": listen_results[target.machine]["ports"]}
+        ]
+        probe_results[source.machine] = source.run_probe(run="second", token="T0ken", peers=peers, timeout=4)
+    verdict = judge_reachability({"listen": listen_results, "probe": probe_results}, describe_members(members))
+    assert verdict["counts"] == {"ok": 2}, verdict["pairs"]
 
 
-def test_a_service_gets_its_port(net: Network) -> None:
-    member = net.member(1)
+def test_service_can_bind_its_port_after_listeners_stop(net: NamespaceNetwork) -> None:
+    member = net.add_member(1)
     for run in ("one", "two"):
-        listened = member.listener(run=run, token="T0ken", ports=[PORTS[run == "two"]], lifetime=300)
-        assert "ports" in listened, listened
+        listener_result = member.run_listener(run=run, token="T0ken", ports=[TEST_PORTS[run == "two"]], lifetime=300)
+        assert "ports" in listener_result, listener_result
     code = (
         "import socket\n"
         "from ansible_collections.gpumesh.cluster.plugins.module_utils._core import leased_process\n"
         "leased_process.stop_all_runs()\n"
-        f"for port in {PORTS}:\n"
+        f"for port in {TEST_PORTS}:\n"
         "    socket.create_server(('0.0.0.0', port))\n"
     )
     member.run(sys.executable, "-c", code)
-    assert gone_within_namespace(member.processes, 60)
+    assert processes_end_within(member.find_processes, 60)
 
 
-def gone_within_namespace(processes: Any, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def processes_end_within(processes: Any, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if not processes():
             return True
         time.sleep(0.1)

@@ -24,23 +24,31 @@ from program_builds import build_zipapp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, node, plan, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
-from ansible_collections.gpumesh.cluster.tests.support.namespaces import call
+from ansible_collections.gpumesh.cluster.tests.support.namespaces import run_checked
 
-NODE, MEMBER, STRANGER, GATEWAY, DOCKER = "gmf-node", "gmf-member", "gmf-stranger", "gmf-gateway", "gmf-docker"
-LAN, MESH, SERVER = "192.0.2.1", "10.99.0.1", "203.0.113.7"
-POOL = "10.192.0.0/10"
-JOB = 900500
+NODE_SPACE, MEMBER_SPACE, STRANGER_SPACE, GATEWAY_SPACE, DOCKER_SPACE = (
+    "gmf-node",
+    "gmf-member",
+    "gmf-stranger",
+    "gmf-gateway",
+    "gmf-docker",
+)
+LAN_ADDRESS, MESH_ADDRESS, SERVER_ADDRESS = "192.0.2.1", "10.99.0.1", "203.0.113.7"
+SUBNET_POOL = "10.192.0.0/10"
+JOB_ID = 900500
 #: The address of the first container.
-INSIDE = str(plan.slot_subnet([POOL], plan.session_slot(plan.parse_token("+;demo;main;1"), JOB, [POOL]))[1])
-PATIENCE = 180.0
-NOBODY = 65534
-SETTINGS = SessionSettings(
+CONTAINER_ADDRESS = str(
+    plan.slot_subnet([SUBNET_POOL], plan.session_slot(plan.parse_token("+;demo;main;1"), JOB_ID, [SUBNET_POOL]))[1]
+)
+WAIT_TIMEOUT = 180.0
+NOBODY_UID = 65534
+NODE_SETTINGS = SessionSettings(
     "node",
     "node",
     "wg0",
-    {"node": MESH, "member": "10.99.0.2"},
-    [POOL],
-    ["10.99.0.0/24", LAN],
+    {"node": MESH_ADDRESS, "member": "10.99.0.2"},
+    [SUBNET_POOL],
+    ["10.99.0.0/24", LAN_ADDRESS],
     True,
     [],
     [],
@@ -49,7 +57,7 @@ SETTINGS = SessionSettings(
     mesh="wg0",
 )
 #: A program that prints the peer's address and port of each connection and datagram.
-_LISTEN = """
+_LISTEN_PROGRAM = """
 import select, socket, sys
 port = int(sys.argv[1])
 stream, datagrams = socket.create_server(("", port)), socket.socket(type=socket.SOCK_DGRAM)
@@ -67,7 +75,7 @@ while True:
 """
 #: A program that prints the response of a server. Arguments: own address and port, those of the server, the protocol,
 #: and the seconds to wait.
-_ASK = """
+_REQUEST_PROGRAM = """
 import socket, sys
 own, port, peer, other, kind, patience = sys.argv[1:]
 asking = socket.socket(type=socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
@@ -84,7 +92,7 @@ except OSError as failure:
 """
 #: A program that sends a datagram, and opens a connection, from a port below 1024. Arguments: the addresses to send
 #: from, and those to send to.
-_ATTACK = """
+_ATTACK_PROGRAM = """
 import socket, sys, time
 kept = []
 for own in sys.argv[1].split(","):
@@ -102,7 +110,7 @@ for own in sys.argv[1].split(","):
             kept.append(asking)
 time.sleep(1)
 """
-_DOCKER = """
+_DOCKER_RULES = """
 table ip docker {
   chain published { type nat hook prerouting priority dstnat; iifname "eth0" tcp dport 8088 dnat to 172.17.0.2:8080; }
   chain outwards { type nat hook postrouting priority srcnat; ip saddr 172.17.0.0/16 oifname != "docker0" masquerade; }
@@ -112,34 +120,34 @@ table ip docker {
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's to make")
 
 
-def inside(space: str, *argv: str) -> str:
-    return call("ip", "netns", "exec", space, *argv)
+def run_in_namespace(namespace: str, *argv: str) -> str:
+    return run_checked("ip", "netns", "exec", namespace, *argv)
 
 
-def ip(space: str, line: str) -> None:
-    call("ip", "-n", space, *line.split())
+def run_ip(namespace: str, line: str) -> None:
+    run_checked("ip", "-n", namespace, *line.split())
 
 
-def rules(space: str, text: str) -> None:
-    call("ip", "netns", "exec", space, "nft", "--file", "-", stdin=text)
+def load_rules(namespace: str, text: str) -> None:
+    run_checked("ip", "netns", "exec", namespace, "nft", "--file", "-", stdin=text)
 
 
-def ask(
-    space: str,
+def request_answer(
+    namespace: str,
     server: str,
     port: int,
-    kind: str = "tcp",
-    own: str = "0.0.0.0",
-    own_port: int = 0,
-    patience: float = 60,
+    protocol: str = "tcp",
+    source_address: str = "0.0.0.0",
+    source_port: int = 0,
+    timeout: float = 60,
 ) -> str:
-    argv = (own, str(own_port), server, str(port), kind, str(patience))
-    return inside(space, sys.executable, "-c", _ASK, *argv).strip()
+    argv = (source_address, str(source_port), server, str(port), protocol, str(timeout))
+    return run_in_namespace(namespace, sys.executable, "-c", _REQUEST_PROGRAM, *argv).strip()
 
 
 @contextmanager
-def listening(space: str, port: int) -> Iterator[subprocess.Popen[str]]:
-    argv = ["ip", "netns", "exec", space, sys.executable, "-c", _LISTEN, str(port)]
+def start_listener(namespace: str, port: int) -> Iterator[subprocess.Popen[str]]:
+    argv = ["ip", "netns", "exec", namespace, sys.executable, "-c", _LISTEN_PROGRAM, str(port)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -149,222 +157,247 @@ def listening(space: str, port: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def seen(process: subprocess.Popen[str]) -> tuple[str, int]:
+def read_peer(process: subprocess.Popen[str]) -> tuple[str, int]:
     """Return the peer of the next connection or datagram."""
     assert process.stdout is not None
     address, port = process.stdout.readline().split()
     return address, int(port)
 
 
-def forwarding(interface: str) -> str:
-    return inside(NODE, "sysctl", "-n", f"net.ipv4.conf.{interface}.forwarding").strip()
+def read_forwarding(interface: str) -> str:
+    return run_in_namespace(NODE_SPACE, "sysctl", "-n", f"net.ipv4.conf.{interface}.forwarding").strip()
 
 
-def until(what: str, holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, what
+def wait_until(description: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, description
         time.sleep(0.1)
 
 
 @pytest.fixture(name="hosts")
 def _hosts() -> Iterator[None]:
-    spaces = (NODE, MEMBER, STRANGER, GATEWAY, DOCKER)
+    namespaces = (NODE_SPACE, MEMBER_SPACE, STRANGER_SPACE, GATEWAY_SPACE, DOCKER_SPACE)
     try:
-        for space in spaces:
-            call("ip", "netns", "add", space)
-            ip(space, "link set lo up")
+        for namespace in namespaces:
+            run_checked("ip", "netns", "add", namespace)
+            run_ip(namespace, "link set lo up")
             # A new namespace has the settings of this machine.
             for setting in ("net.ipv4.ip_forward=0", "net.ipv4.conf.all.rp_filter=0"):
-                inside(space, "sysctl", "-qw", setting)
-            inside(space, "sysctl", "-qw", "net.ipv4.conf.default.rp_filter=0")
-        for own, address, other, peer in (
-            ("eth0", LAN, STRANGER, "192.0.2.66"),
-            ("eth1", "198.51.100.1", GATEWAY, "198.51.100.66"),
-            ("wg0", MESH, MEMBER, "10.99.0.2"),
-            ("docker0", "172.17.0.1", DOCKER, "172.17.0.2"),
+                run_in_namespace(namespace, "sysctl", "-qw", setting)
+            run_in_namespace(namespace, "sysctl", "-qw", "net.ipv4.conf.default.rp_filter=0")
+        for interface, address, peer_namespace, peer_address in (
+            ("eth0", LAN_ADDRESS, STRANGER_SPACE, "192.0.2.66"),
+            ("eth1", "198.51.100.1", GATEWAY_SPACE, "198.51.100.66"),
+            ("wg0", MESH_ADDRESS, MEMBER_SPACE, "10.99.0.2"),
+            ("docker0", "172.17.0.1", DOCKER_SPACE, "172.17.0.2"),
         ):
-            ip(NODE, f"link add {own} type veth peer name eth0 netns {other}")
-            ip(NODE, f"address add {address}/24 dev {own}")
-            ip(other, f"address add {peer}/24 dev eth0")
-            ip(NODE, f"link set {own} up")
-            ip(other, "link set eth0 up")
-            ip(other, f"route add default via {address}")
-        ip(NODE, "route add default via 192.0.2.66")
+            run_ip(NODE_SPACE, f"link add {interface} type veth peer name eth0 netns {peer_namespace}")
+            run_ip(NODE_SPACE, f"address add {address}/24 dev {interface}")
+            run_ip(peer_namespace, f"address add {peer_address}/24 dev eth0")
+            run_ip(NODE_SPACE, f"link set {interface} up")
+            run_ip(peer_namespace, "link set eth0 up")
+            run_ip(peer_namespace, f"route add default via {address}")
+        run_ip(NODE_SPACE, "route add default via 192.0.2.66")
         # Both lead to the same server. The stranger also has addresses of sessions, and the node's in the mesh.
-        for space in (STRANGER, GATEWAY):
-            ip(space, f"address add {SERVER}/32 dev lo")
-        for address in ("10.192.9.9", "10.192.9.10", MESH):
-            ip(STRANGER, f"address add {address}/32 dev lo")
-        rules(NODE, network.format_table(SETTINGS))
+        for namespace in (STRANGER_SPACE, GATEWAY_SPACE):
+            run_ip(namespace, f"address add {SERVER_ADDRESS}/32 dev lo")
+        for address in ("10.192.9.9", "10.192.9.10", MESH_ADDRESS):
+            run_ip(STRANGER_SPACE, f"address add {address}/32 dev lo")
+        load_rules(NODE_SPACE, network.format_table(NODE_SETTINGS))
         # The member accepts from this peer only packets with its address, as WireGuard does.
-        rules(
-            MEMBER,
-            f"table ip peers {{ chain from {{ type filter hook input priority 0; ip saddr != {MESH} drop; }}; }}",
+        load_rules(
+            MEMBER_SPACE,
+            f"table ip peers {{ chain from {{ type filter hook input priority 0; ip saddr != {MESH_ADDRESS} drop; }}; }}",
         )
         yield
     finally:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "delete", space], check=False, capture_output=True)
+        for namespace in namespaces:
+            subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True)
 
 
-class Session:
+class NodeSession:
     """The program on the node, with a session of three containers."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.program_path = path
         program_archive.zipapp_change(
-            str(path), build_zipapp(sys.executable, program.__name__, SETTINGS._asdict())
+            str(path), build_zipapp(sys.executable, program.__name__, NODE_SETTINGS._asdict())
         ).apply()
 
-    def call(self, verb: str) -> subprocess.Popen[bytes]:
-        given = {
-            "SLURM_JOB_ID": str(JOB),
-            "SLURM_JOB_UID": str(NOBODY),
+    def run_program(self, verb: str) -> subprocess.Popen[bytes]:
+        slurm_variables = {
+            "SLURM_JOB_ID": str(JOB_ID),
+            "SLURM_JOB_UID": str(NOBODY_UID),
             "SLURM_JOB_NODELIST": "node",
             node.SESSION_VARIABLE: "+;demo;main,sub;1,2",
         }
-        return subprocess.Popen(["nsenter", f"--net=/run/netns/{NODE}", self.path, verb], env={**os.environ, **given})
+        return subprocess.Popen(
+            ["nsenter", f"--net=/run/netns/{NODE_SPACE}", self.program_path, verb],
+            env={**os.environ, **slurm_variables},
+        )
 
     def start(self) -> None:
-        assert self.call("prolog").wait() == 0
-        assert node.read_plan(JOB)["here"] == ["main1", "sub1", "sub2"]
+        assert self.run_program("prolog").wait() == 0
+        assert node.read_plan(JOB_ID)["here"] == ["main1", "sub1", "sub2"]
 
     def stop(self) -> None:
-        assert self.call("epilog").wait() == 0
+        assert self.run_program("epilog").wait() == 0
 
-    def watchers(self) -> list[int]:
-        found = []
+    def find_watchers(self) -> list[int]:
+        watcher_pids = []
         for pid in os.listdir("/proc"):
             if pid.isdecimal():
                 try:
-                    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                if str(self.path).encode() in words and b"watch" in words:
-                    found.append(int(pid))
-        return found
+                if str(self.program_path).encode() in arguments and b"watch" in arguments:
+                    watcher_pids.append(int(pid))
+        return watcher_pids
 
     def kill_watchers(self) -> None:
-        for pid in self.watchers():
+        for pid in self.find_watchers():
             os.kill(pid, signal.SIGKILL)
-        until("the watching process is gone", lambda: not self.watchers())
+        wait_until("the watching process is gone", lambda: not self.find_watchers())
 
 
 @pytest.fixture(name="session")
-def _session(hosts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def _session(hosts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeSession]:
     # Where systemd runs, the watching process would not start in the namespace.
-    made = Session(tmp_path / "gpumesh-session")
-    yield made
-    made.stop()
-    made.kill_watchers()
+    node_session = NodeSession(tmp_path / "gpumesh-session")
+    yield node_session
+    node_session.stop()
+    node_session.kill_watchers()
 
 
-SPACE = network.namespace_name(JOB, 0)
+CONTAINER_SPACE = network.namespace_name(JOB_ID, 0)
 
 
-def docker() -> None:
+def start_docker() -> None:
     """Do what Docker does when it starts."""
-    rules(NODE, _DOCKER)
-    inside(NODE, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    load_rules(NODE_SPACE, _DOCKER_RULES)
+    run_in_namespace(NODE_SPACE, "sysctl", "-qw", "net.ipv4.ip_forward=1")
 
 
-@pytest.mark.parametrize("others", ["none", "before", "after"])
-def test_a_host_that_is_no_member_gets_nothing_through_a_node(session: Session, others: str) -> None:
-    if others == "before":
-        docker()
+@pytest.mark.parametrize("docker_start", ["none", "before", "after"])
+def test_non_member_gets_nothing_through_a_node(session: NodeSession, docker_start: str) -> None:
+    if docker_start == "before":
+        start_docker()
     session.start()
-    if others == "after":
-        docker()
-        until(
+    if docker_start == "after":
+        start_docker()
+        wait_until(
             "the interfaces are the other's",
             lambda: json.loads(Path(node.forwarding_file()).read_text())["former"] == {},
         )
     with ExitStack() as stack:
-        served = stack.enter_context(listening(STRANGER, 8080))
-        member, container, beyond = (stack.enter_context(listening(space, 2049)) for space in (MEMBER, SPACE, GATEWAY))
-        assert ask(SPACE, SERVER, 8080) == "answer"
-        assert seen(served)[0] == LAN
+        served = stack.enter_context(start_listener(STRANGER_SPACE, 8080))
+        member, container, gateway_listener = (
+            stack.enter_context(start_listener(namespace, 2049))
+            for namespace in (MEMBER_SPACE, CONTAINER_SPACE, GATEWAY_SPACE)
+        )
+        assert request_answer(CONTAINER_SPACE, SERVER_ADDRESS, 8080) == "answer"
+        assert read_peer(served)[0] == LAN_ADDRESS
         # The control: the same packets arrive from those who may send them.
-        assert [ask(NODE, "10.99.0.2", 2049, kind, own_port=999) for kind in ("tcp", "udp")] == ["answer"] * 2
-        assert [seen(member), seen(member)] == [(MESH, 999)] * 2
-        assert ask(GATEWAY, "198.51.100.66", 2049) == "answer"
-        assert seen(beyond)
-        own = ["10.192.9.9", "10.192.9.10", MESH, "192.0.2.66"]
-        inside(STRANGER, sys.executable, "-c", _ATTACK, ",".join(own), f"10.99.0.2,{INSIDE}")
+        assert [request_answer(NODE_SPACE, "10.99.0.2", 2049, kind, source_port=999) for kind in ("tcp", "udp")] == [
+            "answer"
+        ] * 2
+        assert [read_peer(member), read_peer(member)] == [(MESH_ADDRESS, 999)] * 2
+        assert request_answer(GATEWAY_SPACE, "198.51.100.66", 2049) == "answer"
+        assert read_peer(gateway_listener)
+        source_addresses = ["10.192.9.9", "10.192.9.10", MESH_ADDRESS, "192.0.2.66"]
+        run_in_namespace(
+            STRANGER_SPACE,
+            sys.executable,
+            "-c",
+            _ATTACK_PROGRAM,
+            ",".join(source_addresses),
+            f"10.99.0.2,{CONTAINER_ADDRESS}",
+        )
         # A program that forwards for everybody lets the stranger reach other networks with its own address.
-        inside(STRANGER, sys.executable, "-c", _ATTACK, ",".join(own if others == "none" else own[:2]), "198.51.100.66")
+        run_in_namespace(
+            STRANGER_SPACE,
+            sys.executable,
+            "-c",
+            _ATTACK_PROGRAM,
+            ",".join(source_addresses if docker_start == "none" else source_addresses[:2]),
+            "198.51.100.66",
+        )
         # Packets that have arrived would be read before the next of these.
-        for process, space, address in (
-            (member, NODE, "10.99.0.2"),
-            (container, SPACE, "127.0.0.1"),
-            (beyond, GATEWAY, "127.0.0.1"),
+        for process, namespace, address in (
+            (member, NODE_SPACE, "10.99.0.2"),
+            (container, CONTAINER_SPACE, "127.0.0.1"),
+            (gateway_listener, GATEWAY_SPACE, "127.0.0.1"),
         ):
-            assert ask(space, address, 2049, own_port=998) == "answer"
-            assert seen(process) == (MESH if space == NODE else "127.0.0.1", 998)
-        if others != "none":
+            assert request_answer(namespace, address, 2049, source_port=998) == "answer"
+            assert read_peer(process) == (MESH_ADDRESS if namespace == NODE_SPACE else "127.0.0.1", 998)
+        if docker_start != "none":
             assert_docker_works()
     session.stop()
-    assert [forwarding(name) for name in ("all", "eth0")] == ["0" if others == "none" else "1"] * 2
-    if others != "none":
+    assert [read_forwarding(name) for name in ("all", "eth0")] == ["0" if docker_start == "none" else "1"] * 2
+    if docker_start != "none":
         assert_docker_works()
 
 
 def assert_docker_works() -> None:
     """Assert that containers of Docker reach others, and others their published ports."""
-    with listening(STRANGER, 8081), listening(DOCKER, 8080):
-        assert ask(DOCKER, SERVER, 8081) == "answer"
-        assert ask(STRANGER, LAN, 8088) == "answer"
+    with start_listener(STRANGER_SPACE, 8081), start_listener(DOCKER_SPACE, 8080):
+        assert request_answer(DOCKER_SPACE, SERVER_ADDRESS, 8081) == "answer"
+        assert request_answer(STRANGER_SPACE, LAN_ADDRESS, 8088) == "answer"
 
 
-def test_the_former_settings_are_back_after_the_last_session_and_after_a_crash(session: Session) -> None:
-    inside(NODE, "sysctl", "-qw", "net.ipv4.conf.eth1.forwarding=1")
+def test_former_settings_are_restored_after_last_session_and_crash(session: NodeSession) -> None:
+    run_in_namespace(NODE_SPACE, "sysctl", "-qw", "net.ipv4.conf.eth1.forwarding=1")
     session.start()
-    assert [forwarding(name) for name in ("all", "default", "eth0", "eth1")] == ["0", "0", "1", "1"]
+    assert [read_forwarding(name) for name in ("all", "default", "eth0", "eth1")] == ["0", "0", "1", "1"]
     # An interface that forwarded before belongs to somebody else; nothing leads to wg0.
     assert json.loads(Path(node.forwarding_file()).read_text())["former"] == {"eth0": "0", "docker0": "0"}
-    assert forwarding("wg0") == "0"
+    assert read_forwarding("wg0") == "0"
     session.kill_watchers()
-    for local in range(3):
-        call("ip", "netns", "delete", network.namespace_name(JOB, local))
-    until("the uplinks are gone", lambda: "gms" not in inside(NODE, "ip", "link"))
+    for container_number in range(3):
+        run_checked("ip", "netns", "delete", network.namespace_name(JOB_ID, container_number))
+    wait_until("the uplinks are gone", lambda: "gms" not in run_in_namespace(NODE_SPACE, "ip", "link"))
     session.stop()
-    assert [forwarding(name) for name in ("all", "eth0", "eth1", "docker0")] == ["0", "0", "1", "0"]
+    assert [read_forwarding(name) for name in ("all", "eth0", "eth1", "docker0")] == ["0", "0", "1", "0"]
     assert not os.path.exists(node.forwarding_file())
 
 
-def test_a_new_default_route_is_the_way_out_and_the_old_one_is_closed(session: Session) -> None:
+def test_new_default_route_is_used_and_the_old_one_closed(session: NodeSession) -> None:
     session.start()
-    with listening(GATEWAY, 8080) as served:
-        ip(NODE, "route delete 198.51.100.0/24 dev eth1")
-        ip(NODE, "address delete 198.51.100.1/24 dev eth1")
-        until("it does not forward any more", lambda: forwarding("eth1") == "0")
-        ip(NODE, "address add 198.51.100.1/24 dev eth1")
-        ip(NODE, "route replace default via 198.51.100.66")
-        ip(NODE, "route delete 192.0.2.0/24 dev eth0")
-        until("sessions reach the server again", lambda: ask(SPACE, SERVER, 8080, patience=2) == "answer")
-        assert seen(served)[0] == "198.51.100.1"
-        until("the old way is closed", lambda: forwarding("eth0") == "0")
+    with start_listener(GATEWAY_SPACE, 8080) as served:
+        run_ip(NODE_SPACE, "route delete 198.51.100.0/24 dev eth1")
+        run_ip(NODE_SPACE, "address delete 198.51.100.1/24 dev eth1")
+        wait_until("it does not forward any more", lambda: read_forwarding("eth1") == "0")
+        run_ip(NODE_SPACE, "address add 198.51.100.1/24 dev eth1")
+        run_ip(NODE_SPACE, "route replace default via 198.51.100.66")
+        run_ip(NODE_SPACE, "route delete 192.0.2.0/24 dev eth0")
+        wait_until(
+            "sessions reach the server again",
+            lambda: request_answer(CONTAINER_SPACE, SERVER_ADDRESS, 8080, timeout=2) == "answer",
+        )
+        assert read_peer(served)[0] == "198.51.100.1"
+        wait_until("the old way is closed", lambda: read_forwarding("eth0") == "0")
 
 
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
-def test_a_container_never_leaves_from_a_port_below_1024(session: Session, kind: str) -> None:
+def test_a_container_never_leaves_from_a_port_below_1024(session: NodeSession, kind: str) -> None:
     session.start()
     server = "192.0.2.66"
-    with listening(STRANGER, 2049) as served:
+    with start_listener(STRANGER_SPACE, 2049) as served:
         for port in (1, 700, 1023):
-            assert ask(SPACE, server, 2049, kind, own_port=port) == "answer"
-            address, used = seen(served)
-            assert (address, used >= 1024) == (LAN, True)
-        assert ask(SPACE, server, 2049, kind, own_port=4242) == "answer"
-        assert seen(served) == (LAN, 4242)
-    inside(SPACE, "ping", "-c1", "-w60", server)
+            assert request_answer(CONTAINER_SPACE, server, 2049, kind, source_port=port) == "answer"
+            address, used = read_peer(served)
+            assert (address, used >= 1024) == (LAN_ADDRESS, True)
+        assert request_answer(CONTAINER_SPACE, server, 2049, kind, source_port=4242) == "answer"
+        assert read_peer(served) == (LAN_ADDRESS, 4242)
+    run_in_namespace(CONTAINER_SPACE, "ping", "-c1", "-w60", server)
 
 
-def test_with_a_mesh_a_stranger_cannot_pose_as_a_member(session: Session) -> None:
+def test_stranger_cannot_pose_as_a_mesh_member(session: NodeSession) -> None:
     """The stranger sends to the port of the containers' packets, with the address of another member."""
-    with listening(NODE, network.VXLAN_PORT) as served:
-        ip(STRANGER, "address add 10.99.0.2/32 dev lo")
-        ask(STRANGER, LAN, network.VXLAN_PORT, "udp", "10.99.0.2", 4444, patience=2)
-        ask(MEMBER, MESH, network.VXLAN_PORT, "udp", "10.99.0.2", 4445)
-        assert seen(served) == ("10.99.0.2", 4445)
+    with start_listener(NODE_SPACE, network.VXLAN_PORT) as served:
+        run_ip(STRANGER_SPACE, "address add 10.99.0.2/32 dev lo")
+        request_answer(STRANGER_SPACE, LAN_ADDRESS, network.VXLAN_PORT, "udp", "10.99.0.2", 4444, timeout=2)
+        request_answer(MEMBER_SPACE, MESH_ADDRESS, network.VXLAN_PORT, "udp", "10.99.0.2", 4445)
+        assert read_peer(served) == ("10.99.0.2", 4445)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from action_runs import play
+from action_runs import play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action import awx_requirements
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import awx
@@ -64,7 +64,7 @@ def check_requirements(
     monkeypatch.setattr(
         awx_requirements, "lookup_loader", ControllerApiLookup(AWX_OBJECTS if api_objects is None else api_objects)
     )
-    return play(awx_requirements.ActionModule, {**ARGUMENTS, **arguments}, {}).result
+    return play_action(awx_requirements.ActionModule, {**ARGUMENTS, **arguments}, {}).result
 
 
 def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_each_kind_is_queried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(awx_requirements, "lookup_loader", lookup)
     names = {"workflow_job_template_nodes": ["a", "b", "c"]}
-    assert play(awx_requirements.ActionModule, {**ARGUMENTS, "planned": names}, {}).result["to_create"] == [
+    assert play_action(awx_requirements.ActionModule, {**ARGUMENTS, "planned": names}, {}).result["to_create"] == [
         "a",
         "b",
         "c",

@@ -22,8 +22,8 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     preflight,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
-from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action
+from ansible_collections.gpumesh.cluster.tests.support.told_records import replace_records_with_digests
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_registration import LAN, TAILNET
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "alice@desk")
@@ -48,7 +48,7 @@ def result_with_records(*records: Any) -> dict[str, Any]:
 
 def play_on_hosts(
     action: Any, arguments: dict[str, Any], hosts: dict[str, dict[str, Any]], results: Any = None, **own: Any
-) -> Played:
+) -> ActionRun:
     """Run an action once for these hosts, with their variables. ``own``: additional variables of the first host."""
     variables = {
         "inventory_hostname": next(iter(hosts)),
@@ -60,7 +60,7 @@ def play_on_hosts(
         **next(iter(hosts.values())),
         **own,
     }
-    return play(action.ActionModule, arguments, results or {}, variables)
+    return play_action(action.ActionModule, arguments, results or {}, variables)
 
 
 def registered_results(**answers: Any) -> dict[str, dict[str, Any]]:
@@ -69,7 +69,10 @@ def registered_results(**answers: Any) -> dict[str, dict[str, Any]]:
 
 class TestCopies:
     def test_no_other_host_is_queried_if_all_members_are_in_the_play(self) -> None:
-        told = {**telling({name: result_with_records(NEW) for name in ("n2", "n3")}), "n1": result_with_records(NEW)}
+        told = {
+            **replace_records_with_digests({name: result_with_records(NEW) for name in ("n2", "n3")}),
+            "n1": result_with_records(NEW),
+        }
         found = play_on_hosts(cluster_copies, COPIES, registered_results(**told)).result
         assert (found["queries"], found["record"], found["source"]) == ([], NEW, "n1")
         assert found["reachable"] == ["n2", "n3", "n1"]
@@ -89,7 +92,7 @@ class TestCopies:
 
     def test_an_announced_record_that_nobody_sends_is_reported_as_damaged(self) -> None:
         hosts = registered_results(
-            n1=SILENT, **telling({"n2": result_with_records(NEW), "n3": result_with_records(NEW)})
+            n1=SILENT, **replace_records_with_digests({"n2": result_with_records(NEW), "n3": result_with_records(NEW)})
         )
         asked, found = {}, {}
         machines = []
@@ -121,12 +124,12 @@ class TestCopies:
     def test_records_of_other_clusters_are_read_on_request(self, others: str, asked: list[str]) -> None:
         two = plan.commit(plan.create("1" * 32, "two", "10.1.0.0/24", "n1", {}, members_on_subnet(1), STAMP), STAMP)
         three = plan.commit(plan.create("2" * 32, "three", "10.2.0.0/24", "n4", {}, members_on_subnet(4), STAMP), STAMP)
-        one = telling({"n1": result_with_records(two)})["n1"]["clusters"]
+        one = replace_records_with_digests({"n1": result_with_records(two)})["n1"]["clusters"]
         hosts = registered_results(
             n1=result_with_records(NEW, *one),
             n2=result_with_records(NEW),
             n3=result_with_records(NEW),
-            n4=telling({"n4": result_with_records(three)})["n4"],
+            n4=replace_records_with_digests({"n4": result_with_records(three)})["n4"],
         )
         found = play_on_hosts(cluster_copies, {**COPIES, "other_clusters": others}, hosts).result
         assert [request["machine"] for request in found["queries"]] == asked
@@ -232,7 +235,7 @@ class TestRegistration:
         results = {"gpumesh.cluster.cluster": [{"changed": True, "record": record}]}
         arguments = {"name": "lab", "registration": "decision"}
         written = play_on_hosts(cluster, arguments, hosts, results, decision=decision)
-        ((_module, parameters),) = written.ran
+        ((_module, parameters),) = written.module_calls
         assert parameters["members"] == decision["members"] and parameters["mesh"] == {"port": 7}
 
     @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ class TestRegistration:
             variables = {"inventory_hostname": machine, "cluster_name": "lab", "decision": decision, **own, **more}
             arguments = {"registration": "decision"}
             results = {"gpumesh.cluster.preflight": [{"changed": False}]}
-            ((_module, parameters),) = play(preflight.ActionModule, arguments, results, variables).ran
+            ((_module, parameters),) = play_action(preflight.ActionModule, arguments, results, variables).module_calls
             return dict(parameters)
 
         manager, server = needed("n1"), needed("n2")
@@ -309,9 +312,11 @@ class TestRegistration:
         results = {"gpumesh.cluster.cluster": [{"changed": True}]}
         own = {"cluster_trusted_copy": "n2", "cluster_actor": "alice"}
         for more, expected in ((own, {"force": True, "actor": "alice"}), ({}, {"force": False})):
-            ((_module, parameters),) = play_on_hosts(cluster, given, {"n1": {}}, results, **more).ran
+            ((_module, parameters),) = play_on_hosts(cluster, given, {"n1": {}}, results, **more).module_calls
             assert parameters == {**given, **expected}
-        ((_module, parameters),) = play_on_hosts(cluster, {**given, "force": False}, {"n1": {}}, results, **own).ran
+        ((_module, parameters),) = play_on_hosts(
+            cluster, {**given, "force": False}, {"n1": {}}, results, **own
+        ).module_calls
         assert parameters["force"] is False
 
     def test_the_manager_must_return_a_record_of_this_cluster_that_names_it(self) -> None:
@@ -330,7 +335,7 @@ class TestRegistration:
         assert (decision["writes"], decision["joining"], decision["probed"]) == (False, [], [])
         arguments = {"name": "lab", "registration": "decision"}
         written = play_on_hosts(cluster, arguments, hosts, decision=decision)
-        assert (written.ran, written.result["record"], written.result["changed"]) == ([], OLD, False)
+        assert (written.module_calls, written.result["record"], written.result["changed"]) == ([], OLD, False)
         # Jobs of this host are to do without RDMA, which it has.
         hosts["n2"] = {"held": {**hosts["n2"]["held"], "host": {**LAN["n2"]["host"], "rdma": "roce"}}}
         for given, writes in (("", True), (True, True), (False, False), ("no", False)):
@@ -361,7 +366,7 @@ class TestRegistration:
     ) -> None:
         name = f"gpumesh.cluster.{module.__name__.rpartition('.')[2]}"
         done = play_on_hosts(module, {"name": "lab"}, {"n1": {}}, {name: [{"record": OLD, "changed": False}]}, **given)
-        assert done.ran == [(name, {"name": "lab", **sent})]
+        assert done.module_calls == [(name, {"name": "lab", **sent})]
 
     def test_a_machine_that_was_removed_is_skipped_and_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         left = plan.commit(plan.remove(OLD, ["n2"], STAMP), STAMP)
@@ -464,7 +469,7 @@ class TestDrain:
 
     def run_drain(
         self, jobs: list[Any], other_results: dict[str, Any], timeout: int = 0, force: bool = False, **arguments: Any
-    ) -> Played:
+    ) -> ActionRun:
         results = {
             "gpumesh.cluster.host_owner": [{"foreign_claims": []}],
             self.STAT: self.stat_results(True, True),
@@ -489,7 +494,7 @@ class TestDrain:
         results = {self.STAT: self.stat_results(True, False, True), "gpumesh.cluster.slurm_info": [self.SLURM]}
         results["gpumesh.cluster.host_owner"] = [{"foreign_claims": []}]
         played = play_on_hosts(cluster_drain, {"record": NEW, "machines": ["n2"]}, hosts, results)
-        asked = [given["path"] for module, given in played.ran if module == self.STAT]
+        asked = [given["path"] for module, given in played.module_calls if module == self.STAT]
         assert asked[-1] == "/opt/programs/gpumesh-slurmctld.conf"
         assert "17 of alice (train on n2)" in played.result["msg"]
 
@@ -500,7 +505,9 @@ class TestDrain:
             self.JOBS, {"gpumesh.cluster.host_owner": [{"foreign_claims": ["munge", "slurm"]}]}, force=force, **given
         )
         owner = {"cluster": "lab", "cluster_id": "0" * 32}
-        assert played.ran == [("gpumesh.cluster.host_owner", owner)], "no job is cancelled, no node drained or deleted"
+        assert played.module_calls == [("gpumesh.cluster.host_owner", owner)], (
+            "no job is cancelled, no node drained or deleted"
+        )
         assert (played.result["scheduler"], played.result["foreign"], played.result["nodes"]) == (False, True, [])
         used = self.run_drain(
             self.JOBS,
@@ -518,28 +525,28 @@ class TestDrain:
 
     def test_running_jobs_are_awaited_or_cancelled(self) -> None:
         played = self.run_drain(self.JOBS, {}, machines=["n2"], timeout=60, unreachable=["n2"])
-        nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
+        nodes = [parameters for module, parameters in played.module_calls if module == "gpumesh.cluster.slurm_node"]
         assert [(one["state"], one.get("wait")) for one in nodes] == [("drained", 60), ("absent", None)]
         more = {
             "ansible.builtin.command": [{"changed": True}],
             "gpumesh.cluster.slurm_node": [{"changed": True}, {"failed": True, "error": {}}, {"changed": True}],
         }
         played = self.run_drain(self.JOBS, more, machines=["n2"], force=True)
-        assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.ran
-        nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
+        assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.module_calls
+        nodes = [parameters for module, parameters in played.module_calls if module == "gpumesh.cluster.slurm_node"]
         assert [one["state"] for one in nodes] == ["drained", "drained", "down"]
 
     def test_a_completing_job_is_awaited(self) -> None:
         ending = [{**self.JOBS[0], "id": 18, "state": "completing"}]
         played = self.run_drain(ending, {}, machines=["n2"])
-        nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
+        nodes = [parameters for module, parameters in played.module_calls if module == "gpumesh.cluster.slurm_node"]
         assert [(one["state"], one.get("wait")) for one in nodes] == [("drained", 10)]
         forced = self.run_drain(ending, {}, machines=["n2"], force=True)
-        nodes = [parameters for module, parameters in forced.ran if module == "gpumesh.cluster.slurm_node"]
+        nodes = [parameters for module, parameters in forced.module_calls if module == "gpumesh.cluster.slurm_node"]
         assert [(one["state"], one.get("wait")) for one in nodes] == [("drained", None), ("drained", 90)]
         both = {"ansible.builtin.command": [{"changed": True}]}
         played = self.run_drain([*self.JOBS, *ending], both, machines=["n2"], force=True)
-        assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.ran
+        assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.module_calls
         assert "job 18 of alice" in self.run_drain(ending, {}).result["msg"]
 
     def test_processes_that_outlive_their_job_are_awaited_until_slurm_repeats_its_request(self) -> None:
@@ -548,7 +555,7 @@ class TestDrain:
         nodes = "gpumesh.cluster.slurm_node"
         played = self.run_drain([], {nodes: [late, {"changed": False}]}, machines=["n2"])
         assert played.result["changed"] and not played.result.get("failed")
-        waits = [(given["state"], given["wait"]) for module, given in played.ran if module == nodes]
+        waits = [(given["state"], given["wait"]) for module, given in played.module_calls if module == nodes]
         assert waits == [("drained", 10), ("drained", 300)]
         # The wait is not extended if the given timeout is longer.
         assert self.run_drain([], {nodes: [late, {"changed": True}]}, machines=["n2"], timeout=900).result["failed"]
@@ -559,7 +566,7 @@ class TestDrain:
         slurm = {"jobs": [], "nodes": [{"name": "n2", "state": "idle", "flags": flags}]}
         more = {"gpumesh.cluster.slurm_info": [slurm], "gpumesh.cluster.slurm_node": [late, {"changed": True}]}
         played = self.run_drain([], more, machines=["n2"], timeout=60)
-        states = [given["state"] for module, given in played.ran if module == "gpumesh.cluster.slurm_node"]
+        states = [given["state"] for module, given in played.module_calls if module == "gpumesh.cluster.slurm_node"]
         assert states == (["drained"] if flags else ["drained", "idle"])
         assert "or increase cluster_drain_timeout. Nothing has been removed." in played.result["msg"]
         assert ("n2 accepts jobs again." in played.result["msg"]) == (not flags)

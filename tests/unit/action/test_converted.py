@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action import role_options, session_run, train_run
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play_action
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 HOST_VARIABLES = {"inventory_hostname": "n1", "ansible_play_batch": ["n1"]}
@@ -30,13 +30,13 @@ RECORD: dict[str, Any] = {}
 )
 def test_a_run_with_a_converted_option_is_not_started(variables: dict[str, Any], said: str) -> None:
     arguments = {"record": RECORD, "name": "nano", "command": "true"}
-    result = play(train_run.ActionModule, arguments, {}, {**HOST_VARIABLES, **variables}).result
+    result = play_action(train_run.ActionModule, arguments, {}, {**HOST_VARIABLES, **variables}).result
     assert result["failed"] and said in result["msg"]
 
 
 @pytest.mark.parametrize("variables", [{"session_time": 1800}, {"session_name": 8}, {"session_partition": True}])
 def test_a_session_with_a_converted_option_is_not_started(variables: dict[str, Any]) -> None:
-    result = play(
+    result = play_action(
         session_run.ActionModule, {"record": RECORD, "name": "demo"}, {}, {**HOST_VARIABLES, **variables}
     ).result
     assert result["failed"] and f"{next(iter(variables))} is the " in result["msg"]
@@ -50,7 +50,7 @@ def test_converted_options_of_roles_are_refused_together_with_other_errors() -> 
         "mesh_interface": True,
         "tracking_server": "",
     }
-    result = play(role_options.ActionModule, {"roles": ["cluster", "mesh", "tracking"]}, {}, variables).result
+    result = play_action(role_options.ActionModule, {"roles": ["cluster", "mesh", "tracking"]}, {}, variables).result
     assert [said.partition(":")[0] for said in result["invalid"]] == [
         "cluster_name is the number 8",
         "mesh_interface is the boolean True",
@@ -70,5 +70,5 @@ def test_survey_answers_in_the_form_of_awx(tmp_path: Path) -> None:
         {"ansible.builtin.debug": {"msg": "time: {{ train_time | type_debug }} {{ refused.msg }}"}},
     ]
     run = run_tasks(tmp_path, {"n1": {}}, {}, tasks, "-e", f"@{answers}")
-    number = "train_name is the number 8" in run.words or "train_time is the number 7200" in run.words
-    assert number == ("time: int" in run.words), run.output
+    number = "train_name is the number 8" in run.flat_output or "train_time is the number 7200" in run.flat_output
+    assert number == ("time: int" in run.flat_output), run.output

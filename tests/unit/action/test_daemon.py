@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from action_runs import play
+from action_runs import play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action.daemon import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import (
@@ -21,16 +21,16 @@ APT = {"ansible_facts": {"pkg_mgr": "apt"}}
 
 
 def test_the_module_runs_once_on_a_host_with_a_service_manager() -> None:
-    played = play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [RUN_RESULT]})
+    played = play_action(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [RUN_RESULT]})
     assert played.result == RUN_RESULT
-    assert played.ran == [("gpumesh.cluster.daemon", ARGUMENTS)]
+    assert played.module_calls == [("gpumesh.cluster.daemon", ARGUMENTS)]
 
 
 def test_supervisord_is_installed_where_it_is_missing() -> None:
     results = {"gpumesh.cluster.daemon": [MISSING, RUN_RESULT], "ansible.builtin.apt": [{"changed": True}]}
-    played = play(ActionModule, ARGUMENTS, results, APT)
+    played = play_action(ActionModule, ARGUMENTS, results, APT)
     assert played.result == RUN_RESULT
-    assert [name for name, _given in played.ran] == [
+    assert [name for name, _given in played.module_calls] == [
         "gpumesh.cluster.daemon",
         "ansible.builtin.apt",
         "gpumesh.cluster.daemon",
@@ -45,21 +45,21 @@ def test_the_package_manager_is_detected_on_other_systems() -> None:
         "ansible.builtin.setup": [{"ansible_facts": {"ansible_pkg_mgr": "dnf"}}],
         "ansible.builtin.dnf": [{"changed": True}],
     }
-    played = play(ActionModule, ARGUMENTS, results)
-    assert played.ran[2] == ("ansible.builtin.dnf", {"name": ["supervisor"], "state": "present"})
+    played = play_action(ActionModule, ARGUMENTS, results)
+    assert played.module_calls[2] == ("ansible.builtin.dnf", {"name": ["supervisor"], "state": "present"})
 
 
 def test_nothing_is_installed_in_check_mode() -> None:
-    played = play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [MISSING]}, APT, check_mode=True)
+    played = play_action(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [MISSING]}, APT, check_mode=True)
     assert played.result == MISSING
 
 
 def test_a_failed_module_is_the_result() -> None:
     failed = {"failed": True, "msg": "munge does not start"}
-    assert play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [failed]}).result == failed
+    assert play_action(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [failed]}).result == failed
 
 
 def test_the_paths_of_supervisord_may_be_host_variables() -> None:
     variables = {"daemon_supervisor_programs": "/opt/programs"}
-    played = play(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [RUN_RESULT]}, variables)
-    assert played.ran[0][1]["supervisor_programs"] == "/opt/programs"
+    played = play_action(ActionModule, ARGUMENTS, {"gpumesh.cluster.daemon": [RUN_RESULT]}, variables)
+    assert played.module_calls[0][1]["supervisor_programs"] == "/opt/programs"

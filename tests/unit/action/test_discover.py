@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.action.discover import ActionModule
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play_action
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._cluster.test_discovery import RESULTS
 
 
@@ -21,7 +21,7 @@ def run_discover(check_mode: bool = False, **options: Any) -> dict[str, Any]:
         **{f"discover_{name}": value for name, value in options.items()},
         "hostvars": {**{host: {"seen": result} for host, result in RESULTS.items()}, "silent": {}},
     }
-    return play(ActionModule, {"registered": "seen"}, {}, variables, check_mode).result
+    return play_action(ActionModule, {"registered": "seen"}, {}, variables, check_mode).result
 
 
 def test_the_tables_keep_to_their_width() -> None:

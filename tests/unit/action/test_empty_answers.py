@@ -50,7 +50,7 @@ def read_values(folder: Path, extra: dict[str, Any], *inventories: dict[str, Any
     hosts = {f"n{number}": inventory for number, inventory in enumerate(inventories)}
     tasks = [{"probe": {"options": list(QUESTIONS), "dest": f"{folder}/{{{{ inventory_hostname }}}}.read"}}]
     run = run_tasks(folder, hosts, {}, tasks, "-e", json.dumps(extra))
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     return [json.loads((folder / f"{host}.read").read_text(encoding="utf-8")) for host in hosts]
 
 
@@ -82,7 +82,7 @@ def test_an_empty_list_without_choices_is_an_answer(tmp_path: Path) -> None:
     """A run without volumes."""
     tasks = [{"gpumesh.cluster.role_options": {"roles": ["storage"]}}]
     run = run_tasks(tmp_path, {"a": {"storage_volumes": "wrong"}}, {}, tasks, "-e", '{"storage_volumes": []}')
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
 
 
 @pytest.mark.parametrize(("given", "run"), [([], ["all_reduce"]), (["gather"], ["gather"])])
@@ -91,4 +91,4 @@ def test_an_empty_choice_of_collectives_means_the_default(tmp_path: Path, given:
     tasks = [names, {"ansible.builtin.assert": {"that": "__check_collective_names == wanted"}}]
     extra = json.dumps({"check_collectives": given, "wanted": run})
     done = run_tasks(tmp_path, {"a": {}}, {}, tasks, "-e", extra)
-    assert done.code == 0, done.output
+    assert done.exit_status == 0, done.output

@@ -22,18 +22,18 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import boot_program_sources
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 
 
-def play_on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **variables: Any) -> Played:
+def play_on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **variables: Any) -> ActionRun:
     """Run an action on n1, where its module returns this result."""
     module = action.__name__.rpartition(".")[2]
     host_variables = {"inventory_hostname": "n1", **variables}
-    return play(action.ActionModule, arguments, {f"gpumesh.cluster.{module}": [result]}, host_variables)
+    return play_action(action.ActionModule, arguments, {f"gpumesh.cluster.{module}": [result]}, host_variables)
 
 
 def module_arguments_of(action: Any, arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def module_arguments_of(action: Any, arguments: dict[str, Any], **variables: Any
     played = play_on_host(
         action, arguments, {"changed": False, "tools": True, "missing": [], "outdated": []}, **variables
     )
-    ((_module, parameters),) = played.ran
+    ((_module, parameters),) = played.module_calls
     return parameters
 
 
@@ -58,19 +58,19 @@ def test_the_record_stays_on_the_controller() -> None:
 
 @pytest.mark.parametrize("record", [{}, {**RECORD, "members": "n1"}])
 def test_an_invalid_record_is_refused_on_the_controller(record: Any) -> None:
-    played = play(names.ActionModule, {"record": record}, {}, {"inventory_hostname": "n1"})
+    played = play_action(names.ActionModule, {"record": record}, {}, {"inventory_hostname": "n1"})
     assert played.result["failed"] and played.result["error"]["kind"] == "invalid_record"
 
 
 def test_a_machine_that_is_not_a_member_is_refused() -> None:
-    played = play(names.ActionModule, {"record": RECORD}, {}, {"inventory_hostname": "n9"})
+    played = play_action(names.ActionModule, {"record": RECORD}, {}, {"inventory_hostname": "n9"})
     assert played.result["error"]["machine"] == "n9"
 
 
 def compare_host(**variables: Any) -> dict[str, Any]:
     played = play_on_host(layer_info, {"record": RECORD}, {"changed": False, "drift": {"munge": "x"}}, **variables)
     assert set(played.result["drift"]) == {"munge"}
-    return played.ran[0][1]
+    return played.module_calls[0][1]
 
 
 def test_the_host_is_compared_with_the_options_of_the_roles() -> None:
@@ -99,7 +99,7 @@ def test_options_that_a_layer_refuses_are_reported_as_drift() -> None:
     played = play_on_host(layer_info, {"record": RECORD}, found, **wrong)
     assert set(played.result["drift"]) == {"munge", "ssh_trust", "job_environment"}
     assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh_trust"]
-    assert set(played.ran[0][1]["modules"]) == {"names", "storage", "train", "session"}
+    assert set(played.module_calls[0][1]["modules"]) == {"names", "storage", "train", "session"}
 
 
 def test_a_userspace_only_member_is_reported() -> None:
@@ -148,16 +148,18 @@ def test_the_registrations_of_all_hosts_are_one_change_of_the_record() -> None:
     given = {"cluster": "lab", "registered": "keys", "joining": []}
     expected = {"cluster": "lab", "joining": [], "members": [entries["n1"], entries["n3"]]}
     module = "gpumesh.cluster.cluster_member"
-    written = play(cluster_member.ActionModule, given, {module: [{"changed": True, "record": RECORD}]}, variables)
-    assert (written.result["record"], written.ran) == (RECORD, [(module, expected)])
+    written = play_action(
+        cluster_member.ActionModule, given, {module: [{"changed": True, "record": RECORD}]}, variables
+    )
+    assert (written.result["record"], written.module_calls) == (RECORD, [(module, expected)])
     for wrong, why in (({"name": "two"}, "that of 'lab' with n1 was expected"), ({"members": 7}, "members")):
         result = {"changed": True, "record": {**RECORD, **wrong}}
-        refused = play(cluster_member.ActionModule, given, {module: [result]}, variables).result
+        refused = play_action(cluster_member.ActionModule, given, {module: [result]}, variables).result
         assert refused["failed"] and why in refused["msg"]
-    nothing = play(cluster_member.ActionModule, given, {}, {**variables, "ansible_play_batch": ["n2"]})
-    assert (nothing.result, nothing.ran) == ({"changed": False}, [])
-    would = play(cluster_member.ActionModule, given, {}, variables, check_mode=True)
-    assert (would.result, would.ran) == ({"changed": True}, []), "who would join is not in the record yet"
+    nothing = play_action(cluster_member.ActionModule, given, {}, {**variables, "ansible_play_batch": ["n2"]})
+    assert (nothing.result, nothing.module_calls) == ({"changed": False}, [])
+    would = play_action(cluster_member.ActionModule, given, {}, variables, check_mode=True)
+    assert (would.result, would.module_calls) == ({"changed": True}, []), "who would join is not in the record yet"
     assert module_arguments_of(cluster_member, expected) == expected
 
 
@@ -194,14 +196,16 @@ def test_the_firewall_admits_the_members() -> None:
 def test_a_machine_that_is_joining_is_admitted_without_a_record() -> None:
     given = {"cluster": "lab", "state": "admitted", "members": ["10.0.0.3"]}
     assert module_arguments_of(firewall, given, inventory_hostname="n9") == given
-    lacking = play(firewall.ActionModule, given, {"gpumesh.cluster.firewall": [{"changed": False, "tools": False}]})
-    assert len(lacking.ran) == 1, "nothing is installed for it"
+    lacking = play_action(
+        firewall.ActionModule, given, {"gpumesh.cluster.firewall": [{"changed": False, "tools": False}]}
+    )
+    assert len(lacking.module_calls) == 1, "nothing is installed for it"
 
 
 def test_a_machine_outside_the_cluster_gets_no_firewall_but_loses_an_existing_one() -> None:
     stranger = {"inventory_hostname": "n9"}
-    played = play(firewall.ActionModule, {"record": RECORD}, {}, stranger)
-    assert (played.result, played.ran) == ({"changed": False}, [])
+    played = play_action(firewall.ActionModule, {"record": RECORD}, {}, stranger)
+    assert (played.result, played.module_calls) == ({"changed": False}, [])
     assert module_arguments_of(firewall, {"record": RECORD, "state": "absent"}, **stranger)["state"] == "absent"
 
 
@@ -220,8 +224,8 @@ def test_nftables_is_installed_only_for_a_firewall(
     missing, loaded = {"changed": check_mode, "tools": False}, {"changed": True, "tools": True}
     results = {"gpumesh.cluster.firewall": [missing, loaded], "ansible.builtin.apt": [{"changed": True}]}
     here = {"inventory_hostname": "n1", "ansible_facts": {"pkg_mgr": "apt"}}
-    played = play(firewall.ActionModule, arguments, results, here, check_mode)
-    assert [module.rpartition(".")[2] for module, _given in played.ran] == runs
+    played = play_action(firewall.ActionModule, arguments, results, here, check_mode)
+    assert [module.rpartition(".")[2] for module, _given in played.module_calls] == runs
     assert played.result == (loaded if len(runs) > 1 else missing)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from action_runs import Played, play
+from action_runs import ActionRun, play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action.munge import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
@@ -32,7 +32,7 @@ UNCHANGED = {"changed": False, "missing": []}
 
 def run_munge(
     arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = False, **variables: Any
-) -> Played:
+) -> ActionRun:
     host_variables = {
         "inventory_hostname": "n2",
         "ansible_play_batch": ["n1", "n2"],
@@ -41,12 +41,12 @@ def run_munge(
         **variables,
     }
     given = {"gpumesh.cluster.munge": results, "ansible.builtin.apt": [{"changed": True}]}
-    return play(ActionModule, {"record": RECORD, **arguments}, given, host_variables, check_mode)
+    return play_action(ActionModule, {"record": RECORD, **arguments}, given, host_variables, check_mode)
 
 
-def module_arguments_of(played: Played) -> dict[str, Any]:
+def module_arguments_of(played: ActionRun) -> dict[str, Any]:
     """The arguments of the module, without the time."""
-    ((_module, arguments),) = played.ran
+    ((_module, arguments),) = played.module_calls
     assert arguments.pop("controller_time", 1) > 0
     return arguments
 
@@ -83,7 +83,7 @@ def test_a_member_receives_the_key_and_verifies_the_credential() -> None:
 def test_a_manager_without_a_credential_is_named_and_restarts_nothing() -> None:
     played = run_munge({"manager": {**MANAGER, "credential": "", "reason": "munged does not answer"}})
     assert "n1 has not signed a credential: munged does not answer" in played.result["msg"]
-    assert played.ran == []
+    assert played.module_calls == []
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_without_the_key_of_the_manager_nothing_changes(manager: dict[str, Any],
     for given in ({}, {"munge_key_file": "/nonexistent"}):
         played = run_munge({"manager": manager}, check_mode=check_mode, **given)
         assert played.result["failed"] and played.result["msg"] == words
-        assert played.ran == []
+        assert played.module_calls == []
 
 
 def test_a_given_key_file_is_read_on_the_controller(tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ def test_a_given_key_file_is_read_on_the_controller(tmp_path: Path) -> None:
     for given in ({}, {"manager": {**MANAGER, "content": "masked"}}):
         assert module_arguments_of(run_munge(given, MANAGER, munge_key_file=str(path)))["content"] == content
     refused = run_munge({}, munge_key_file=str(tmp_path / "none"))
-    assert "munge_key_file: " in refused.result["msg"] and refused.ran == []
+    assert "munge_key_file: " in refused.result["msg"] and refused.module_calls == []
 
 
 def test_a_key_rotation_requires_all_members_with_munge() -> None:
     refused = run_munge({}, munge_rotate_key=True, ansible_play_batch=["n1"])
-    assert "Not in this play, or unreachable: n2." in refused.result["msg"] and refused.ran == []
+    assert "Not in this play, or unreachable: n2." in refused.result["msg"] and refused.module_calls == []
     left_out = {"ansible_play_batch": ["n1"], "cluster_userspace_only": ["n2"]}
     assert module_arguments_of(run_munge({}, MANAGER, munge_rotate_key=True, **left_out))["rotate"]
 
@@ -127,10 +127,12 @@ def test_a_key_rotation_requires_all_members_with_munge() -> None:
 def test_a_missing_munge_is_installed(check_mode: bool, runs: list[str]) -> None:
     lacking = {"changed": check_mode, "missing": ["munge", "supervisor"]}
     played = run_munge({"manager": MANAGER}, lacking, UNCHANGED, check_mode=check_mode)
-    assert [module.rpartition(".")[2] for module, _given in played.ran] == runs
+    assert [module.rpartition(".")[2] for module, _given in played.module_calls] == runs
     if len(runs) > 1:
-        assert played.ran[1][1]["name"] == ["munge", "supervisor"]
-        assert played.ran[2][1]["controller_time"] >= played.ran[0][1]["controller_time"], "the clock went on meanwhile"
+        assert played.module_calls[1][1]["name"] == ["munge", "supervisor"]
+        assert played.module_calls[2][1]["controller_time"] >= played.module_calls[0][1]["controller_time"], (
+            "the clock went on meanwhile"
+        )
 
 
 def test_a_removal_needs_only_the_name_of_the_cluster() -> None:
@@ -152,6 +154,6 @@ def test_a_delegated_task_uses_the_variables_of_the_other_host(monkeypatch: pyte
         "hostvars": hostvars,
         "ansible_facts": {"pkg_mgr": "apt"},
     }
-    played = play(ActionModule, {"record": RECORD}, results, here)
-    assert [module.rpartition(".")[2] for module, _given in played.ran] == ["munge", "setup", "dnf", "munge"]
-    assert played.ran[0][1]["supervisor_programs"] == "/opt"
+    played = play_action(ActionModule, {"record": RECORD}, results, here)
+    assert [module.rpartition(".")[2] for module, _given in played.module_calls] == ["munge", "setup", "dnf", "munge"]
+    assert played.module_calls[0][1]["supervisor_programs"] == "/opt"

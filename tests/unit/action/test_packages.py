@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from action_runs import play
+from action_runs import play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action.packages import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import (
@@ -19,8 +19,8 @@ FACTS = {"ansible_facts": {"pkg_mgr": "apt"}}
 
 
 def test_an_interrupted_installation_is_completed_without_a_package_to_install() -> None:
-    played = play(ActionModule, {}, {}, FACTS)
-    assert (played.result["changed"], played.ran, played.scripts) == (
+    played = play_action(ActionModule, {}, {}, FACTS)
+    assert (played.result["changed"], played.module_calls, played.scripts) == (
         False,
         [],
         [BEGIN_SCRIPT, COMPLETE_SCRIPT, END_SCRIPT],
@@ -29,19 +29,19 @@ def test_an_interrupted_installation_is_completed_without_a_package_to_install()
 
 def test_services_may_start_again_after_a_failed_installation() -> None:
     failed = {"failed": True, "msg": "no such package"}
-    played = play(ActionModule, {"name": ["hello"]}, {APT: [failed]}, FACTS)
+    played = play_action(ActionModule, {"name": ["hello"]}, {APT: [failed]}, FACTS)
     assert played.result == failed
     assert played.scripts == [BEGIN_SCRIPT, COMPLETE_SCRIPT, END_SCRIPT]
 
 
 def test_a_refresh_reads_a_new_repository() -> None:
-    played = play(ActionModule, {"name": ["hello"], "refresh": True}, {APT: [{"changed": True}]}, FACTS)
+    played = play_action(ActionModule, {"name": ["hello"], "refresh": True}, {APT: [{"changed": True}]}, FACTS)
     assert played.result["changed"]
-    assert [given["cache_valid_time"] for _name, given in played.ran] == [0]
+    assert [given["cache_valid_time"] for _name, given in played.module_calls] == [0]
 
 
 def test_check_mode_and_other_package_managers_complete_nothing() -> None:
-    played = play(ActionModule, {"name": ["hello"]}, {}, FACTS, check_mode=True)
-    assert (played.result["changed"], played.ran, played.scripts) == (True, [], [])
-    played = play(ActionModule, {}, {}, {"ansible_facts": {"pkg_mgr": "dnf"}})
-    assert (played.result["changed"], played.ran, played.scripts) == (False, [], [])
+    played = play_action(ActionModule, {"name": ["hello"]}, {}, FACTS, check_mode=True)
+    assert (played.result["changed"], played.module_calls, played.scripts) == (True, [], [])
+    played = play_action(ActionModule, {}, {}, {"ansible_facts": {"pkg_mgr": "dnf"}})
+    assert (played.result["changed"], played.module_calls, played.scripts) == (False, [], [])

@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     reachability_verdicts,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import listener_lifetime
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.test_reachability_verdicts import (
     build_members,
@@ -37,13 +37,13 @@ def variables(number: int = 3, own: str = "n1", **more: Any) -> dict[str, Any]:
     return {"inventory_hostname": own, "ansible_play_hosts_all": machines, **more}
 
 
-def run_listener(host_variables: dict[str, Any], **options: Any) -> Played:
+def run_listener(host_variables: dict[str, Any], **options: Any) -> ActionRun:
     arguments = {"run": "r", "token": "t", "members": build_members(3), **options}
-    return play(reachability_listener.ActionModule, arguments, {LISTENER: [{"changed": False}]}, host_variables)
+    return play_action(reachability_listener.ActionModule, arguments, {LISTENER: [{"changed": False}]}, host_variables)
 
 
-def module_arguments_of(done: Played) -> dict[str, Any]:
-    ((_name, arguments),) = done.ran
+def module_arguments_of(done: ActionRun) -> dict[str, Any]:
+    ((_name, arguments),) = done.module_calls
     return arguments
 
 
@@ -67,21 +67,21 @@ def test_a_listener_stays_for_the_throughput() -> None:
 def test_a_host_that_is_not_a_member_is_left_alone() -> None:
     assert run_listener(variables(own="elsewhere")).result["skipped"]
     arguments = {"run": "r", "token": "t", "members": RECORD}
-    done = play(reachability.ActionModule, arguments, {}, variables(own="elsewhere"))
+    done = play_action(reachability.ActionModule, arguments, {}, variables(own="elsewhere"))
     assert done.result["skipped"]
 
 
 def test_the_layer_determines_the_addresses_of_the_members() -> None:
     for layer, address, check_name in (("mesh", "10.99.0.1", True), ("subnet", "192.168.1.1", False)):
         arguments = {"run": "r", "token": "t", "members": MESHED, "layer": layer, "peers": []}
-        done = play(reachability.ActionModule, arguments, {PROBE: [{"changed": False}]}, variables(2))
+        done = play_action(reachability.ActionModule, arguments, {PROBE: [{"changed": False}]}, variables(2))
         assert (module_arguments_of(done)["address"], module_arguments_of(done)["check_name"]) == (address, check_name)
 
 
 def test_stopping_a_listener_needs_no_members() -> None:
     arguments = {"state": "stopped", "run": "r"}
-    done = play(reachability_listener.ActionModule, arguments, {LISTENER: [{"stopped": True}]}, variables())
-    assert done.ran == [(LISTENER, arguments)]
+    done = play_action(reachability_listener.ActionModule, arguments, {LISTENER: [{"stopped": True}]}, variables())
+    assert done.module_calls == [(LISTENER, arguments)]
 
 
 def test_nothing_is_tested_without_members() -> None:
@@ -104,7 +104,9 @@ def test_each_member_is_a_peer_with_the_ports_of_its_listener() -> None:
     found = healthy_results(3)
     del found["listen"]["n3"]
     arguments = {"members": build_members(3), "registered": "listen"}
-    result = play(reachability_peers.ActionModule, arguments, {}, registered_probes(3, listen=found["listen"])).result
+    result = play_action(
+        reachability_peers.ActionModule, arguments, {}, registered_probes(3, listen=found["listen"])
+    ).result
     assert [peer["machine"] for peer in result["peers"]] == ["n1", "n2", "n3"]
     assert result["peers"][0]["ports"] == found["listen"]["n1"]["ports"]
     assert result["peers"][2]["ports"] == []
@@ -112,13 +114,13 @@ def test_each_member_is_a_peer_with_the_ports_of_its_listener() -> None:
 
 def test_the_pairs_are_judged() -> None:
     arguments = {"members": build_members(3), "run": "r", "registered": {"listen": "listen", "probe": "probe"}}
-    result = play(reachability_verdicts.ActionModule, arguments, {}, registered_probes(3)).result
+    result = play_action(reachability_verdicts.ActionModule, arguments, {}, registered_probes(3)).result
     verdicts = result["verdicts"]
     assert (verdicts["status"], verdicts["layer"], verdicts["run"]) == ("pass", "mesh", "r")
     assert len(verdicts["pairs"]) == 6
     assert result["text"].startswith("from")
     silent = {machine: result for machine, result in healthy_results(3)["probe"].items() if machine != "n3"}
-    verdicts = play(reachability_verdicts.ActionModule, arguments, {}, registered_probes(3, probe=silent)).result[
-        "verdicts"
-    ]
+    verdicts = play_action(
+        reachability_verdicts.ActionModule, arguments, {}, registered_probes(3, probe=silent)
+    ).result["verdicts"]
     assert {pair["status"] for pair in verdicts["pairs"] if pair["from"] == "n3"} != {"pass"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from action_runs import Played, play
+from action_runs import ActionRun, play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action.names import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
@@ -17,9 +17,11 @@ MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} f
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 
 
-def run_names(record: Any, **variables: Any) -> Played:
+def run_names(record: Any, **variables: Any) -> ActionRun:
     given = {"inventory_hostname": "n1", **variables}
-    return play(ActionModule, {"record": record}, {"gpumesh.cluster.names": [{"changed": True, "outdated": []}]}, given)
+    return play_action(
+        ActionModule, {"record": record}, {"gpumesh.cluster.names": [{"changed": True, "outdated": []}]}, given
+    )
 
 
 def test_the_record_can_be_given_by_the_name_of_its_variable() -> None:
@@ -29,9 +31,9 @@ def test_the_record_can_be_given_by_the_name_of_its_variable() -> None:
 
 def test_the_name_of_an_unknown_variable_is_refused() -> None:
     refused = run_names("held")
-    assert refused.ran == [] and "no variable held" in refused.result["msg"]
+    assert refused.module_calls == [] and "no variable held" in refused.result["msg"]
 
 
 def test_an_invalid_record_is_refused_by_value_and_by_name() -> None:
     for refused in (run_names("held", held=["n1"]), run_names(["n1"]), run_names("held", held={"name": "lab"})):
-        assert refused.result["failed"] and refused.ran == []
+        assert refused.result["failed"] and refused.module_calls == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from action_runs import play
+from action_runs import play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action.role_options import ActionModule
 from ansible_collections.gpumesh.cluster.tests.support import task_files
@@ -40,7 +40,7 @@ LAYERS = [role for path in sorted((PLAYBOOKS / "layers").glob("*.yml")) for role
 
 
 def validate_options(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
-    return play(
+    return play_action(
         ActionModule, {"roles": roles}, {}, {"inventory_hostname": "n1", "ansible_play_batch": ["n1"], **variables}
     ).result
 
@@ -95,7 +95,7 @@ def test_an_unknown_role_is_refused() -> None:
 def test_an_option_that_refers_to_a_later_role_is_left_to_that_role(tmp_path: Path) -> None:
     tasks = [{"gpumesh.cluster.role_options": {"roles": ["slurm"]}}]
     run = run_tasks(tmp_path, {"a": {"slurm_conf": "{{ slurm_defaults_of_later }}"}}, {}, tasks)
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
 
 
 @pytest.mark.parametrize("name", ["site", "join", "slurm"])

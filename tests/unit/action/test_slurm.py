@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from action_runs import Played, play, unpacked
+from action_runs import ActionRun, play_action, unpack_files
 from ansible.errors import AnsibleUndefinedVariable
 
 from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
@@ -43,7 +43,7 @@ STOPPING = ("gpumesh.cluster.daemon", "ansible.builtin.file")
 
 def run_slurm_action(
     arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = False, **variables: Any
-) -> Played:
+) -> ActionRun:
     host_variables = {
         "inventory_hostname": "n2",
         "ansible_play_batch": ["n1", "n2"],
@@ -57,12 +57,12 @@ def run_slurm_action(
         "ansible.builtin.apt": [{"changed": True}],
     }
     given["gpumesh.cluster.session"] = [{"changed": True}]
-    return play(ActionModule, {"record": RECORD, **arguments}, given, host_variables, check_mode)
+    return play_action(ActionModule, {"record": RECORD, **arguments}, given, host_variables, check_mode)
 
 
 def module_arguments_of(arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
     """The arguments of the module, after those with which it runs MariaDB."""
-    *_stored, (_module, parameters) = run_slurm_action(arguments, **variables).ran
+    *_stored, (_module, parameters) = run_slurm_action(arguments, **variables).module_calls
     assert [one["state"] for _module, one in _stored] in ([], ["stored"])
     return parameters
 
@@ -133,7 +133,7 @@ def test_more_nodes_than_the_controller_accepts_are_refused() -> None:
     """The controller ignores the last ones, which would wait for it in vain."""
     for state in ("present", "configured", "served"):
         played = run_slurm_action({"state": state}, inventory_hostname="n1", slurm_max_nodes=1)
-        assert played.ran == []
+        assert played.module_calls == []
         assert played.result["msg"] == "Cluster 'lab' has 2 nodes, and slurm_max_nodes is 1. Increase slurm_max_nodes."
     assert module_arguments_of({}, slurm_max_nodes=2)["max_nodes"] == 2
     # Members to which others cannot connect are not nodes.
@@ -152,7 +152,7 @@ def test_an_unresolvable_gres_template_is_not_taken_for_an_empty_one() -> None:
 
 def test_a_machine_outside_the_cluster_is_refused() -> None:
     played = run_slurm_action({}, inventory_hostname="n9")
-    assert played.result["error"]["machine"] == "n9" and played.ran == []
+    assert played.result["error"]["machine"] == "n9" and played.module_calls == []
 
 
 def test_the_health_program_is_kept_while_the_controller_may_run_it() -> None:
@@ -235,11 +235,11 @@ def test_services_that_are_no_longer_wanted_are_stopped() -> None:
         "ansible.builtin.file": [{"changed": True}] * 4,
     }
     here = {"inventory_hostname": "n1", "ansible_play_batch": ["n1", "n2"], "slurm_accounting": False}
-    played = play(ActionModule, {"record": RECORD, "state": "served"}, results, here)
-    steps = [given.get("path") or given.get("name") for module, given in played.ran if module in STOPPING]
+    played = play_action(ActionModule, {"record": RECORD, "state": "served"}, results, here)
+    steps = [given.get("path") or given.get("name") for module, given in played.module_calls if module in STOPPING]
     proxy, daemon = [rest.PROXY_SERVICE, rest.PROXY_DIRECTORY], ["slurmrestd", rest.SOCKET_DIRECTORY, TOKEN_KEY]
     assert steps == [*proxy, *daemon, "slurmdbd", "mariadb", DBD_CONFIG_PATH]
-    assert all(given["state"] == "absent" for module, given in played.ran if module in STOPPING)
+    assert all(given["state"] == "absent" for module, given in played.module_calls if module in STOPPING)
     assert played.result["changed"]
 
 
@@ -248,7 +248,7 @@ NEW_ACCOUNTS = {"changed": True, "commands": ["sacctmgr"], "diff": {"after": "sa
 
 def run_services(
     *results: dict[str, Any], check_mode: bool = False, accounts: dict[str, Any] | None = None, **variables: Any
-) -> Played:
+) -> ActionRun:
     """Run the services of the manager. ``results``: those of the module slurm."""
     module_results = {
         "gpumesh.cluster.slurm": results,
@@ -258,11 +258,11 @@ def run_services(
         "gpumesh.cluster.slurm_database": [{"changed": True}],
     }
     here = {"inventory_hostname": "n1", "ansible_play_batch": ["n1"], "hostvars": {"n1": {}, "n2": {}}, **variables}
-    return play(ActionModule, {"record": RECORD, "state": "served"}, module_results, here, check_mode)
+    return play_action(ActionModule, {"record": RECORD, "state": "served"}, module_results, here, check_mode)
 
 
-def module_states(played: Played) -> list[str]:
-    return [f"{name.rpartition('.')[2]} {given.get('state', '')}".strip() for name, given in played.ran]
+def module_states(played: ActionRun) -> list[str]:
+    return [f"{name.rpartition('.')[2]} {given.get('state', '')}".strip() for name, given in played.module_calls]
 
 
 def test_slurmdbd_starts_after_its_database_exists() -> None:
@@ -278,7 +278,7 @@ def test_slurmdbd_starts_after_its_database_exists() -> None:
 def test_accounts_are_set_once_slurmdbd_knows_the_cluster(given: dict[str, Any]) -> None:
     played = run_services(STORED, UNCHANGED, **given)
     assert module_states(played) == ["slurm stored", "slurm served", "slurm_accounts"]
-    assert played.ran[-1][1] == {
+    assert played.module_calls[-1][1] == {
         "cluster": "lab",
         "qos": given.get("slurm_qos", {}),
         "accounts": given.get("slurm_accounts", {}),
@@ -311,22 +311,22 @@ def test_slurmd_of_a_pod_is_as_new_as_the_library() -> None:
 def test_the_health_program_is_pushed_after_the_packages() -> None:
     lacking = {**UNCHANGED, "outdated": ["gpumesh-node-health"]}
     played = run_slurm_action({}, {**UNCHANGED, "missing": ["slurmd"]}, lacking, {**UNCHANGED, "changed": True})
-    *_earlier, before, after = [given for module, given in played.ran if module == "gpumesh.cluster.slurm"]
-    assert unpacked(after.pop("contents")) == health_program_sources()
+    *_earlier, before, after = [given for module, given in played.module_calls if module == "gpumesh.cluster.slurm"]
+    assert unpack_files(after.pop("contents")) == health_program_sources()
     assert before == after and source_digests(health_program_sources()) == before["digests"]
     assert played.result["changed"]
-    assert "contents" not in run_slurm_action({}, lacking, check_mode=True).ran[-1][1]
+    assert "contents" not in run_slurm_action({}, lacking, check_mode=True).module_calls[-1][1]
     assert module_arguments_of({}, slurm_health_check="")["digests"] == {}
 
 
 def test_missing_packages_are_installed() -> None:
     lacking = {"changed": False, "missing": ["slurmd", "supervisor"]}
     played = run_slurm_action({}, lacking, UNCHANGED)
-    assert [name.rpartition(".")[2] for name, _given in played.ran] == ["slurm", "apt", "slurm"]
-    assert played.ran[1][1]["name"] == ["slurmd", "slurm-client", "supervisor"]
+    assert [name.rpartition(".")[2] for name, _given in played.module_calls] == ["slurm", "apt", "slurm"]
+    assert played.module_calls[1][1]["name"] == ["slurmd", "slurm-client", "supervisor"]
     assert played.result == {**UNCHANGED, "changed": True}
     would = run_slurm_action({}, {**lacking, "changed": True}, check_mode=True)
-    assert len(would.ran) == 1 and would.result["changed"]
+    assert len(would.module_calls) == 1 and would.result["changed"]
     assert (
         "slurmd cannot be found"
         in run_slurm_action({}, lacking, {"changed": False, "missing": ["slurmd"]}).result["msg"]
@@ -340,7 +340,7 @@ def test_settings_that_the_role_relies_on_are_refused_before_anything_changes() 
         {"slurm_accounts": {"a": {"Description": "x|y"}}},
     ):
         played = run_slurm_action({"state": "configured"}, inventory_hostname="n1", **variables)
-        assert played.result["failed"] and played.ran == []
+        assert played.result["failed"] and played.module_calls == []
         assert "secret" not in str(played.result)
 
 
@@ -349,11 +349,11 @@ def test_a_removal_needs_no_record() -> None:
 
 
 def test_the_files_of_disabled_sessions_are_removed() -> None:
-    assert [module for module, _given in run_slurm_action({}, UNCHANGED).ran] == ["gpumesh.cluster.slurm"]
+    assert [module for module, _given in run_slurm_action({}, UNCHANGED).module_calls] == ["gpumesh.cluster.slurm"]
     on = run_slurm_action({}, {**UNCHANGED, "sessions": True}, session_enabled=True)
-    assert [module for module, _given in on.ran] == ["gpumesh.cluster.slurm"]
+    assert [module for module, _given in on.module_calls] == ["gpumesh.cluster.slurm"]
     off = run_slurm_action({}, {**UNCHANGED, "sessions": True})
-    assert off.ran[1] == ("gpumesh.cluster.session", {"state": "absent"})
+    assert off.module_calls[1] == ("gpumesh.cluster.session", {"state": "absent"})
     assert off.result["changed"]
 
 

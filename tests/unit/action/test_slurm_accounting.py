@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from action_runs import Played, play
+from action_runs import ActionRun, play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action import slurm_accounting, slurm_state, slurm_state_info
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
@@ -46,17 +46,19 @@ def module_results(database: bool = False, others: Sequence[str] = (), there: Se
     }
 
 
-def run_accounting(state: str, check_mode: bool = False, **options: Any) -> Played:
-    return play(slurm_accounting.ActionModule, {"state": state}, module_results(**options), HOST_VARIABLES, check_mode)
+def run_accounting(state: str, check_mode: bool = False, **options: Any) -> ActionRun:
+    return play_action(
+        slurm_accounting.ActionModule, {"state": state}, module_results(**options), HOST_VARIABLES, check_mode
+    )
 
 
-def modules_with_states(played: Played) -> list[tuple[str, str]]:
+def modules_with_states(played: ActionRun) -> list[tuple[str, str]]:
     """The modules that ran, each with its state."""
-    return [(name.rpartition(".")[2], str(given.get("state", ""))) for name, given in played.ran]
+    return [(name.rpartition(".")[2], str(given.get("state", ""))) for name, given in played.module_calls]
 
 
-def arguments_of(played: Played, module: str) -> Mapping[str, Any]:
-    (found,) = [arguments for name, arguments in played.ran if name.endswith(f".{module}")]
+def arguments_of(played: ActionRun, module: str) -> Mapping[str, Any]:
+    (found,) = [arguments for name, arguments in played.module_calls if name.endswith(f".{module}")]
     return found
 
 
@@ -72,7 +74,7 @@ def test_the_account_is_created_before_the_database_is_created_and_loaded() -> N
     assert arguments_of(made, "mysql_user")["plugin"] == "unix_socket" and "password" not in arguments_of(
         made, "mysql_user"
     )
-    assert {one.get("login_unix_socket", one.get("socket", SOCKET)) for _name, one in made.ran} == {SOCKET}
+    assert {one.get("login_unix_socket", one.get("socket", SOCKET)) for _name, one in made.module_calls} == {SOCKET}
     assert made.result["changed"]
 
 
@@ -102,7 +104,7 @@ def test_a_missing_mariadb_is_installed() -> None:
     said = module_results()
     said["gpumesh.cluster.slurm"].insert(0, {"changed": False, "missing": ["mariadbd"]})
     said["ansible.builtin.apt"] = [CHANGED]
-    played = play(slurm_accounting.ActionModule, {}, said, HOST_VARIABLES)
+    played = play_action(slurm_accounting.ActionModule, {}, said, HOST_VARIABLES)
     assert arguments_of(played, "apt")["name"] == ["slurmdbd", "mariadb-server", "python3-pymysql"]
     assert played.result["changed"]
 
@@ -121,10 +123,10 @@ def test_a_queue_is_retired_after_its_daemons_and_its_accounting(
     keep: bool, there: list[bool], accounting: list[str]
 ) -> None:
     arguments = {"state": "retired", "keep": keep}
-    played = play(slurm_state.ActionModule, arguments, module_results(there=there), HOST_VARIABLES)
+    played = play_action(slurm_state.ActionModule, arguments, module_results(there=there), HOST_VARIABLES)
     ran = [(name, state) for name, state in modules_with_states(played) if name != "stat"]
     assert ran[:4] == [("daemon", "absent")] * 4
-    assert [one["name"] for name, one in played.ran if name.endswith(".daemon")][:4] == [
+    assert [one["name"] for name, one in played.module_calls if name.endswith(".daemon")][:4] == [
         "stunnel@gpumesh-rest",
         "slurmrestd",
         "slurmctld",
@@ -142,7 +144,7 @@ def test_a_handover_to_the_manager_itself_is_ignored() -> None:
     here = {**HOST_VARIABLES, "inventory_hostname": "n2", "groups": {"all": ["n1", "n2"]}}
     found = {"changed": False, "in_use": False, "marker": None, "is_node": True}
     for former_manager, query in (("n2", "n1"), ("n1", "n1"), ("", "n1")):
-        played = play(
+        played = play_action(
             slurm_state_info.ActionModule,
             {"record": HANDED_OVER},
             {"gpumesh.cluster.slurm_state_info": [found]},

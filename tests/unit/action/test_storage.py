@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action.storage import ActionModule
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action
 
 NAME = "gpumesh.cluster.storage"
 VOLUME = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
@@ -55,7 +55,7 @@ def run_storage(
     volumes: Sequence[dict[str, Any]] | None = None,
     force: bool = False,
     **options: Any,
-) -> Played:
+) -> ActionRun:
     """Run the action on a member. ``hosts``: those of the play. ``skipped``: the userspace-only members.
 
     ``volumes``: those to preview. ``options``: others of the role.
@@ -70,13 +70,13 @@ def run_storage(
         **options,
     }
     modules = {NAME: results, f"ansible.builtin.{manager}": [{"changed": True}]}
-    return play(ActionModule, {"record": RECORD, "preview": volumes is not None}, modules, variables, check_mode)
+    return play_action(ActionModule, {"record": RECORD, "preview": volumes is not None}, modules, variables, check_mode)
 
 
 def test_the_host_receives_only_its_volumes() -> None:
     played = run_storage(STORAGE_RESULT, force=True, storage_server="ganesha")
     assert played.result == STORAGE_RESULT
-    ((name, given),) = played.ran
+    ((name, given),) = played.module_calls
     assert name == NAME
     assert "record" not in given
     assert (given["force"], given["server"], given["serves"]) == (True, "ganesha", False)
@@ -84,11 +84,11 @@ def test_the_host_receives_only_its_volumes() -> None:
 
 
 def test_given_volumes_are_compared_before_they_are_recorded() -> None:
-    assert run_storage(STORAGE_RESULT, volumes=[]).ran[0][1]["mounts"] == []
+    assert run_storage(STORAGE_RESULT, volumes=[]).module_calls[0][1]["mounts"] == []
     # A form may leave fields empty.
-    given = run_storage(STORAGE_RESULT, host="n1", volumes=[{**VOLUME, "mount_point": "/data", "quota": None}]).ran[0][
-        1
-    ]
+    given = run_storage(
+        STORAGE_RESULT, host="n1", volumes=[{**VOLUME, "mount_point": "/data", "quota": None}]
+    ).module_calls[0][1]
     assert [mount["mount_point"] for mount in given["mounts"]] == ["/data"]
     assert given["quotas"] == []
 
@@ -97,7 +97,7 @@ def test_invalid_volumes_are_refused_before_the_module_runs() -> None:
     played = run_storage(volumes=[{**VOLUME, "server": "n9"}])
     assert played.result["failed"]
     assert "The server 'n9' of volume 'data' is not among the members" in played.result["msg"]
-    assert played.ran == []
+    assert played.module_calls == []
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_invalid_volumes_are_refused_before_the_module_runs() -> None:
 )
 def test_no_volume_is_withdrawn_from_members_outside_the_play(volumes: list[dict[str, Any]]) -> None:
     refused = run_storage(host="n1", hosts=["n1"], volumes=volumes)
-    assert refused.ran == []
+    assert refused.module_calls == []
     assert refused.result["msg"].startswith("Not in this play, or unreachable: n2. Volume data may be in use there")
     assert "cluster_force=true" in refused.result["msg"]
     assert refused.result["error"]["machines"] == ["n2"]
@@ -142,8 +142,8 @@ def test_a_change_without_a_withdrawn_export_needs_only_its_hosts() -> None:
 def test_missing_packages_are_installed(manager: str, packages: list[str]) -> None:
     played = run_storage({"changed": True, "missing": ["client", "quota"]}, STORAGE_RESULT, manager=manager)
     assert played.result == STORAGE_RESULT
-    assert [name for name, _given in played.ran] == [NAME, f"ansible.builtin.{manager}", NAME]
-    assert played.ran[1][1]["name"] == packages
+    assert [name for name, _given in played.module_calls] == [NAME, f"ansible.builtin.{manager}", NAME]
+    assert played.module_calls[1][1]["name"] == packages
 
 
 def test_nothing_is_installed_in_check_mode() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from action_runs import Played, play
+from action_runs import ActionRun, play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action import mesh, mesh_paths, tailscale, tailscale_device
 
@@ -51,13 +51,15 @@ def variables_of(host: str, **variables: Any) -> dict[str, Any]:
     return {"inventory_hostname": host, "ansible_play_batch": ["t1", "t2"], "hostvars": hosts, **variables}
 
 
-def run_tailscale(*results: dict[str, Any], variables: dict[str, Any] | None = None, **given: Any) -> Played:
-    return play(tailscale.ActionModule, {"record": RECORD, **given}, {MODULE: results}, variables or variables_of("t2"))
+def run_tailscale(*results: dict[str, Any], variables: dict[str, Any] | None = None, **given: Any) -> ActionRun:
+    return play_action(
+        tailscale.ActionModule, {"record": RECORD, **given}, {MODULE: results}, variables or variables_of("t2")
+    )
 
 
 def test_a_logged_in_host_does_not_receive_the_key() -> None:
     played = run_tailscale(LOGGED_IN, auth_key="secret")
-    ((_name, given),) = played.ran
+    ((_name, given),) = played.module_calls
     assert given == {"hostname": "t2", "ephemeral": False, "peers": ["100.64.0.1"], "login": False}
     assert played.result["ready"] is True
     assert played.result["registration"] == {"machine": "t2", "mesh": {"address": "100.64.0.2"}}
@@ -65,7 +67,10 @@ def test_a_logged_in_host_does_not_receive_the_key() -> None:
 
 def test_a_host_receives_the_key_only_if_it_needs_to_log_in() -> None:
     played = run_tailscale(LOGGED_OUT, {**LOGGED_IN, "changed": True}, auth_key="secret")
-    assert [(given["login"], given.get("auth_key")) for _name, given in played.ran] == [(False, None), (True, "secret")]
+    assert [(given["login"], given.get("auth_key")) for _name, given in played.module_calls] == [
+        (False, None),
+        (True, "secret"),
+    ]
     assert played.result["changed"] is True
 
 
@@ -80,7 +85,7 @@ def test_a_missing_key_file_is_named_if_the_key_is_needed() -> None:
 def test_a_host_with_different_tags_logs_in_again_if_there_is_a_key(key: str | None, calls: int) -> None:
     other = {**LOGGED_IN, "tags_differ": True}
     played = run_tailscale(other, other, **({"auth_key": key} if key else {}))
-    assert len(played.ran) == calls
+    assert len(played.module_calls) == calls
     assert played.result["ready"] is False
 
 
@@ -89,31 +94,31 @@ def test_a_host_with_different_tags_logs_in_again_if_there_is_a_key(key: str | N
 )
 def test_an_expiring_key_is_renewed_on_request(given: dict[str, Any], calls: int) -> None:
     played = run_tailscale({**LOGGED_IN, "renewal_due": True}, {**LOGGED_IN, "changed": True}, **given)
-    assert [sent.get("auth_key") for _name, sent in played.ran] == [None, "secret"][:calls]
+    assert [sent.get("auth_key") for _name, sent in played.module_calls] == [None, "secret"][:calls]
     assert played.result["renewal_due"] is (calls == 1)
 
 
 def test_without_login_the_host_reports_that_a_login_is_needed() -> None:
     played = run_tailscale(LOGGED_OUT, auth_key="secret", login=False)
-    assert len(played.ran) == 1
+    assert len(played.module_calls) == 1
     assert played.result["login_needed"] is True
     assert "registration" not in played.result
 
 
 def test_a_host_is_not_logged_in_with_its_settings() -> None:
-    played = play(
+    played = play_action(
         mesh.ActionModule, {"record": RECORD}, {MODULE: [LOGGED_OUT]}, variables_of("t2", mesh_auth_key="secret")
     )
-    ((_name, given),) = played.ran
+    ((_name, given),) = played.module_calls
     assert given == {"hostname": "t2", "ephemeral": False, "peers": ["100.64.0.1"], "login": False}
     assert played.result["ready"] is False
-    played = play(mesh.ActionModule, {"record": RECORD}, {MODULE: [LOGGED_IN]}, variables_of("t2"))
+    played = play_action(mesh.ActionModule, {"record": RECORD}, {MODULE: [LOGGED_IN]}, variables_of("t2"))
     assert played.result == run_tailscale(LOGGED_IN).result
 
 
 def test_the_options_of_the_role_are_passed_to_the_module() -> None:
     role = {"mesh_tags": [], "mesh_ssh": False, "mesh_login_server": "", "mesh_hostname": "other"}
-    ((_name, given),) = run_tailscale(LOGGED_IN, variables=variables_of("t2", **role)).ran
+    ((_name, given),) = run_tailscale(LOGGED_IN, variables=variables_of("t2", **role)).module_calls
     settings = {"hostname": "other", "ephemeral": False, "tags": [], "ssh": False}
     assert given == {**settings, "peers": ["100.64.0.1"], "login": False}
 
@@ -162,42 +167,44 @@ def test_a_pod_is_ready_once_its_proxy_listens_on_the_configured_port() -> None:
 
 
 def test_a_removal_takes_one_module_and_no_key() -> None:
-    played = play(tailscale.ActionModule, {"state": "absent"}, {MODULE: [{"changed": True}]}, variables_of("t2"))
-    assert played.ran == [(MODULE, {"state": "absent"})]
+    played = play_action(tailscale.ActionModule, {"state": "absent"}, {MODULE: [{"changed": True}]}, variables_of("t2"))
+    assert played.module_calls == [(MODULE, {"state": "absent"})]
 
 
-def run_device(host: str, **given: Any) -> Played:
+def run_device(host: str, **given: Any) -> ActionRun:
     variables = variables_of(host, mesh_api_key="secret")
-    return play(tailscale_device.ActionModule, {"record": RECORD, **given}, {DEVICE: [{"changed": True}]}, variables)
+    return play_action(
+        tailscale_device.ActionModule, {"record": RECORD, **given}, {DEVICE: [{"changed": True}]}, variables
+    )
 
 
 def test_the_device_is_found_by_the_address_in_the_record() -> None:
     played = run_device("t1", state="absent", address="100.64.0.99")
     wanted = {"address": "100.64.0.1", "name": "t1", "api_key": "secret", "state": "absent"}
-    assert played.ran == [(DEVICE, wanted)]
+    assert played.module_calls == [(DEVICE, wanted)]
 
 
 def test_the_device_of_another_machine_is_found_by_the_name_of_that_machine() -> None:
     left = [{"machine": "t3", "mesh": {"address": "100.64.0.3"}}]
-    ((_name, given),) = run_device("t1", machine="t3", former_members=left, state="absent").ran
+    ((_name, given),) = run_device("t1", machine="t3", former_members=left, state="absent").module_calls
     assert (given["address"], given["name"]) == ("100.64.0.3", "third")
 
 
 def test_a_reported_address_is_used_only_if_the_record_has_none() -> None:
-    ((_name, given),) = run_device("t2", address="100.64.0.2", state="absent").ran
+    ((_name, given),) = run_device("t2", address="100.64.0.2", state="absent").module_calls
     assert given["address"] == "100.64.0.2"
     assert run_device("t2", state="absent").result["skipped"] is True
 
 
 def test_the_tags_of_a_device_are_those_of_the_role() -> None:
     variables = variables_of("t1", mesh_api_key="secret", mesh_tags=["tag:gpu"])
-    played = play(tailscale_device.ActionModule, {"record": RECORD}, {DEVICE: [{"changed": True}]}, variables)
-    assert played.ran[0][1]["tags"] == ["tag:gpu"]
+    played = play_action(tailscale_device.ActionModule, {"record": RECORD}, {DEVICE: [{"changed": True}]}, variables)
+    assert played.module_calls[0][1]["tags"] == ["tag:gpu"]
 
 
 def test_the_paths_of_all_hosts_are_combined() -> None:
     way = {"path": "direct", "endpoint": "192.0.2.1:41641", "relay": ""}
     variables = variables_of("t1")
     variables["hostvars"]["t2"]["probed"] = {"peers": {"100.64.0.1": way}}
-    played = play(mesh_paths.ActionModule, {"record": RECORD, "registered": "probed"}, {}, variables)
+    played = play_action(mesh_paths.ActionModule, {"record": RECORD, "registered": "probed"}, {}, variables)
     assert played.result["paths"] == [{"from": "t2", "to": "t1", "path": "direct", "by": "192.0.2.1:41641"}]

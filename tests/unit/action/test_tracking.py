@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import job
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking as derived
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import desired_parameters as firewall
 from ansible_collections.gpumesh.cluster.tests.support import certificates
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": f"n{number}", "address": f"10.0.0.{number}", "interface": "eth0"} for number in (1, 2)]
@@ -37,26 +37,26 @@ TRACKING_ON = plan.set_tracking(TRACKING_OFF, {"server": "n2"}).record
 TRACKING_WITH_TLS = plan.set_tracking(TRACKING_OFF, {"server": "n2", "tls": True}).record
 MODULE = "gpumesh.cluster.tracking"
 COLLECTION = Path(__file__).resolve().parents[3]
-WITH_OPENSSL = pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+WITH_OPENSSL = pytest.mark.skipif(certificates.OPENSSL_MISSING, reason="not checked: there is no openssl")
 UNCHANGED = {"changed": False, "missing": [], "leftover": False}
 
 
 def run_tracking(
     machine: str = "n2", record: Any = TRACKING_ON, arguments: dict[str, Any] | None = None, **options: Any
-) -> Played:
+) -> ActionRun:
     """Run the action on a host. ``options``: those of the role, without its name."""
     variables = {"inventory_hostname": machine, **{f"tracking_{name}": value for name, value in options.items()}}
-    return play(tracking.ActionModule, {"record": record, **(arguments or {})}, {MODULE: [UNCHANGED]}, variables)
+    return play_action(tracking.ActionModule, {"record": record, **(arguments or {})}, {MODULE: [UNCHANGED]}, variables)
 
 
-def module_arguments_of(run: Played) -> dict[str, Any]:
-    ((_module, parameters),) = run.ran
+def module_arguments_of(run: ActionRun) -> dict[str, Any]:
+    ((_module, parameters),) = run.module_calls
     return parameters
 
 
 def derive_settings(record: Any, start: bool = False, **options: Any) -> Any:
     variables = {"inventory_hostname": "n1", **{f"tracking_{name}": value for name, value in options.items()}}
-    return play(tracking_settings.ActionModule, {"record": record, "start": start}, {}, variables).result
+    return play_action(tracking_settings.ActionModule, {"record": record, "start": start}, {}, variables).result
 
 
 def test_only_the_member_named_in_the_record_serves() -> None:
@@ -70,9 +70,10 @@ def test_missing_packages_are_installed_on_debian() -> None:
     lacking = {**UNCHANGED, "missing": ["postgresql"]}
     apt = {"ansible.builtin.apt": [{"changed": True}], MODULE: [lacking, UNCHANGED]}
     variables = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}}
-    run = play(tracking.ActionModule, {"record": TRACKING_ON, "state": "installed"}, apt, variables)
+    run = play_action(tracking.ActionModule, {"record": TRACKING_ON, "state": "installed"}, apt, variables)
     assert (
-        run.result["changed"] and [given.get("state") for name, given in run.ran if name == MODULE] == ["installed"] * 2
+        run.result["changed"]
+        and [given.get("state") for name, given in run.module_calls if name == MODULE] == ["installed"] * 2
     )
 
 
@@ -151,7 +152,7 @@ def test_the_record_has_the_certificates_that_the_server_has_made(
     hostvars = {"n1": {"certified": {"certificates": None}}, "n2": {"certified": {"certificates": made}}}
     variables = {"inventory_hostname": "n1", "ansible_play_batch": ["n1", "n2"], "hostvars": hostvars}
     given = {"record": record, "settings": wanted, "registered": "certified"}
-    assert play(tracking_settings.ActionModule, given, {}, variables).result["settings"] == settings
+    assert play_action(tracking_settings.ActionModule, given, {}, variables).result["settings"] == settings
 
 
 def test_members_trust_the_certificates_in_the_record(tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_a_failure_on_one_host_stops_the_change_on_all(action: Any, given: dict[
     def agree(machine: str, result: dict[str, Any]) -> Any:
         hostvars = {"n1": {"tried": {"changed": False}}, "n2": {"tried": result}}
         variables = {"inventory_hostname": machine, "ansible_play_batch": ["n1", "n2"], "hostvars": hostvars}
-        return play(action.ActionModule, {"registered": "tried", **given}, {}, variables)
+        return play_action(action.ActionModule, {"registered": "tried", **given}, {}, variables)
 
     for machine in ("n1", "n2"):
         refused = agree(machine, {"failed": True, "msg": "pip cannot install MLflow."}).result
@@ -255,7 +256,7 @@ def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
         hosts = {"ansible_play_batch": list(present), "hostvars": {"n1": {}, "n2": {}}}
         variables = {"inventory_hostname": "n1", **hosts, **more}
         given = {"record": TRACKING_MOVED, "former_server": "n2", "registered": "preview"}
-        return play(tracking_change.ActionModule, given, {}, variables).result
+        return play_action(tracking_change.ActionModule, given, {}, variables).result
 
     assert move("n1", "n2")["moved_from"] == "n2"
     assert move("n1")["failed"]
@@ -281,7 +282,7 @@ def test_a_relative_path_starts_at_the_working_directory_or_the_playbook_of_the_
 
 @WITH_OPENSSL
 def test_each_file_is_sent_only_to_the_hosts_that_need_it(tmp_path: Path) -> None:
-    made, key = certificates.self_signed(tmp_path, "n2")
+    made, key = certificates.create_self_signed(tmp_path, "n2")
     (tmp_path / "users").write_text("# x\nadmin:the-admins-secret\nbob:\n", encoding="utf-8")
     given = {"users_file": str(tmp_path / "users"), "certificate_file": str(made), "key_file": str(key)}
     own, other = (
@@ -305,7 +306,7 @@ def test_each_file_is_sent_only_to_the_hosts_that_need_it(tmp_path: Path) -> Non
 
 @WITH_OPENSSL
 def test_a_private_key_in_a_certificate_file_is_sent_only_to_the_server(tmp_path: Path) -> None:
-    made, key = certificates.self_signed(tmp_path, "n2")
+    made, key = certificates.create_self_signed(tmp_path, "n2")
     combined = tmp_path / "combined.pem"
     combined.write_text(key.read_text() + made.read_text())
     given = {"certificate_file": str(combined), "key_file": str(combined)}
@@ -325,10 +326,10 @@ def test_a_private_key_in_a_certificate_file_is_sent_only_to_the_server(tmp_path
 @WITH_OPENSSL
 @pytest.mark.parametrize("machine", ["n1", "n2"])
 def test_an_unusable_certificate_is_not_sent(tmp_path: Path, machine: str) -> None:
-    made, key = certificates.self_signed(tmp_path, "n1")
+    made, key = certificates.create_self_signed(tmp_path, "n1")
     run = run_tracking(machine, TRACKING_WITH_TLS, certificate_file=str(made), key_file=str(key))
     assert f"tracking_certificate_file: {made} is not for the name 'n2'" in run.result["msg"]
-    assert not run.ran
+    assert not run.module_calls
 
 
 @pytest.mark.parametrize(
@@ -374,7 +375,7 @@ def test_only_the_server_writes_a_run_for_the_check() -> None:
         name = "gpumesh.cluster.tracking_test"
         given = {"record": TRACKING_WITH_TLS}
         return module_arguments_of(
-            play(tracking_test.ActionModule, given, {name: [{}]}, {"inventory_hostname": machine})
+            play_action(tracking_test.ActionModule, given, {name: [{}]}, {"inventory_hostname": machine})
         )
 
     assert (test("n2")["write"], test("n1")["write"]) == (True, False)

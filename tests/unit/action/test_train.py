@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import train, train_run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import program_sources
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play, unpacked
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action, unpack_files
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 MEMBERS = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
@@ -35,9 +35,9 @@ def run_result(state: str, action: str = "attached", changed: bool = False) -> d
     return {"changed": changed, "action": action, **shown}
 
 
-def run_train(*results: dict[str, Any], **options: Any) -> Played:
+def run_train(*results: dict[str, Any], **options: Any) -> ActionRun:
     arguments = {"record": RECORD, "name": "nano", "command": "true", **options}
-    return play(train_run.ActionModule, arguments, {RUN: results[:1], INFO: results[1:]}, HOST_VARIABLES)
+    return play_action(train_run.ActionModule, arguments, {RUN: results[:1], INFO: results[1:]}, HOST_VARIABLES)
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +46,13 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_program_receives_the_writable_volumes() -> None:
-    played = play(
+    played = play_action(
         train.ActionModule,
         {"record": RECORD},
         {MODULE: [UNCHANGED]},
         {**HOST_VARIABLES, "train_stage_dir": "/scratch"},
     )
-    ((module, given),) = played.ran
+    ((module, given),) = played.module_calls
     assert given.pop("digests") == source_digests(program_sources())
     wanted = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_dir": "/scratch"}
     assert (module, given) == (MODULE, wanted)
@@ -60,22 +60,24 @@ def test_the_program_receives_the_writable_volumes() -> None:
 
 def test_outdated_files_are_pushed() -> None:
     first = {"changed": False, "outdated": ["gpumesh-trace", "gpumesh_run.py"]}
-    played = play(
+    played = play_action(
         train.ActionModule, {"record": RECORD}, {MODULE: [first, {**UNCHANGED, "changed": True}]}, HOST_VARIABLES
     )
-    (_module, before), (_again, after) = played.ran
-    sent = unpacked(after.pop("contents"))
+    (_module, before), (_again, after) = played.module_calls
+    sent = unpack_files(after.pop("contents"))
     assert (before, played.result) == (after, {**UNCHANGED, "changed": True})
     assert sent == {name: program_sources()[name] for name in first["outdated"]}
     # In check mode, the first result is the answer.
     found = {**first, "changed": True}
-    would = play(train.ActionModule, {"record": RECORD}, {MODULE: [found]}, HOST_VARIABLES, check_mode=True)
-    assert (would.result, len(would.ran)) == (found, 1)
+    would = play_action(train.ActionModule, {"record": RECORD}, {MODULE: [found]}, HOST_VARIABLES, check_mode=True)
+    assert (would.result, len(would.module_calls)) == (found, 1)
 
 
 def test_a_removal_sends_no_digests() -> None:
     given = {"record": RECORD, "state": "absent"}
-    ((_module, parameters),) = play(train.ActionModule, given, {MODULE: [UNCHANGED]}, HOST_VARIABLES).ran
+    ((_module, parameters),) = play_action(
+        train.ActionModule, given, {MODULE: [UNCHANGED]}, HOST_VARIABLES
+    ).module_calls
     assert (parameters["state"], parameters["digests"]) == ("absent", {})
 
 
@@ -84,8 +86,8 @@ def test_a_pod_receives_no_volumes() -> None:
     mesh = {"backend": "tailscale"}
     empty = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", mesh, members, STAMP), STAMP)
     given = {"record": plan.set_storage(empty, VOLUMES).record}
-    played = play(train.ActionModule, given, {MODULE: [UNCHANGED]}, HOST_VARIABLES)
-    ((_module, given),) = played.ran
+    played = play_action(train.ActionModule, given, {MODULE: [UNCHANGED]}, HOST_VARIABLES)
+    ((_module, given),) = played.module_calls
     assert given["volumes"] == []
 
 
@@ -95,17 +97,17 @@ def test_a_run_uses_the_volumes_of_the_manager_even_if_the_first_host_is_a_pod()
     empty = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", mesh, [*MEMBERS, pod], STAMP), STAMP)
     given = {"record": plan.set_storage(empty, VOLUMES).record, "name": "nano", "command": "true"}
     first = {"inventory_hostname": "a1"}
-    played = play(train_run.ActionModule, given, {RUN: [run_result("finished")]}, first, delegate_to="n1")
-    assert [parameters["volumes"] for _module, parameters in played.ran] == [["/mnt/shared"]]
-    played = play(train_run.ActionModule, given, {RUN: [run_result("finished")]}, first)
-    assert [parameters["volumes"] for _module, parameters in played.ran] == [[]]
+    played = play_action(train_run.ActionModule, given, {RUN: [run_result("finished")]}, first, delegate_to="n1")
+    assert [parameters["volumes"] for _module, parameters in played.module_calls] == [["/mnt/shared"]]
+    played = play_action(train_run.ActionModule, given, {RUN: [run_result("finished")]}, first)
+    assert [parameters["volumes"] for _module, parameters in played.module_calls] == [[]]
 
 
 def test_a_run_is_followed_until_it_ends() -> None:
     played = run_train(run_result("queued", "started", changed=True), run_result("running"), run_result("finished"))
     shown = [played.result[key] for key in ("changed", "action", "summary")]
     assert shown == [True, "started", "nano: finished"]
-    (started, parameters), *later = played.ran
+    (started, parameters), *later = played.module_calls
     assert (started, parameters["volumes"]) == (RUN, ["/mnt/shared"])
     assert later == [(INFO, {"folder": "/mnt/shared/nano"})] * 2
 
@@ -134,4 +136,4 @@ def test_a_run_that_fails_fails_the_task() -> None:
 def test_without_wait_the_run_is_not_followed() -> None:
     played = run_train(run_result("queued", "started", changed=True), wait=False)
     assert played.result["changed"] and not played.result.get("failed")
-    assert len(played.ran) == 1
+    assert len(played.module_calls) == 1

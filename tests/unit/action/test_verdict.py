@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action.verdict import ActionModule
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play_action
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 
@@ -48,7 +48,7 @@ def run_verdict(
         **variables,
     }
     arguments = {"record": RECORD, "registered": REGISTERED}
-    return play(ActionModule, arguments, {}, play_variables).result
+    return play_action(ActionModule, arguments, {}, play_variables).result
 
 
 def statuses_of_check(result: dict[str, Any], name: str) -> dict[str | None, str]:
@@ -131,7 +131,7 @@ def test_userspace_only_members_are_skipped(tmp_path: Path) -> None:
 
 def test_check_mode_judges_nothing_and_needs_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {"record": "cluster_record", "registered": REGISTERED}
-    result = play(ActionModule, arguments, {}, {}, check_mode=True).result
+    result = play_action(ActionModule, arguments, {}, {}, check_mode=True).result
     text = "Check mode: nothing was changed, so the check was not performed."
     assert result == {"changed": False, "text": text}
     assert text in capsys.readouterr().out

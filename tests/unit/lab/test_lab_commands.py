@@ -18,11 +18,11 @@ from lab_commands import run_command
 
 @pytest.fixture(autouse=True)
 def _no_containers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lab_commands, "enter_argv", lambda container: ["env", "PYTHONCOERCECLOCALE=0"])
+    monkeypatch.setattr(lab_commands, "build_exec_command", lambda container: ["env", "PYTHONCOERCECLOCALE=0"])
     free: dict[str, list[object]] = {}
-    monkeypatch.setattr(lab_commands, "_free", free)
+    monkeypatch.setattr(lab_commands, "_free_servers", free)
     yield
-    lab_commands._end_all()
+    lab_commands._end_servers()
 
 
 def shell(script: str, timeout: float = 240) -> tuple[int, bytes, bytes]:

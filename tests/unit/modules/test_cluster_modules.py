@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from module_runs import result_of, start
+from module_runs import read_result, start_module
 
 
 def run(module: str, **arguments: Any) -> dict[str, Any]:
-    return result_of(start(module, arguments))
+    return read_result(start_module(module, arguments))
 
 
 def entry(number: int) -> dict[str, Any]:
@@ -131,10 +131,10 @@ def test_twenty_machines_join_at_once(folder: str, lab: dict[str, Any]) -> None:
     """Twenty processes: all machines are in, each is one generation, and the history mentions each once."""
     numbers = range(2, 22)
     processes = [
-        start("cluster_member", {"cluster": "lab", "path": folder, "members": [entry(n)], "lock_timeout": 60})
+        start_module("cluster_member", {"cluster": "lab", "path": folder, "members": [entry(n)], "lock_timeout": 60})
         for n in numbers
     ]
-    results = [result_of(process) for process in processes]
+    results = [read_result(process) for process in processes]
     assert all(result["changed"] for result in results), results
     record = run("cluster_info", path=folder)["clusters"][0]
     assert {member["machine"] for member in record["members"]} == {f"n{number}" for number in range(1, 22)}

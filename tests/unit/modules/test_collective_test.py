@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from module_runs import result_of, start
+from module_runs import read_result, start_module
 
 FIXTURES = Path(__file__).parents[1] / "module_utils" / "_checks" / "collective" / "fixtures"
 MODULE = Path(__file__).parents[3] / "plugins" / "modules" / "collective_test.py"
@@ -48,7 +48,7 @@ class Stage:
     def run(self, **arguments: Any) -> dict[str, Any]:
         module_options = {"path": str(self.folder / "build"), "timeout": 60, **arguments}
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        return result_of(start("collective_test", module_options, environment))
+        return read_result(start_module("collective_test", module_options, environment))
 
 
 @pytest.fixture(name="stage")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from module_runs import result_of, start, write_programs
+from module_runs import read_result, start_module, write_programs
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
@@ -31,7 +31,7 @@ OTHER_KEY = base64.b64encode(bytes(range(1, 65))).decode()
 def run_module(module: str, programs: Path, **arguments: Any) -> dict[str, Any]:
     """The result of a module on a host with these programs."""
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    return result_of(start(module, arguments, environment))
+    return read_result(start_module(module, arguments, environment))
 
 
 @pytest.fixture(name="given")

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from module_runs import result_of, start, write_programs
+from module_runs import read_result, start_module, write_programs
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import (
     RunRequest,
@@ -44,14 +44,16 @@ def test_a_run_is_shown_and_never_resumed(
     folder.write_submission(Submission("token", 41))
     folder.write(TrainingRun("nano", run_state, "token", 41))
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.path.iterdir())
-    shown = result_of(start("train_run_info", {"folder": str(folder.path)}, environment_with(tmp_path, squeue)))
+    shown = read_result(
+        start_module("train_run_info", {"folder": str(folder.path)}, environment_with(tmp_path, squeue))
+    )
     assert (shown["changed"], shown["ended"], shown["summary"]) == (False, ended, summary)
     assert shown["folder"] == str(folder.path)
     assert sorted((path.name, path.stat().st_mtime_ns) for path in folder.path.iterdir()) == before
 
 
 def test_a_run_that_is_gone_is_named(tmp_path: Path) -> None:
-    refused = result_of(start("train_run_info", {"folder": str(tmp_path / "none")}, dict(os.environ)))
+    refused = read_result(start_module("train_run_info", {"folder": str(tmp_path / "none")}, dict(os.environ)))
     assert refused["failed"] and f"There is no run in {tmp_path}/none." in refused["msg"]
 
 
@@ -65,7 +67,9 @@ def test_a_run_that_is_gone_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_session_is_shown_by_its_job(tmp_path: Path, squeue: str, state: str, reason: str) -> None:
-    shown = result_of(start("session_run_info", {"name": "demo", "job": 7}, environment_with(tmp_path, squeue)))
+    shown = read_result(
+        start_module("session_run_info", {"name": "demo", "job": 7}, environment_with(tmp_path, squeue))
+    )
     assert (shown["changed"], shown["job"]) == (False, 7)
     assert (shown["session_state"], shown["reason"]) == (state, reason)
     assert shown["summary"].startswith("demo: ")

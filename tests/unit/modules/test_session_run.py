@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
-from module_runs import module_arguments
+from module_runs import patch_module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import SessionSettings
 from ansible_collections.gpumesh.cluster.plugins.modules import session_run
@@ -28,7 +28,7 @@ def test_the_environment_of_the_roles_is_not_logged(
     monkeypatch.setattr(session_run.job, "find_own_session", lambda _run, _name: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     given = {"name": "demo", "roles": json.dumps(ROLES), "settings": SETTINGS._asdict()}
-    with module_arguments(given), pytest.raises(SystemExit):
+    with patch_module_arguments(given), pytest.raises(SystemExit):
         session_run.main()
     said = capsys.readouterr().out
     assert "root cannot own a session" in said

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from module_runs import module_arguments, result_of, start, write_programs
+from module_runs import patch_module_arguments, read_result, start_module, write_programs
 from program_builds import push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
@@ -58,7 +58,7 @@ def _programs(tmp_path: Path) -> Path:
 
 def run_slurm_module(folder: Path, base_arguments: dict[str, Any], **arguments: Any) -> dict[str, Any]:
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    return result_of(start("slurm", {**base_arguments, **arguments}, environment))
+    return read_result(start_module("slurm", {**base_arguments, **arguments}, environment))
 
 
 def test_a_node_is_configured_and_started_in_one_call(
@@ -75,7 +75,7 @@ def test_a_node_is_configured_and_started_in_one_call(
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         changes = {"controller_port": port, "reregister": True, "task_prolog": "", "epilog": "", "machine": "n3"}
-        with module_arguments({**given, **changes}), pytest.raises(SystemExit):
+        with patch_module_arguments({**given, **changes}), pytest.raises(SystemExit):
             slurm.main()
     waiting = json.loads(capsys.readouterr().out)
     assert f"The controller on n1 does not answer at 127.0.0.1:{port} (TCP)" in waiting["msg"]
@@ -172,7 +172,7 @@ def _rest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def module(given: dict[str, Any], capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
     """The result of the module, run in this process."""
-    with module_arguments({**given, **arguments}), pytest.raises(SystemExit):
+    with patch_module_arguments({**given, **arguments}), pytest.raises(SystemExit):
         slurm.main()
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
@@ -218,7 +218,7 @@ def test_a_removal_deletes_the_files_of_the_rest_api(given: dict[str, Any], caps
     assert not module(given, capsys, state="absent")["changed"]
 
 
-@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+@pytest.mark.skipif(certificates.OPENSSL_MISSING, reason="not checked: there is no openssl")
 @pytest.mark.usefixtures("rest_paths")
 def test_the_certificate_of_the_rest_api_is_created_once(
     programs: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

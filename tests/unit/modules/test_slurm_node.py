@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from module_runs import result_of, start, write_programs
+from module_runs import read_result, start_module, write_programs
 
 #: The controller shows the node with its job three times, and then without.
 SCONTROL = """
@@ -30,8 +30,8 @@ esac
 def run_drain(folder: Path, reason: str, **arguments: Any) -> dict[str, Any]:
     programs = write_programs(folder / "bin", {"scontrol": SCONTROL % reason})
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    return result_of(
-        start("slurm_node", {"name": "n3", "state": "drained", "reason": "leaves", **arguments}, environment)
+    return read_result(
+        start_module("slurm_node", {"name": "n3", "state": "drained", "reason": "leaves", **arguments}, environment)
     )
 
 

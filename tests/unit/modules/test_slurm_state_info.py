@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from module_runs import result_of, start, write_programs
+from module_runs import read_result, start_module, write_programs
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from module_runs import result_of, start, write_programs
 def test_inspecting_the_queue_returns_the_slurm_version(tmp_path: Path, slurmctld: str, version: str | None) -> None:
     folder = write_programs(tmp_path / "bin", {"slurmctld": slurmctld})
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    found = result_of(start("slurm_state_info", {"folder": str(tmp_path)}, environment))
+    found = read_result(start_module("slurm_state_info", {"folder": str(tmp_path)}, environment))
     assert (found["changed"], found["in_use"], found["slurm_version"]) == (False, False, version)
 
 
@@ -29,16 +29,18 @@ def test_a_packed_state_is_read_in_parts(tmp_path: Path) -> None:
     for folder in (former, new):
         folder.mkdir()
     (former / "clustername").write_text("lab")
-    packed = result_of(
-        start("slurm_state", {"state": "packed", "folder": str(former), "user": getpass.getuser()}, dict(os.environ))
+    packed = read_result(
+        start_module(
+            "slurm_state", {"state": "packed", "folder": str(former), "user": getpass.getuser()}, dict(os.environ)
+        )
     )
     assert packed["parts"] == 1
     read = {"part": 0, "folder": str(former), "user": getpass.getuser()}
-    shown = result_of(start("slurm_state_info", read, dict(os.environ)))
+    shown = read_result(start_module("slurm_state_info", read, dict(os.environ)))
     assert (shown["changed"], set(shown) >= {"marker"}) == (False, False)
     given = {"parts": 1, "checksum": packed["checksum"], "content": shown["content"]}
-    written = result_of(
-        start(
+    written = read_result(
+        start_module(
             "slurm_state",
             {"state": "imported", "folder": str(new), "user": getpass.getuser(), **given},
             dict(os.environ),

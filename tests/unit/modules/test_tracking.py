@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils import basic
-from module_runs import module_arguments
+from module_runs import patch_module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 from ansible_collections.gpumesh.cluster.plugins.modules import tracking
@@ -29,7 +29,9 @@ def test_passwords_of_users_are_not_logged(
     )
     users = json.dumps([{"name": "alice", "password": password}, {"name": "bob", "password": None}])
     # Ansible calls a module in this way, which overrides the module's own settings.
-    with module_arguments({"cluster": "lab", "users": users, "_ansible_no_log": False}), pytest.raises(SystemExit):
+    with patch_module_arguments({"cluster": "lab", "users": users, "_ansible_no_log": False}), pytest.raises(
+        SystemExit
+    ):
         tracking.main()
     said = capsys.readouterr().out
     assert '"changed": false' in said and logged

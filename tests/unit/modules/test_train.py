@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
-from module_runs import module_arguments
+from module_runs import patch_module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install as session_install
@@ -39,7 +39,7 @@ def _logged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def run(module: Any, capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
-    with module_arguments(arguments), pytest.raises(SystemExit):
+    with patch_module_arguments(arguments), pytest.raises(SystemExit):
         module.main()
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not result.get("failed"), result

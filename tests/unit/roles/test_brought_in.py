@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
+from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES, load_tasks
 
 TEMPLATE = re.compile(r"\{\{.*?\}\}")
 
@@ -29,16 +29,16 @@ def templated_includes(path: Path, task: dict[str, Any]) -> list[Path]:
 
 def test_a_file_included_by_a_template_includes_no_other() -> None:
     """An import in such a file fails before ansible-core 2.19, and only when it runs."""
-    below = {found for path in PATHS for task in tasks_of(path) for found in templated_includes(path, task)}
+    below = {found for path in TASK_FILES for task in load_tasks(path) for found in templated_includes(path, task)}
     assert ROOT / "roles/slurm/tasks/leave.yml" in below
     imports = {"ansible.builtin.import_tasks", "ansible.builtin.import_role"}
-    assert [path for path in below if any(imports & task.keys() for task in tasks_of(path))] == []
+    assert [path for path in below if any(imports & task.keys() for task in load_tasks(path))] == []
 
 
 def included_files(path: Path) -> list[Path]:
     """The files that a playbook or task file brings in."""
     found: list[Path] = []
-    for task in [*tasks_of(path), *({"ansible.builtin.import_role": {"name": role}} for role in roles_of(path))]:
+    for task in [*load_tasks(path), *({"ansible.builtin.import_role": {"name": role}} for role in roles_of(path))]:
         for verb in ("import", "include"):
             if call := task.get(f"ansible.builtin.{verb}_tasks") or task.get(f"ansible.builtin.{verb}_playbook"):
                 name = path.parent / (call if isinstance(call, str) else call["file"])
@@ -52,7 +52,7 @@ def included_files(path: Path) -> list[Path]:
 
 
 def roles_of(path: Path) -> list[str]:
-    return [role["role"] for play in tasks_of(path) for role in play.get("roles", [])]
+    return [role["role"] for play in load_tasks(path) for role in play.get("roles", [])]
 
 
 def include_chains(path: Path) -> list[list[str]]:

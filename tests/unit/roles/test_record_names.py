@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
+from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES, load_tasks
 
 
 def test_only_modules_with_an_action_receive_a_record_by_name() -> None:
     given = set()
-    for path in PATHS:
-        for task in tasks_of(path):
+    for path in TASK_FILES:
+        for task in load_tasks(path):
             for module, arguments in task.items():
                 record = arguments.get("record") if isinstance(arguments, dict) else None
                 if module.startswith("gpumesh.cluster.") and isinstance(record, str) and "{{" not in record:

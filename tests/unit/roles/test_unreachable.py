@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT
+from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES
 
 _INNER = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
 _INHERITED = ("run_once", "any_errors_fatal", "ignore_unreachable", "ignore_errors", "delegate_to")
@@ -41,7 +41,7 @@ def test_an_ignored_unreachable_host_does_not_end_the_play_for_others() -> None:
     """Ansible's linear strategy ends all hosts without a message, whatever ignore_unreachable says."""
     found = [
         f"{path.relative_to(ROOT)}: {task['name']}"
-        for path in PATHS
+        for path in TASK_FILES
         for task in tasks_with_inherited(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
         if ends_all_hosts(task)
     ]
@@ -80,7 +80,7 @@ def test_delegated_run_once_tasks_require_hosts_that_answered() -> None:
     """Where it is unreachable, all hosts end: so nothing that may be down may be among them."""
     given = {
         (str(path.relative_to(ROOT)), task["delegate_to"])
-        for path in PATHS
+        for path in TASK_FILES
         for task in tasks_with_inherited(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
         if task.get("run_once") and task.get("delegate_to") and not task.get("ignore_unreachable")
     }

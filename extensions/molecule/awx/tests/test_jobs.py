@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from awx_jobs import Credential, Node
+from awx_jobs import AwxCredential, AwxNode
 from lab_hosts import Lab
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, install
@@ -28,13 +28,13 @@ from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import laun
 LAB = ROOT / ".lab" / "molecule-awx"
 #: As `openssl rand -base64 96` prints it.
 SECRET = "GIx1bWVzaCBtdW5nZSBrZXkgb2YgYSBjcmVkZW50aWFsIHRoYXQgbXVzdCBub3QgYmUgaW4gYW55IHJlY29yZA=="
-MUNGE = Credential("gpumesh munge key", {"munge_key": SECRET})
+MUNGE = AwxCredential("gpumesh munge key", {"munge_key": SECRET})
 PAIR = "a1,a2"
 CORE = "2.18"
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+def node(tmp_path_factory: pytest.TempPathFactory) -> AwxNode:
     folder = tmp_path_factory.mktemp("awx")
     written = yaml.safe_load((LAB / "hosts.yml").read_text())["lab"]
     # The machine credential is a key in an agent, not a file.
@@ -43,13 +43,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     del variables["ansible_ssh_common_args"]
     inventory = {"all": {"vars": variables, "children": {"cluster": written["children"]["cluster"]}}}
     key = (LAB / "id_ed25519").read_text()
-    return Node(
+    return AwxNode(
         install(folder),
         inventory,
         key,
         folder / "jobs",
-        by_name=True,
-        programs=programs(),
+        use_collection_names=True,
+        program_directory=programs(),
         host_keys=(LAB / "known_hosts").read_text(),
     )
 
@@ -74,20 +74,27 @@ def allowed(lab: Lab, host: str) -> list[str]:
     return sorted(lab.run(host, "wg", "show", "all", "allowed-ips").splitlines())
 
 
-def test_discover(node: Node) -> None:
-    job = node.run("discover", limit=PAIR)
+def test_discover(node: AwxNode) -> None:
+    job = node.run_job("discover", limit=PAIR)
     assert job.status == "successful", job.stdout
     assert job.artifacts["discover_subnets"] == ["10.77.90.0/24"]
     assert job.artifacts["discover_silent_hosts"] == []
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
-def test_a_project_that_is_a_clone_of_the_repository(node: Node, tmp_path: Path) -> None:
-    clone = Node(node.installed, node.inventory, node.key, tmp_path, programs=node.programs, host_keys=node.host_keys)
-    job = clone.run("show", limit="a2")
+def test_a_project_that_is_a_clone_of_the_repository(node: AwxNode, tmp_path: Path) -> None:
+    clone = AwxNode(
+        node.installed,
+        node.inventory,
+        node.ssh_key,
+        tmp_path,
+        program_directory=node.program_directory,
+        host_keys=node.host_keys,
+    )
+    job = clone.run_job("show", limit="a2")
     assert job.status == "successful", job.stdout
     assert job.artifacts["gpumesh_clusters"] == []
-    assert job.folder / "project" / "playbooks" / "show.yml" in job.sources
+    assert job.directory / "project" / "playbooks" / "show.yml" in job.source_files
 
 
 #: How an inventory may have switched the checking off.
@@ -96,40 +103,40 @@ UNCHECKED = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
 
 @pytest.mark.parametrize("common_args", ["", UNCHECKED], ids=["plain", "switched off in the inventory"])
 def test_hosts_whose_keys_are_not_known_are_refused(
-    node: Node, monkeypatch: pytest.MonkeyPatch, common_args: str
+    node: AwxNode, monkeypatch: pytest.MonkeyPatch, common_args: str
 ) -> None:
     inventory = copy.deepcopy(node.inventory)
     if common_args:
         inventory["all"]["vars"]["ansible_ssh_common_args"] = common_args
     monkeypatch.setattr(node, "inventory", inventory)
-    job = node.run("create", limit=PAIR, host_keys="")
+    job = node.run_job("create", limit=PAIR, host_keys="")
     assert job.status == "failed", job.stdout
     assert "Host key verification failed" in job.stdout
     assert set(re.findall(r"fatal: \[(\w+)\]: UNREACHABLE!", job.stdout)) == {"a1", "a2"}
 
 
-def test_a_host_whose_key_has_changed_gets_nothing(node: Node, lab: Lab) -> None:
+def test_a_host_whose_key_has_changed_gets_nothing(node: AwxNode, lab: Lab) -> None:
     """a2 presents a host key that is not the known one."""
     known = [line for line in node.host_keys.splitlines() if not line.startswith("10.77.90.12 ")]
     (other,) = [line for line in known if line.startswith("10.77.90.13 ")]
     changed = "\n".join([*known, f"10.77.90.12 {other.split(' ', 1)[1]}", ""])
-    job = node.run("site", limit=PAIR, host_keys=changed)
+    job = node.run_job("site", limit=PAIR, host_keys=changed)
     assert job.status == "failed", job.stdout
     assert "cause: host_key_changed" in job.stdout
     for host in ("a1", "a2"):
         assert lab.run(host, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
 
 
-def test_site_in_check_mode_on_bare_hosts(node: Node, lab: Lab) -> None:
-    job = node.run("site", limit=PAIR, check=True)
+def test_site_in_check_mode_on_bare_hosts(node: AwxNode, lab: Lab) -> None:
+    job = node.run_job("site", limit=PAIR, check=True)
     assert job.status == "successful", job.stdout
     for host in ("a1", "a2"):
         assert lab.run(host, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
 
 
-def test_create(node: Node, lab: Lab) -> None:
+def test_create(node: AwxNode, lab: Lab) -> None:
     """Answers to a text, a textarea and a choice, as AWX passes them."""
-    job = node.run(
+    job = node.run_job(
         "create",
         limit=PAIR,
         cluster_subnet="10.77.90.11/24",
@@ -144,8 +151,8 @@ def test_create(node: Node, lab: Lab) -> None:
     assert "jane" in json.dumps(written["history"])
 
 
-def test_site_with_a_munge_key_of_a_credential(node: Node, lab: Lab) -> None:
-    job = node.run("site", limit=PAIR, credential=MUNGE)
+def test_site_with_a_munge_key_of_a_credential(node: AwxNode, lab: Lab) -> None:
+    job = node.run_job("site", limit=PAIR, credential=MUNGE)
     assert job.status == "successful", job.stdout
     assert job.artifacts["gpumesh_cluster"] == "gpumesh"
     assert job.artifacts["gpumesh_status"] == "pass"
@@ -153,44 +160,44 @@ def test_site_with_a_munge_key_of_a_credential(node: Node, lab: Lab) -> None:
         assert lab.read(host, "/etc/munge/munge.key").decode() == SECRET
 
 
-def test_a_layer_without_a_limit_leaves_a_host_alone_that_is_not_a_member(node: Node, lab: Lab) -> None:
-    lab.mark(("a3",))
-    job = node.run("slurm", credential=MUNGE)
+def test_a_layer_without_a_limit_leaves_a_host_alone_that_is_not_a_member(node: AwxNode, lab: Lab) -> None:
+    lab.mark_time(("a3",))
+    job = node.run_job("slurm", credential=MUNGE)
     assert job.status == "successful", job.stdout
-    assert job.changed == {}
-    assert lab.changes("a3") == []
+    assert job.changed_counts == {}
+    assert lab.find_changed_files("a3") == []
 
 
-def test_show_with_a_limit_without_the_manager(node: Node) -> None:
-    job = node.run("show", limit="a2")
+def test_show_with_a_limit_without_the_manager(node: AwxNode) -> None:
+    job = node.run_job("show", limit="a2")
     assert job.status == "successful", job.stdout
     (cluster,) = job.artifacts["gpumesh_clusters"]
     assert "a1" in json.dumps(cluster["manager"])
     assert "a2" in json.dumps(cluster["members"])
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
 @pytest.mark.parametrize("limit", ["", "a2"])
-def test_the_job_after_a_failure_shows_the_clusters_and_fails(node: Node, limit: str) -> None:
+def test_the_job_after_a_failure_shows_the_clusters_and_fails(node: AwxNode, limit: str) -> None:
     """So the workflow fails, too: a failure that leads on to another job counts as handled."""
-    job = node.run("awx/show_failure", limit=limit)
+    job = node.run_job("awx/show_failure", limit=limit)
     assert job.status == "failed", job.stdout
     assert job.artifacts.keys() == {"gpumesh_clusters"}
     assert "a2" in job.stdout.partition("Fail the workflow")[0]
     assert "Fail the workflow" in job.stdout
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
 @pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm"])
-def test_a_layer_with_a_limit(node: Node, playbook: str) -> None:
+def test_a_layer_with_a_limit(node: AwxNode, playbook: str) -> None:
     """The job does not include the manager."""
-    job = node.run(playbook, limit="a2", credential=MUNGE if playbook == "slurm" else None)
+    job = node.run_job(playbook, limit="a2", credential=MUNGE if playbook == "slurm" else None)
     assert job.status == "successful", job.stdout
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
-def test_check_answers_with_numbers_and_lists(node: Node) -> None:
-    job = node.run(
+def test_check_answers_with_numbers_and_lists(node: AwxNode) -> None:
+    job = node.run_job(
         "check", limit=PAIR, check_level="quick", check_job_timeout=300, check_collectives=["all_reduce", "broadcast"]
     )
     assert job.status == "successful", job.stdout
@@ -198,49 +205,49 @@ def test_check_answers_with_numbers_and_lists(node: Node) -> None:
     assert job.artifacts["gpumesh_failing"] in ({}, [])
 
 
-def test_train_is_refused_where_no_volume_is_shared(node: Node) -> None:
+def test_train_is_refused_where_no_volume_is_shared(node: AwxNode) -> None:
     """The scenario work covers a run that starts and finishes."""
-    job = node.run("train", limit=PAIR, train_name="nano", train_command="python3 train.py", train_nodes=2)
+    job = node.run_job("train", limit=PAIR, train_name="nano", train_command="python3 train.py", train_nodes=2)
     assert job.status == "failed", job.stdout
     assert "The cluster has no shared volume" in " ".join(job.stdout.split())
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
 @pytest.mark.parametrize("answers", [{}, {"train_user": "root"}, {"train_privileged": "true"}])
-def test_a_run_does_not_get_the_key_of_munge(node: Node, answers: dict[str, str]) -> None:
+def test_a_run_does_not_get_the_key_of_munge(node: AwxNode, answers: dict[str, str]) -> None:
     """Whoever may only launch the template chooses the command."""
     command = "sudo cat /etc/munge/munge.key"
     given = {"train_name": "key", "train_command": command, "train_directory": "/etc/munge"}
-    launched = launch(node.survey(node.template("train")), {"train_user": "root"}, {**given, **answers})
+    launched = launch(node.load_survey(node.find_template("train")), {"train_user": "root"}, {**given, **answers})
     assert launched.ignored_fields == answers
     node.job_user = "root"
     try:
-        job = node.run("train", limit=PAIR, **given)
+        job = node.run_job("train", limit=PAIR, **given)
     finally:
         node.job_user = "nobody"
     assert job.status == "failed" and "can become root on" in " ".join(job.stdout.split()), job.stdout
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
-def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
+def test_session_is_refused_where_the_layer_is_off(node: AwxNode) -> None:
     """The scenario session covers containers that run."""
     roles = "[{name: main, image: debian}, {name: sub, replicas: 3, image: debian}]"
-    job = node.run("session", limit=PAIR, session_name="demo", session_roles=roles, session_ports="8888 9000:80")
+    job = node.run_job("session", limit=PAIR, session_name="demo", session_roles=roles, session_ports="8888 9000:80")
     assert job.status == "failed", job.stdout
     assert "There are no sessions on this cluster" in " ".join(job.stdout.split())
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
-def test_tracking_is_refused_for_who_is_not_a_member(node: Node) -> None:
+def test_tracking_is_refused_for_who_is_not_a_member(node: AwxNode) -> None:
     """The scenario tracking covers a server that runs and moves."""
-    job = node.run("tracking", limit=PAIR, tracking_server="bad")
+    job = node.run_job("tracking", limit=PAIR, tracking_server="bad")
     assert job.status == "failed", job.stdout
     assert "tracking_server 'bad' is not among the members" in " ".join(job.stdout.split())
-    assert job.changed == {}
+    assert job.changed_counts == {}
 
 
-def test_join(node: Node, lab: Lab) -> None:
-    job = node.run("join", cluster_machines="a3\n", credential=MUNGE)
+def test_join(node: AwxNode, lab: Lab) -> None:
+    job = node.run_job("join", cluster_machines="a3\n", credential=MUNGE)
     assert job.status == "successful", job.stdout
     for host in ("a1", "a2", "a3"):
         assert [member["machine"] for member in record(lab, host)["members"]] == ["a1", "a2", "a3"]
@@ -254,28 +261,28 @@ def test_join(node: Node, lab: Lab) -> None:
         ("mesh", ["a2", "a3"], "is a1 according to its record"),
     ],
 )
-def test_a_slice_strips_nobody(node: Node, lab: Lab, playbook: str, hosts: list[str], refusal: str) -> None:
+def test_a_slice_strips_nobody(node: AwxNode, lab: Lab, playbook: str, hosts: list[str], refusal: str) -> None:
     """The slice does not contain the manager, so it is refused, and all others stay members."""
     before = record(lab, "a1")
     hosts_file, tunnels = lab.read("a2", "/etc/hosts"), allowed(lab, "a2")
-    job = node.run(playbook, only=hosts)
+    job = node.run_job(playbook, slice_hosts=hosts)
     assert job.status == "failed", job.stdout
     assert refusal in " ".join(job.stdout.split())
-    assert job.changed == {}
+    assert job.changed_counts == {}
     assert record(lab, "a1") == before == record(lab, "a2")
     assert lab.read("a2", "/etc/hosts") == hosts_file
     assert allowed(lab, "a2") == tunnels
     assert len(tunnels) == 2
 
 
-def test_the_inventory_of_the_records(node: Node, tmp_path: Path) -> None:
+def test_the_inventory_of_the_records(node: AwxNode, tmp_path: Path) -> None:
     """As an inventory source of AWX, with a credential."""
     inputs = {
         "manager": "root@10.77.90.11",
         "private_key": (LAB / "id_ed25519").read_text(),
         "known_hosts": (LAB / "known_hosts").read_text(),
     }
-    injected = node.inject(Credential("gpumesh manager", inputs), tmp_path)
+    injected = node.inject_credential(AwxCredential("gpumesh manager", inputs), tmp_path)
     there = node.installed._replace(environment={**node.installed.environment, **injected.environment})
     source = node.installed.collection / "playbooks" / "awx" / "inventory" / "gpumesh.clusters.yml"
     done = there.run("ansible-inventory", "-i", str(source), "--list")
@@ -285,36 +292,38 @@ def test_the_inventory_of_the_records(node: Node, tmp_path: Path) -> None:
     assert listed["_meta"]["hostvars"]["a3"]["ansible_host"] == "10.77.90.13"
 
 
-def test_remove(node: Node, lab: Lab) -> None:
-    job = node.run("remove", cluster_machine="a3", cluster_drain_timeout=0, credential=MUNGE)
+def test_remove(node: AwxNode, lab: Lab) -> None:
+    job = node.run_job("remove", cluster_machine="a3", cluster_drain_timeout=0, credential=MUNGE)
     assert job.status == "successful", job.stdout
     assert [member["machine"] for member in record(lab, "a1")["members"]] == ["a1", "a2"]
     assert lab.run("a3", "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
 
 
-def test_delete(node: Node, lab: Lab) -> None:
-    job = node.run("delete", limit=PAIR, cluster_force="false")
+def test_delete(node: AwxNode, lab: Lab) -> None:
+    job = node.run_job("delete", limit=PAIR, cluster_force="false")
     assert job.status == "successful", job.stdout
     for host in ("a1", "a2"):
         assert lab.run(host, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
 
 
-def test_every_playbook_ran_from_the_archive(node: Node) -> None:
+def test_every_playbook_ran_from_the_archive(node: AwxNode) -> None:
     """Each was run by its full name, from the installed collection; no other copy can be found."""
     written = {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
     assert {job.playbook for job in node.jobs} == written | {"awx/show_failure"}
     for job in node.jobs:
         # The files that a check leaves there are its report, not playbooks.
-        assert not list((job.folder / "project").rglob("*.yml"))
-        assert job.sources
-        assert {path for path in job.sources if not path.is_relative_to(node.installed.collection)} == set()
-    version = subprocess.run([node.programs / "ansible-playbook", "--version"], capture_output=True, check=True)
+        assert not list((job.directory / "project").rglob("*.yml"))
+        assert job.source_files
+        assert {path for path in job.source_files if not path.is_relative_to(node.installed.collection)} == set()
+    version = subprocess.run(
+        [node.program_directory / "ansible-playbook", "--version"], capture_output=True, check=True
+    )
     assert version.stdout.decode().startswith(f"ansible-playbook [core {CORE}.")
     found = node.installed.run("ansible-galaxy", "collection", "list", "gpumesh.cluster", "--format", "json")
     assert list(json.loads(found.stdout)) == [str(node.installed.collection.parents[1])]
 
 
-def test_no_role_reads_what_a_job_hands_on(node: Node) -> None:
+def test_no_role_reads_what_a_job_hands_on(node: AwxNode) -> None:
     """AWX makes each artifact an extra variable of the jobs after it."""
     names = {name for job in node.jobs for name in job.artifacts}
     assert {"discover_subnets", "discover_silent_hosts", "gpumesh_clusters", "gpumesh_status"} <= names
@@ -324,10 +333,10 @@ def test_no_role_reads_what_a_job_hands_on(node: Node) -> None:
             assert not re.search(rf"\b{name}\b(?!:)(?!\))", text), f"{path} reads {name}"
 
 
-def test_no_job_recorded_a_secret(node: Node) -> None:
+def test_no_job_recorded_a_secret(node: AwxNode) -> None:
     """Events, standard output and artifacts: everything that AWX keeps of a job."""
-    looked_at, key = 0, node.key.splitlines()[1]
-    for artifacts in sorted(node.folder.glob("job*/artifacts")):
+    looked_at, key = 0, node.ssh_key.splitlines()[1]
+    for artifacts in sorted(node.directory.glob("job*/artifacts")):
         for folder, _folders, files in os.walk(artifacts):
             for name in files:
                 looked_at += 1

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from lab_hosts import chaos
+from lab_hosts import run_chaos
 
 #: Always the same experiments: what was proven of a commit is what is tested again. They have kills of each kind, the power
 #: cut of the manager while jobs run, and a hand-over.
@@ -13,7 +13,7 @@ SEED = 21
 
 
 def test_the_same_command_again_finishes_what_was_killed() -> None:
-    chaos(
+    run_chaos(
         "chaos",
         "--sample",
         f"--seed={SEED}",

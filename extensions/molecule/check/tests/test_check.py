@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
-from lab_hosts import ROOT, Lab, Run
+from lab_hosts import ROOT, AnsibleRun, Lab
 
 MACHINES = ("k1", "k2", "k3")
 ADDRESSES = {"k1": "10.77.80.11", "k2": "10.77.80.12", "k3": "10.77.80.13"}
@@ -50,18 +50,18 @@ def _reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("report")
 
 
-def check(lab: Lab, reports: Path, *arguments: str, **variables: Any) -> tuple[Run, dict[str, Any]]:
+def check(lab: Lab, reports: Path, *arguments: str, **variables: Any) -> tuple[AnsibleRun, dict[str, Any]]:
     """Run the check playbook. Returns the run and its verdict."""
     given = {"check_report_dir": str(reports), "reachability_throughput_seconds": 1, **variables}
-    run = lab.play(CHECK, "--extra-vars", json.dumps(given), *arguments)
+    run = lab.run_playbook(CHECK, "--extra-vars", json.dumps(given), *arguments)
     part = any(word.startswith(("--tags", "--limit")) for word in arguments)
     path = reports / "check" / ("part/verdict.json" if part else "verdict.json")
     assert path.exists(), run.output
-    assert f"Report: {path.parent}/report.html" in run.words
+    assert f"Report: {path.parent}/report.html" in run.flat_output
     return run, json.loads(path.read_text(encoding="utf-8"))
 
 
-def full(lab: Lab, reports: Path, **variables: Any) -> tuple[Run, dict[str, Any]]:
+def full(lab: Lab, reports: Path, **variables: Any) -> tuple[AnsibleRun, dict[str, Any]]:
     wanted = {
         "check_level": "full",
         "check_collective_max_bytes": 2 << 20,
@@ -88,9 +88,9 @@ def all_idle(lab: Lab) -> bool:
 
 
 def test_a_healthy_cluster_passes_at_level_full(lab: Lab, reports: Path) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
     run, verdict = full(lab, reports)
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert (verdict["status"], bad(verdict)) == ("pass", {})
     assert sum(run.changed.values()) == 0
     (collective,) = verdict["collectives"]
@@ -138,7 +138,7 @@ def passed_layers(verdict: dict[str, Any]) -> set[str]:
 def test_a_tag_chooses_a_part(lab: Lab, tmp_path: Path) -> None:
     """That of the reachability is used in the scenario default."""
     run, verdict = check(lab, tmp_path, "--tags", "storage")
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert {"storage"} <= passed_layers(verdict) <= {"members", "storage", "clock"}
 
 
@@ -149,7 +149,7 @@ def test_logins_are_tested_as_a_user_who_has_them(lab: Lab, tmp_path: Path) -> N
     try:
         trust(lab, tmp_path, ["alice"])
         run, verdict = check(lab, tmp_path, "--tags", "health", ssh_trust_users=["alice"])
-        assert (run.code, bad(verdict)) == (0, {}), run.output
+        assert (run.exit_status, bad(verdict)) == (0, {}), run.output
         with full_memory(lab, "k2"):
             _run, verdict = check(lab, tmp_path, "--tags", "health", check_ssh_user="root")
             assert set(bad(verdict)) == {*(f"ssh_trust.login@{machine}" for machine in MACHINES), "health.disk@k2"}
@@ -181,15 +181,15 @@ def trust(lab: Lab, folder: Path, users: list[str]) -> None:
     ]
     path = folder / "trust.json"
     path.write_text(json.dumps([{"hosts": "cluster", "become": True, "gather_facts": False, "tasks": tasks}]))
-    run = lab.play(str(path), "--extra-vars", json.dumps({"ssh_trust_users": users}))
-    assert run.code == 0, run.output
+    run = lab.run_playbook(str(path), "--extra-vars", json.dumps({"ssh_trust_users": users}))
+    assert run.exit_status == 0, run.output
 
 
 def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(lab: Lab, reports: Path) -> None:
     path = reports / "check" / "verdict.json"
     whole = path.read_bytes()
     run, verdict = check(lab, reports, "--tags", "health", "--limit=k1,k2")
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert {"health"} <= passed_layers(verdict) <= {"members", "health", "storage", "clock", "ssh_trust", "mesh"}
     assert verdict["history"] == []
     assert path.read_bytes() == whole
@@ -197,8 +197,8 @@ def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(lab: Lab, reports: Path
 
 def test_show_has_the_volumes_with_what_was_measured(lab: Lab, reports: Path) -> None:
     given = {"show_output": "json", "check_report_dir": str(reports)}
-    run = lab.play("gpumesh.cluster.show", "--extra-vars", json.dumps(given))
-    assert run.code == 0, run.output
+    run = lab.run_playbook("gpumesh.cluster.show", "--extra-vars", json.dumps(given))
+    assert run.exit_status == 0, run.output
     (line,) = [line for line in run.output.splitlines() if line.startswith("[{")]
     (volume,) = json.loads(line)[0]["volumes"]
     assert sorted(volume["state"]["mounted_on"]) == list(MACHINES)
@@ -209,8 +209,8 @@ def test_show_has_the_volumes_with_what_was_measured(lab: Lab, reports: Path) ->
 
 def test_a_healthy_node_is_judged_in_seconds(lab: Lab) -> None:
     """Within five seconds on an otherwise idle host; on a busy one, before Slurm would end the program after 60."""
-    run = lab.module("cluster", "gpumesh.cluster.node_health")
-    assert run.code == 0, run.output
+    run = lab.run_module("cluster", "gpumesh.cluster.node_health")
+    assert run.exit_status == 0, run.output
     results = [json.loads(line.partition("=> ")[2]) for line in run.output.splitlines() if "=> " in line]
     assert len(results) == len(MACHINES)
     assert all(result["status"] == "pass" and result["seconds"] < 60 for result in results), results
@@ -251,9 +251,9 @@ def _sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_sources_that_are_named_are_built_and_used(lab: Lab, tmp_path: Path, sources: dict[str, str]) -> None:
     """That they are built once is in the test of a cluster at work."""
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
     run, verdict = check(lab, tmp_path, "--tags", "collectives", check_level="full", **sources)
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert set(run.changed.values()) == {3}
     (collective,) = verdict["collectives"]
     assert (collective["ranks"], collective["nodes"], collective["busbw_gbps"]) == (3, 3, 6.99)
@@ -281,9 +281,9 @@ def shaped(lab: Lab, one: str, other: str) -> Iterator[None]:
             lab.run(here, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
 
 
-def store(lab: Lab, volumes: Sequence[dict[str, str]]) -> Run:
+def store(lab: Lab, volumes: Sequence[dict[str, str]]) -> AnsibleRun:
     """Set these as the volumes of the cluster."""
-    return lab.play("gpumesh.cluster.storage", "--extra-vars", json.dumps({"storage_volumes": volumes}))
+    return lab.run_playbook("gpumesh.cluster.storage", "--extra-vars", json.dumps({"storage_volumes": volumes}))
 
 
 @contextmanager
@@ -308,13 +308,13 @@ def test_a_slow_link_and_each_fault_of_a_volume_are_named(lab: Lab, reports: Pat
     shared = {"name": "shared", "mount_point": VOLUME}
     with faulty_volumes(lab) as faulty:
         run = store(lab, [shared, *faulty])
-        assert run.code == 0, run.output
+        assert run.exit_status == 0, run.output
         with shaped(lab, "k2", "k3"):
             run, verdict = full(lab, reports, check_volume_size_mib=1, check_min_volume_write_mbps=10**5)
-        assert run.code != 0, run.output
+        assert run.exit_status != 0, run.output
         # A file system that the role did not mount stays, even when it is no longer a volume of the cluster.
         back = store(lab, [shared])
-        assert back.code == 0, back.output
+        assert back.exit_status == 0, back.output
         assert "tmpfs" in lab.run("k2", "findmnt", "--noheadings", "--output=FSTYPE", "/mnt/own")
     assert lab.run("k3", "findmnt", "--noheadings", "--output=TARGET", VOLUME).strip() == VOLUME
     found = bad(verdict)
@@ -328,7 +328,7 @@ def test_a_slow_link_and_each_fault_of_a_volume_are_named(lab: Lab, reports: Pat
     assert "from k2 to k3" in found["reachability.bandwidth@k2"]["reason"]
     # The output names all of them, not only the first one.
     for words in ("the link between k2 and k3", "The link from k2 to k3", "The link from k3 to k2"):
-        assert words in run.words, run.output
+        assert words in run.flat_output, run.output
     assert len(verdict["history"]) >= 1
     assert verdict["history"][-1]["status"] == "pass"
     assert "k1 does not see what k2, k3 wrote to own at /mnt/own" in found["storage.shared@k1"]["reason"]
@@ -347,13 +347,13 @@ def ranks_on(lab: Lab, host: str) -> Sequence[str]:
 
 
 def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
     limit = 900
     killed: list[str] = []
 
     def kill() -> None:
         # The rank has reported its start, and the run lasts far longer than this test.
-        lab.wait("the rank on k3 runs", lambda: bool(ranks_on(lab, "k3")), seconds=limit)
+        lab.wait_until("the rank on k3 runs", lambda: bool(ranks_on(lab, "k3")), seconds=limit)
         killed.extend(ranks_on(lab, "k3"))
         lab.run("k3", "kill", "-KILL", *killed)
 
@@ -363,7 +363,7 @@ def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) ->
     run, verdict = check(lab, tmp_path, "--tags", "collectives", **wanted)
     killer.join()
     assert killed, run.output
-    assert run.code != 0
+    assert run.exit_status != 0
     reason = bad(verdict)["collective.all_reduce@None"]["reason"]
     # Slurm numbers the nodes in the order in which they registered.
     assert re.search(r"rank \d on k3: Killed", reason), run.output
@@ -416,21 +416,21 @@ def at_work(lab: Lab, *hosts: str) -> Iterator[None]:
     words = f"--nodes={len(hosts)} --nodelist={','.join(hosts)} --exclusive --job-name=train --output=/dev/null"
     job = lab.run("k1", "sbatch", "--parsable", "--chdir=/", *words.split(), "--wrap=sleep 3600").strip()
     try:
-        lab.wait("the job runs", lambda: "RUNNING" in lab.run("k1", "squeue", "--noheader", "--format=%T"))
+        lab.wait_until("the job runs", lambda: "RUNNING" in lab.run("k1", "squeue", "--noheader", "--format=%T"))
         yield
     finally:
         lab.run("k1", "scancel", job)
-        lab.wait("all nodes are idle", lambda: all_idle(lab))
+        lab.wait_until("all nodes are idle", lambda: all_idle(lab))
 
 
 def test_a_cluster_at_work_is_proven_where_it_has_room_and_waited_for_nowhere(
     lab: Lab, tmp_path: Path, sources: dict[str, str]
 ) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
     wanted = {"check_level": "full", "check_job_timeout": 900, "check_collective_timeout": 900}
     with at_work(lab, *MACHINES):
         run, verdict = check(lab, tmp_path, "--tags", "slurm,collectives", **wanted, **sources)
-        assert run.code == 0, run.output
+        assert run.exit_status == 0, run.output
         assert set(run.changed.values()) == {0}, "the sources were built again"
         assert run.seconds < 900, "it waited for the job"
         (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
@@ -440,7 +440,7 @@ def test_a_cluster_at_work_is_proven_where_it_has_room_and_waited_for_nowhere(
         assert collective["status"] == "skipped" and "held by job" in collective["reason"]
     with at_work(lab, "k2"):
         run, verdict = check(lab, tmp_path, "--tags", "slurm", **wanted)
-        assert run.code == 0, run.output
+        assert run.exit_status == 0, run.output
         by_id = {one["id"]: one for one in verdict["checks"] if one["id"] in ("slurm.job", "slurm.room")}
         assert (by_id["slurm.job"]["status"], by_id["slurm.job"]["actual"]) == ("pass", "2 nodes")
         assert "occupies k2" in by_id["slurm.room"]["reason"]
@@ -469,7 +469,7 @@ def job_state(lab: Lab, job: str) -> str:
 
 
 def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp_path: Path) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
     lab.run("k1", "scontrol", "update", "nodename=k3", "state=drain", "reason=new cables")
     try:
         with faulty_mount(lab, "k2"):
@@ -478,9 +478,9 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
                 "k1", "sbatch", "--parsable", "--nodelist=k2", "--output=/dev/null", "--wrap=hostname"
             ).strip()
             ours = f"drained gpumesh health: storage.mounts: {VOLUME}: Read-only file system"
-            lab.wait("k2 is drained by its own check", lambda: state(lab, "k2").startswith(ours))
+            lab.wait_until("k2 is drained by its own check", lambda: state(lab, "k2").startswith(ours))
             run, verdict = check(lab, tmp_path, "--tags", "health,slurm", check_job_timeout=5)
-            assert run.code != 0
+            assert run.exit_status != 0
             found = bad(verdict)
             assert found["storage.mounts@k2"]["reason"].startswith(f"{VOLUME}: ")
             assert "returns it to service" in found["slurm.node@k2"]["remedy"]
@@ -488,11 +488,11 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
             (drained,) = (one for one in verdict["checks"] if (one["id"], one["host"]) == ("slurm.node", "k3"))
             assert drained["status"] == "skipped"
             assert "new cables" in drained["reason"]
-        lab.wait("k2 is back by itself", lambda: nodes(lab)["k2"][0] in ("idle", "mixed", "allocated"))
+        lab.wait_until("k2 is back by itself", lambda: nodes(lab)["k2"][0] in ("idle", "mixed", "allocated"))
         shown = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State"]
         # Slurm delays a requeued job by two minutes, unless it is held and released.
         lab.run("k1", "scontrol", "update", f"jobid={job}", "starttime=now", check=False)
-        lab.wait("its job ran in the end", lambda: lab.run("k1", *shown).strip() == "COMPLETED", seconds=600)
+        lab.wait_until("its job ran in the end", lambda: lab.run("k1", *shown).strip() == "COMPLETED", seconds=600)
         with faulty_mount(lab, "k3"):
             assert "already out of service: new cables" in lab.run("k3", PROGRAM, check=False)
         # The node is fit again, but stays drained by the administrator.
@@ -500,31 +500,35 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
         assert state(lab, "k3") == "drained new cables"
     finally:
         lab.run("k1", "scontrol", "update", "nodename=k3", "state=resume")
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
 
 
 def test_a_node_that_slurm_drained_for_a_job_comes_back_when_nothing_is_left_of_it(lab: Lab) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
     words = ("sbatch", "--parsable", "--nodelist=k2", "--chdir=/", "--output=/dev/null", "--wrap=sleep 600")
     job = lab.run("k1", *words).strip()
     try:
         # The node is allocated while its prolog runs, and no process of the job exists yet.
-        lab.wait("its job runs", lambda: bool(lab.run("k2", "pgrep", "--full", "--exact", "sleep 600", check=False)))
+        lab.wait_until(
+            "its job runs", lambda: bool(lab.run("k2", "pgrep", "--full", "--exact", "sleep 600", check=False))
+        )
         lab.run("k1", "scontrol", "update", "nodename=k2", "state=drain", "reason=Kill task failed")
         shown = lab.run("k2", PROGRAM)
         assert "none: stays drained" in shown and "slurmstepd" in shown
         assert state(lab, "k2") == "draining Kill task failed"
     finally:
         lab.run("k1", "scancel", job)
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
 
 
 def test_what_all_nodes_have_drains_none_and_one_that_had_it_first_comes_back(lab: Lab) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
     with faulty_mount(lab, "k1"):
-        lab.wait("k1 is drained for what it alone has", lambda: state(lab, "k1").startswith("drained gpumesh health"))
+        lab.wait_until(
+            "k1 is drained for what it alone has", lambda: state(lab, "k1").startswith("drained gpumesh health")
+        )
         with faulty_mount(lab, "k2"), faulty_mount(lab, "k3"):
-            lab.wait("all are in service", lambda: all_idle(lab))
+            lab.wait_until("all are in service", lambda: all_idle(lab))
             # Rounds of the nodes' own checks.
             for _again in range(2):
                 time.sleep(10)
@@ -535,15 +539,15 @@ def test_what_all_nodes_have_drains_none_and_one_that_had_it_first_comes_back(la
             # A job that starts meanwhile waits for the volume.
             words = ("sbatch", "--parsable", "--nodelist=k3", "--chdir=/", "--output=/dev/null", "--wrap=hostname")
             job = lab.run("k1", *words).strip()
-            lab.wait("it waits in its prolog", lambda: job_state(lab, job) == "RUNNING Prolog")
+            lab.wait_until("it waits in its prolog", lambda: job_state(lab, job) == "RUNNING Prolog")
             # Each of these takes as long as the prolog of a job that is not made to wait.
             for _again in range(3):
                 assert "kept in service" in lab.run("k3", PROGRAM)
             assert job_state(lab, job) == "RUNNING Prolog"
-        lab.wait("it has run", lambda: job_state(lab, job).startswith("COMPLETED"))
-    lab.wait("none says so any more", lambda: "Comment=" not in lab.run("k1", "scontrol", "show", "node"))
+        lab.wait_until("it has run", lambda: job_state(lab, job).startswith("COMPLETED"))
+    lab.wait_until("none says so any more", lambda: "Comment=" not in lab.run("k1", "scontrol", "show", "node"))
     # k1 may have been drained for what it alone had again, until its own check finds it well.
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
 
 
 def test_what_slurm_runs_and_what_the_playbook_runs_say_the_same(lab: Lab) -> None:
@@ -562,9 +566,9 @@ def test_a_volume_that_is_not_there_is_refused_by_name(lab: Lab) -> None:
         {"name": "other", "mount_point": VOLUME, "filesystem": "lustre"},
     ]
     run = store(lab, faulty)
-    assert run.code != 0
-    assert "volume absent at /srv: nothing is mounted there" in run.words
-    assert "lustre is required" in run.words
+    assert run.exit_status != 0
+    assert "volume absent at /srv: nothing is mounted there" in run.flat_output
+    assert "lustre is required" in run.flat_output
     assert lab.read("k1", RECORD) == before
 
 
@@ -580,8 +584,8 @@ def volume_in_use(lab: Lab, host: str) -> Iterator[str]:
     shared = {"name": "shared", "mount_point": VOLUME}
     data = {"name": "data", "server": "k1", "path": "/srv/data", "mount_point": "/mnt/data"}
     try:
-        run = lab.module("k1", "gpumesh.cluster.cluster", name="check", storage={"volumes": [shared, data]})
-        assert run.code == 0, run.output
+        run = lab.run_module("k1", "gpumesh.cluster.cluster", name="check", storage={"volumes": [shared, data]})
+        assert run.exit_status == 0, run.output
         lab.run(host, "mkdir", "-p", "/mnt/data")
         lab.run(host, "mount", "-t", "tmpfs", "data", "/mnt/data")
         lab.run(host, "systemd-run", "--unit=holder", "--working-directory=/mnt/data", "sleep", "3600")
@@ -589,8 +593,8 @@ def volume_in_use(lab: Lab, host: str) -> Iterator[str]:
     finally:
         lab.run(host, "systemctl", "stop", "holder", check=False)
         lab.run(host, "umount", "/mnt/data", check=False)
-        run = lab.module("k1", "gpumesh.cluster.cluster", name="check", storage={"volumes": [shared]})
-    assert run.code == 0, run.output
+        run = lab.run_module("k1", "gpumesh.cluster.cluster", name="check", storage={"volumes": [shared]})
+    assert run.exit_status == 0, run.output
 
 
 def test_neither_a_machine_nor_a_cluster_goes_while_a_volume_is_in_use(lab: Lab) -> None:
@@ -599,13 +603,13 @@ def test_neither_a_machine_nor_a_cluster_goes_while_a_volume_is_in_use(lab: Lab)
         before = lab.read("k1", RECORD)
         given = {"cluster_name": "check", "cluster_machine": "k3"}
         for playbook in ("delete", "remove"):
-            run = lab.play(f"gpumesh.cluster.{playbook}", "--extra-vars", json.dumps(given))
-            assert run.code != 0, run.output
-            assert f"sleep of root (process {pid}) uses {point}" in run.words.partition("k3")[2]
+            run = lab.run_playbook(f"gpumesh.cluster.{playbook}", "--extra-vars", json.dumps(given))
+            assert run.exit_status != 0, run.output
+            assert f"sleep of root (process {pid}) uses {point}" in run.flat_output.partition("k3")[2]
             assert lab.read("k1", RECORD) == before
     # The node was drained before, so its jobs are not among the users of the volume.
     lab.run("k1", "scontrol", "update", "nodename=k3", "state=resume")
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab))
 
 
 # --- A user-space NFS server, as in a container whose kernel has none
@@ -614,10 +618,10 @@ SERVED = f"{VOLUME}/served"
 SOURCE = f"nfs://{ADDRESSES['k3']}{SERVED}"
 
 
-def serve(lab: Lab, *volumes: dict[str, str], limit: str = "k3") -> Run:
+def serve(lab: Lab, *volumes: dict[str, str], limit: str = "k3") -> AnsibleRun:
     """Set these volumes, and run the role on k3 only: the other kernels could not mount them."""
     given = {"storage_backend": "nfs", "storage_server": "ganesha", "storage_volumes": volumes}
-    return lab.play("gpumesh.cluster.storage", f"--limit={limit}", "--extra-vars", json.dumps(given))
+    return lab.run_playbook("gpumesh.cluster.storage", f"--limit={limit}", "--extra-vars", json.dumps(given))
 
 
 def listed(lab: Lab, host: str) -> str:
@@ -664,14 +668,14 @@ def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
         if "nfs4" not in lab.run("k1", "cat", "/proc/filesystems"):
             before = lab.read("k1", RECORD)
             run = serve(lab, volume, limit="cluster")
-            assert "This kernel has no nfs4, which volume data needs" in run.words
+            assert "This kernel has no nfs4, which volume data needs" in run.flat_output
             assert lab.read("k1", RECORD) == before, "refused, and the record was changed before"
         run = serve(lab, volume)
-        assert run.code == 0, run.output
+        assert run.exit_status == 0, run.output
         lab.run("k2", "sh", "-c", "echo written by k2 > /tmp/note")
         copy = ("nfs-cp", "/tmp/note", f"{SOURCE}/note?version=4&uid=1000&gid=1000")
         # A server that has just started first admits only clients that had files open.
-        lab.wait("k2 can write", lambda: "copied" in lab.run("k2", *copy, check=False))
+        lab.wait_until("k2 can write", lambda: "copied" in lab.run("k2", *copy, check=False))
         assert "note" in listed(lab, "k2")
         assert lab.run("k3", "cat", "/mnt/data/note") == "written by k2\n"
         assert lab.run("k3", "stat", "--format=%u %a", SERVED).split() == ["0", "1777"]
@@ -680,16 +684,16 @@ def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
         refuse_programs_of_users(lab)
         again = {"record": json.loads(lab.read("k1", RECORD))}
         ganesha: dict[str, object] = {"storage_server": "ganesha"}
-        assert "SUCCESS" in lab.module("k3", "gpumesh.cluster.storage", ganesha, **again).output
+        assert "SUCCESS" in lab.run_module("k3", "gpumesh.cluster.storage", ganesha, **again).output
         since = serving_since(lab)
         serve(lab, volume, {**volume, "name": "more", "path": f"{VOLUME}/more", "mount_point": "/mnt/more"})
         # It is told to read its exports again, and does so a moment later.
         look = ("nfs-ls", f"nfs://{ADDRESSES['k3']}{VOLUME}?version=4")
-        lab.wait("it serves both", lambda: "more" in lab.run("k2", *look, check=False))
+        lab.wait_until("it serves both", lambda: "more" in lab.run("k2", *look, check=False))
         assert serving_since(lab) == since, "restarted, while others have files open"
     finally:
         run = store(lab, [{"name": "shared", "mount_point": VOLUME}])
         lab.run("k3", "rm", "-rf", SERVED, f"{VOLUME}/more")
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert "note" not in listed(lab, "k2")
     assert "gpumesh" not in lab.run("k3", "cat", "/etc/ganesha/ganesha.conf")

@@ -19,26 +19,26 @@ SITE = "gpumesh.cluster.site"
 def _lab() -> Iterator[Lab]:
     """The lab, on whose hosts nothing may have changed after all of the tests. Later tests compare `outsider` with it."""
     lab, hosts = Lab("molecule-default"), (*MACHINES, "outsider")
-    lab.mark(hosts)
+    lab.mark_time(hosts)
     before = {host: lab.run(host, "ip", "-brief", "link") for host in MACHINES}
     yield lab
-    assert {host: lab.changes(host) for host in hosts} == {host: [] for host in hosts}
+    assert {host: lab.find_changed_files(host) for host in hosts} == {host: [] for host in hosts}
     assert {host: lab.run(host, "ip", "-brief", "link") for host in MACHINES} == before
 
 
 def test_host_that_cannot_be_reached(lab: Lab, tmp_path: Path) -> None:
     absent = tmp_path / "absent.yml"
     absent.write_text("cluster: {hosts: {n9: {ansible_host: 10.78.0.99, ansible_ssh_timeout: 3}}}\n", encoding="utf-8")
-    run = lab.play(SITE, inventories=[absent])
-    assert run.code != 0
-    assert "n9" in run.words
-    assert "10.78.0.99" in run.words
-    assert "Nothing has been changed." in run.words
-    assert "exclude it with --limit" in run.words
+    run = lab.run_playbook(SITE, inventories=[absent])
+    assert run.exit_status != 0
+    assert "n9" in run.flat_output
+    assert "10.78.0.99" in run.flat_output
+    assert "Nothing has been changed." in run.flat_output
+    assert "exclude it with --limit" in run.flat_output
 
 
 def test_check_mode_ends_well_and_changes_nothing(lab: Lab) -> None:
-    run = lab.play(SITE, "--check", "--diff")
-    assert run.code == 0, run.report
+    run = lab.run_playbook(SITE, "--check", "--diff")
+    assert run.exit_status == 0, run.failure_report
     # It says what it would do.
     assert all(run.changed[machine] > 0 for machine in MACHINES), run.changed

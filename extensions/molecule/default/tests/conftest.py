@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from lab_hosts import Lab
-from told_secrets import Rotation, rotate
+from told_secrets import KeyRotation, rotate_keys
 
 #: A group with a host that is not to be in the cluster.
 EVERYONE = ("-e", "cluster_hosts=everyone", "-e", "cluster_machines=n1,n2,n3")
@@ -21,7 +21,7 @@ def lab() -> Lab:
 
 
 @pytest.fixture(scope="session")
-def rotation(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Rotation:
+def rotation(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> KeyRotation:
     """Both rotations in one run of site. What AWX keeps as artifacts is printed, and facts are written where a site
     keeps them between runs.
     """
@@ -30,4 +30,4 @@ def rotation(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Rotation:
         patch.setenv("ANSIBLE_SHOW_CUSTOM_STATS", "true")
         patch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
         patch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(folder / "facts"))
-        return rotate(lab, WATCHED, folder, *EVERYONE)
+        return rotate_keys(lab, WATCHED, folder, *EVERYONE)

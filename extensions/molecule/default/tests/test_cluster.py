@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from lab_hosts import Lab, Run
+from lab_hosts import AnsibleRun, Lab
 
 MACHINES = ("n1", "n2", "n3")
 SITE = "gpumesh.cluster.site"
@@ -68,7 +68,7 @@ def test_a_job_from_any_member_runs_on_all_of_them(lab: Lab, machine: str) -> No
 
 
 def test_nodes_are_idle_at_their_mesh_addresses(lab: Lab, record: dict[str, Any]) -> None:
-    lab.wait("all nodes are idle", lambda: idle(lab))
+    lab.wait_until("all nodes are idle", lambda: idle(lab))
     shown = lab.run("n2", "scontrol", "--oneliner", "show", "nodes")
     found = dict(re.findall(r"NodeName=(\S+) .*?NodeAddr=(\S+) ", shown))
     assert found == addresses(record)
@@ -137,10 +137,10 @@ def test_each_host_has_a_private_key_of_its_own_and_the_munge_key_of_all(lab: La
 def test_check_names_exactly_the_pairs_that_a_stopped_member_breaks(lab: Lab, tmp_path: Path) -> None:
     lab.stop("n3")
     try:
-        run = lab.play(CHECK, "-e", f"check_report_dir={tmp_path}", *SHORT, "--tags", "reachability")
+        run = lab.run_playbook(CHECK, "-e", f"check_report_dir={tmp_path}", *SHORT, "--tags", "reachability")
     finally:
         lab.start("n3")
-    assert run.code != 0
+    assert run.exit_status != 0
     judged = verdict(tmp_path, "part")
     assert judged["status"] != "pass"
     # The tag chooses a part.
@@ -156,7 +156,7 @@ def test_check_names_exactly_the_pairs_that_a_stopped_member_breaks(lab: Lab, tm
         "error": {("n3", "n1"), ("n3", "n2")},
         "pass": {("n1", "n2"), ("n2", "n1")},
     }
-    assert "n3" in run.words
+    assert "n3" in run.flat_output
 
 
 # --- A second run
@@ -165,7 +165,7 @@ def test_check_names_exactly_the_pairs_that_a_stopped_member_breaks(lab: Lab, tm
 class Again(NamedTuple):
     """A second run, the services before and after it, and the folder of its report."""
 
-    run: Run
+    run: AnsibleRun
     before: dict[str, dict[str, str]]
     after: dict[str, dict[str, str]]
     folder: Path
@@ -176,12 +176,12 @@ def _again(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Again:
     """Run site once more, with the member that was stopped. bench_site.py measures its duration."""
     lab.await_idle("n1")
     before, folder = main_pids(lab), tmp_path_factory.mktemp("report")
-    run = lab.play(SITE, "-e", f"check_report_dir={folder}")
+    run = lab.run_playbook(SITE, "-e", f"check_report_dir={folder}")
     return Again(run, before, main_pids(lab), folder)
 
 
 def test_a_second_run_changes_nothing(again: Again) -> None:
-    assert again.run.code == 0, again.run.report
+    assert again.run.exit_status == 0, again.run.failure_report
     assert set(again.run.changed.values()) == {0}, again.run.changes
 
 

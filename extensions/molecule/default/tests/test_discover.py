@@ -57,7 +57,7 @@ def found(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     # As Debian's installer leaves it; n1 has the entry of the cluster.
     lab.run("n2", "sh", "-c", "printf '127.0.0.1 localhost\n127.0.1.1 n2\n' >/etc/hosts")
     try:
-        run = lab.play(
+        run = lab.run_playbook(
             "gpumesh.cluster.discover",
             *("--limit", "n1,n2,n9", "-e", f"discover_facts_file={folder / 'facts.json'}"),
             inventories=[absent],
@@ -67,7 +67,7 @@ def found(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             restore(lab, host)
         lab.run("n1", "rm", "/dev/nvidia0", "/dev/nvidia1")
         lab.run("n2", "sh", "-c", 'printf %s "$1" >/etc/hosts', "-", known_names)
-    assert run.code == 0, run.report
+    assert run.exit_status == 0, run.failure_report
     document: dict[str, Any] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     return document
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_hosts import RECOVERY, Lab
+from lab_hosts import RECOVERY_TIMEOUT, Lab
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import BEGIN_SCRIPT
 
@@ -83,34 +83,36 @@ def test_a_member_that_is_down_and_excluded_does_not_end_the_run_and_all_others_
     monkeypatch.setenv("ANSIBLE_STDOUT_CALLBACK", PROGRESS)
     # All plays of site run, and its check is the one that cannot pass.
     report = ("-e", f"check_report_dir={tmp_path}")
-    run = lab.play("gpumesh.cluster.site", "--limit", "n1", *SHORT, *report)
-    assert run.code == 2, run.output
-    assert f"{down} is not in this run and keeps what it has. It does not answer: " in run.words
+    run = lab.run_playbook("gpumesh.cluster.site", "--limit", "n1", *SHORT, *report)
+    assert run.exit_status == 2, run.output
+    assert f"{down} is not in this run and keeps what it has. It does not answer: " in run.flat_output
     assert "✓ Run the scheduler" in run.output and "✕ Check the cluster" in run.output
     assert "Failed on n1 after" in run.output and "Done" not in run.output
     assert not re.findall("^ *changed  .*", run.output, re.MULTILINE)
     # Its removal is prepared without it, and nothing is removed in check mode.
     removal = ("-e", f"cluster_machine={down}", "--limit", f"!{down}", *SHORT)
-    run = lab.play("gpumesh.cluster.remove", *removal, "--check")
-    assert run.code == 0, run.output
+    run = lab.run_playbook("gpumesh.cluster.remove", *removal, "--check")
+    assert run.exit_status == 0, run.output
     assert "Done in" in run.output
     lab.start(down)
     lab.await_idle("n1")
     # A node is idle for the controller before it is known that it was away, and sinfo works there once slurmd does.
     look = ("sinfo", "-hN", "-o", "%N %T")
-    lab.wait("it answers", lambda: lab.run(down, *look, check=False).count(" idle\n") == len(MACHINES), RECOVERY)
+    lab.wait_until(
+        "it answers", lambda: lab.run(down, *look, check=False).count(" idle\n") == len(MACHINES), RECOVERY_TIMEOUT
+    )
     assert layers(lab) == before
 
 
 @pytest.mark.parametrize("down", ["n1"], indirect=True)
 def test_a_manager_that_is_down_is_named_and_only_needed_for_the_scheduler(lab: Lab, down: str) -> None:
     limit = ("--limit", f"!{down}", *SHORT, *EVERYONE)
-    run = lab.play("gpumesh.cluster.storage", *limit)
-    assert run.code == 0, run.output
-    assert "The manager n1 does not answer (" in run.words
-    run = lab.play("gpumesh.cluster.slurm", *limit)
-    assert run.code == 2, run.output
-    assert "The manager n1 does not answer (" in run.words
+    run = lab.run_playbook("gpumesh.cluster.storage", *limit)
+    assert run.exit_status == 0, run.output
+    assert "The manager n1 does not answer (" in run.flat_output
+    run = lab.run_playbook("gpumesh.cluster.slurm", *limit)
+    assert run.exit_status == 2, run.output
+    assert "The manager n1 does not answer (" in run.flat_output
     assert {line.split()[0] for line in run.output.splitlines() if "failed=1" in line} == {"n2", "n3"}
 
 
@@ -122,20 +124,23 @@ def test_an_installation_that_was_cut_off_is_named_and_completed(lab: Lab, tmp_p
     lab.run("n2", "dpkg", "--install", "/tmp/cut-off.deb", check=False)
     assert "dpkg was interrupted" in lab.run("n2", "sh", "-c", "apt-get --yes autoremove 2>&1", check=False)
 
-    run = lab.play("gpumesh.cluster.check", *EVERYONE, "--tags", "health", "-e", f"check_report_dir={tmp_path}")
-    assert run.code == 2, run.output
+    run = lab.run_playbook("gpumesh.cluster.check", *EVERYONE, "--tags", "health", "-e", f"check_report_dir={tmp_path}")
+    assert run.exit_status == 2, run.output
     (path,) = tmp_path.glob("**/verdict.json")
     checks = json.loads(path.read_text(encoding="utf-8"))["checks"]
     found = {(one["host"], one["status"]) for one in checks if one["id"] == "health.packages"}
     assert found == {("n1", "pass"), ("n2", "fail"), ("n3", "pass")}
-    assert "dpkg was interrupted" in run.words and f"{POLICY} is that of an interrupted installation" in run.words
+    assert (
+        "dpkg was interrupted" in run.flat_output
+        and f"{POLICY} is that of an interrupted installation" in run.flat_output
+    )
 
-    run = lab.play("gpumesh.cluster.storage", *EVERYONE)
-    assert run.code == 0, run.output
+    run = lab.run_playbook("gpumesh.cluster.storage", *EVERYONE)
+    assert run.exit_status == 0, run.output
     assert [task.partition(" : ")[2].split(":")[0] for task in run.changes] == [
         "Complete an installation of packages that was cut off"
     ]
     assert lab.run("n2", "dpkg", "--audit") == ""
     assert lab.run("n2", "cat", POLICY) == "#!/bin/sh\nexit 0\n"
-    assert "outsider: not among the members of cluster 'default'" in run.words
+    assert "outsider: not among the members of cluster 'default'" in run.flat_output
     lab.run("n2", "sh", "-c", f"rm -r {POLICY} /tmp/cut-off /tmp/cut-off.deb; apt-get purge --quiet --yes cut-off")

@@ -18,7 +18,7 @@ SERVICES = ("munge", "slurmd", "slurmctld", "wg-quick@gpumesh0", "nfs-server", "
 
 def untouched(lab: Lab) -> bool:
     """No file was made or changed since the scenario marked the bare host; no service runs, nothing is in memory."""
-    assert lab.changes(OUTSIDER) == []
+    assert lab.find_changed_files(OUTSIDER) == []
     assert set(lab.run(OUTSIDER, "systemctl", "is-active", *SERVICES, check=False).split()) == {"inactive"}
     assert lab.run(OUTSIDER, "sh", "-c", "ls -d /run/gpumesh* /run/munge /tmp/gpumesh*; ip -o link", check=False).split(
         "\n"
@@ -32,9 +32,9 @@ def test_neither_the_first_site_nor_a_playbook_of_a_layer_has_reached_it(lab: La
 
 
 def test_a_run_on_it_alone_does_nothing(lab: Lab) -> None:
-    run = lab.play("gpumesh.cluster.slurm", *EVERYONE, "--limit", OUTSIDER)
-    assert run.code == 0, run.report
-    assert "Could not match supplied host pattern" not in run.words, run.report
+    run = lab.run_playbook("gpumesh.cluster.slurm", *EVERYONE, "--limit", OUTSIDER)
+    assert run.exit_status == 0, run.failure_report
+    assert "Could not match supplied host pattern" not in run.flat_output, run.failure_report
     assert untouched(lab)
 
 
@@ -42,9 +42,11 @@ def test_it_is_not_cleaned_up_as_if_it_had_been_a_member(lab: Lab) -> None:
     key = "/etc/munge/munge.key"
     lab.run(OUTSIDER, "sh", "-c", f"mkdir -p /etc/munge && echo its own > {key}")
     try:
-        run = lab.play("gpumesh.cluster.remove", *EVERYONE, "-e", f"cluster_machine={OUTSIDER}")
-        assert run.code != 0
-        assert f"{OUTSIDER} is not among the members of cluster 'default', and was not removed from it" in run.words
+        run = lab.run_playbook("gpumesh.cluster.remove", *EVERYONE, "-e", f"cluster_machine={OUTSIDER}")
+        assert run.exit_status != 0
+        assert (
+            f"{OUTSIDER} is not among the members of cluster 'default', and was not removed from it" in run.flat_output
+        )
         assert lab.read(OUTSIDER, key) == b"its own\n"
     finally:
         lab.run(OUTSIDER, "rm", key)

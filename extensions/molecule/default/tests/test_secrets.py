@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lab_hosts import Lab
-from told_secrets import Rotation, secrets
+from told_secrets import KeyRotation, find_secrets
 
 #: The manager, and another member.
 MEMBERS = ("n1", "n2")
@@ -28,16 +28,16 @@ def test_only_its_owner_reads_a_secret(lab: Lab, host: str) -> None:
         assert found in ([], [owner, "600"], [owner, "400"]), (path, found)
 
 
-def test_nothing_tells_a_secret(lab: Lab, rotation: Rotation) -> None:
+def test_nothing_tells_a_secret(lab: Lab, rotation: KeyRotation) -> None:
     """While all keys were replaced, and the processes of the members were watched."""
     for run in rotation.runs:
-        assert run.code == 0, run.report
-    assert not set(rotation.former) & set(rotation.keys), "a key was not rotated, so nothing was tried"
+        assert run.exit_status == 0, run.failure_report
+    assert not set(rotation.former_keys) & set(rotation.current_keys), "a key was not rotated, so nothing was tried"
     told = "\n".join(run.output for run in rotation.runs)
     assert "CUSTOM STATS" in told
     # Each byte is a character, so that munge's key, which is no text, can be found as it is.
-    raw = {key.decode("latin-1") for key in (rotation.former[0], rotation.keys[0])}
-    told += "\n".join(path.read_text("latin-1") for path in rotation.folder.rglob("*") if path.is_file())
+    raw = {key.decode("latin-1") for key in (rotation.former_keys[0], rotation.current_keys[0])}
+    told += "\n".join(path.read_text("latin-1") for path in rotation.directory.rglob("*") if path.is_file())
     logs = "find /var/log /var/lib/gpumesh -xdev -type f -not -path '*/journal/*' -exec cat {} +"
     for host in MEMBERS:
         lab.run(host, "sh", "-c", f"(journalctl --no-pager --output=cat; {logs}; true) >>/root/seen")
@@ -47,7 +47,7 @@ def test_nothing_tells_a_secret(lab: Lab, rotation: Rotation) -> None:
 
 @pytest.mark.parametrize("host", MEMBERS)
 def test_a_secret_has_one_home(lab: Lab, host: str, tmp_path: Path) -> None:
-    lines = sorted(secrets(lab, host))
+    lines = sorted(find_secrets(lab, host))
     lab.run(host, "python3", "-c", f"open('/root/lines', 'w').write({chr(10).join(lines)!r})")
     found = lab.run(
         host, "sh", "-c", "grep -rlaF -f /root/lines /etc /var /run /tmp /root/.ansible /home /srv 2>/dev/null; true"

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import host_state
 import pytest
-from desk import GUIDES, Desk
-from lab_hosts import Lab, Run
+from desk import GUIDES_DIRECTORY, GuideRunner
+from lab_hosts import AnsibleRun, Lab
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, install
 from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks, console_lines
@@ -112,16 +112,16 @@ def lab() -> Lab:
 @pytest.fixture(scope="session")
 def bare(lab: Lab) -> dict[str, dict[str, Any]]:
     """The machines before the first run."""
-    states = {machine: host_state.read(lab, machine) for machine in MACHINES}
-    assert not any(host_state.differences(state, state) for state in states.values())
+    states = {machine: host_state.read_state(lab, machine) for machine in MACHINES}
+    assert not any(host_state.find_differences(state, state) for state in states.values())
     assert not any("/var/lib/gpumesh" in state["files"] for state in states.values())
     return states
 
 
 @pytest.fixture(scope="session")
-def desk(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> Desk:
-    made = Desk(install(tmp_path_factory.mktemp("guides")), lab, OURS)
-    for block in blocks(GUIDES / "lan.md"):
+def desk(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> GuideRunner:
+    made = GuideRunner(install(tmp_path_factory.mktemp("guides")), lab, OURS)
+    for block in blocks(GUIDES_DIRECTORY / "lan.md"):
         if block.file:
             made.write(block.file, adapted(block.text))
     for path in sorted((ROOT / "inventories" / "lan").rglob("*.yml")):
@@ -149,19 +149,19 @@ class Job(NamedTuple):
     batch_host: str
 
 
-def play(desk: Desk, playbook: str, *arguments: str) -> Run:
+def play(desk: GuideRunner, playbook: str, *arguments: str) -> AnsibleRun:
     """Run a playbook as the guide for day 2 does, with options that it does not type, whether it succeeds or not."""
-    return desk.run("ansible-playbook", "-i", "inventories/lan", f"gpumesh.cluster.{playbook}", *arguments)
+    return desk.run_ansible("ansible-playbook", "-i", "inventories/lan", f"gpumesh.cluster.{playbook}", *arguments)
 
 
-def assert_success(run: Run) -> Run:
-    assert run.code == 0, run.report
+def assert_success(run: AnsibleRun) -> AnsibleRun:
+    assert run.exit_status == 0, run.failure_report
     return run
 
 
-def assert_refused(run: Run, *said: str) -> None:
-    assert run.code != 0, run.report
-    assert [text for text in said if text not in run.words] == [], run.report
+def assert_refused(run: AnsibleRun, *said: str) -> None:
+    assert run.exit_status != 0, run.failure_report
+    assert [text for text in said if text not in run.flat_output] == [], run.failure_report
 
 
 def record(lab: Lab, machine: str) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def start_job(lab: Lab, machine: str, node: str) -> str:
     """Start a job on one core that runs until it is cancelled. Returns its ID."""
     options = f"--parsable --nodelist={node} --job-name=train --output=/root/slurm.out"
     number = lab.run(machine, "sh", "-c", f'printf %s "$1" | sbatch {options}', "-", HEARTBEAT).strip()
-    lab.wait(
+    lab.wait_until(
         "the job runs",
         lambda: "RUNNING" in job(lab, machine, number) and any(beat[1] == number for beat in heartbeats(lab, node)),
         PATIENCE,
@@ -214,7 +214,7 @@ def start_job(lab: Lab, machine: str, node: str) -> str:
 
 def cancel_job(lab: Lab, machine: str, number: str) -> None:
     lab.run(machine, "scancel", number)
-    lab.wait("the job has ended", lambda: "CANCELLED" in job(lab, machine, number), PATIENCE)
+    lab.wait_until("the job has ended", lambda: "CANCELLED" in job(lab, machine, number), PATIENCE)
 
 
 def answered(lab: Lab) -> set[int]:
@@ -226,7 +226,7 @@ def answered(lab: Lab) -> set[int]:
 def assert_progress(lab: Lab, node: str) -> None:
     """Wait until the job has made progress by its own clock."""
     last = heartbeats(lab, node)[-1]
-    lab.wait("the job works on", lambda: heartbeats(lab, node)[-1][2] > last[2], PATIENCE)
+    lab.wait_until("the job works on", lambda: heartbeats(lab, node)[-1][2] > last[2], PATIENCE)
 
 
 def processes(lab: Lab, machine: str) -> dict[str, str]:
@@ -284,18 +284,18 @@ def assert_bare(lab: Lab, bare: dict[str, dict[str, Any]], machine: str) -> None
     left = ["the host has not been read"]
 
     def is_bare() -> bool:
-        left[:] = host_state.differences(bare[machine], host_state.read(lab, machine))
+        left[:] = host_state.find_differences(bare[machine], host_state.read_state(lab, machine))
         return not left
 
     # A process or a unit may end a moment after what it belonged to.
     with contextlib.suppress(AssertionError):
-        lab.wait(f"{machine} is as bare as before", is_bare, 120, 5)
+        lab.wait_until(f"{machine} is as bare as before", is_bare, 120, 5)
     assert left == []
 
 
-def shown_cluster(desk: Desk) -> dict[str, Any]:
+def shown_cluster(desk: GuideRunner) -> dict[str, Any]:
     """What the playbook show reports about the cluster."""
-    (cluster,) = assert_success(play(desk, "show", "-e", "show_output=json")).shown
+    (cluster,) = assert_success(play(desk, "show", "-e", "show_output=json")).shown_clusters
     return cluster
 
 
@@ -306,39 +306,40 @@ def drift(cluster: dict[str, Any]) -> dict[str, dict[str, str]]:
 # --- The first ten minutes
 
 
-def test_a_lan_in_ten_minutes(desk: Desk, bare: dict[str, dict[str, Any]]) -> None:
-    command = desk.type("lan", "ansible-playbook -i my-lan gpumesh.cluster.discover")
+def test_a_lan_in_ten_minutes(desk: GuideRunner, bare: dict[str, dict[str, Any]]) -> None:
+    command = desk.type_line("lan", "ansible-playbook -i my-lan gpumesh.cluster.discover")
     # Scenario `default` runs it without a subnet.
-    subnet = desk.type(
+    subnet = desk.type_line(
         "troubleshooting",
         "ansible-playbook -i inventories/lan gpumesh.cluster.discover -e discover_subnet=192.168.1.0/24",
     )
-    found = assert_success(desk.run(*command, *subnet[-2:]))
+    found = assert_success(desk.run_ansible(*command, *subnet[-2:]))
     assert "10.77.95.0/24" in found.output
-    assert {machine: host_state.differences(bare[machine], host_state.read(desk.lab, machine)) for machine in bare} == {
-        machine: [] for machine in MACHINES
-    }
-    desk.play("lan", "ansible-playbook -i my-lan gpumesh.cluster.site")
-    assert sorted(desk.on("gpu2", "lan", "srun -N3 hostname").split()) == list(MACHINES)
+    assert {
+        machine: host_state.find_differences(bare[machine], host_state.read_state(desk.lab, machine))
+        for machine in bare
+    } == {machine: [] for machine in MACHINES}
+    desk.run_playbook("lan", "ansible-playbook -i my-lan gpumesh.cluster.site")
+    assert sorted(desk.type_on_machine("gpu2", "lan", "srun -N3 hostname").split()) == list(MACHINES)
     assert (desk.installed.folder / "gpumesh-report").is_dir()
 
 
-def test_look_for_troubles(desk: Desk) -> None:
-    listed = desk.play("troubleshooting", "ansible cluster -i inventories/lan --list-hosts")
+def test_look_for_troubles(desk: GuideRunner) -> None:
+    listed = desk.run_playbook("troubleshooting", "ansible cluster -i inventories/lan --list-hosts")
     assert set(MACHINES) <= set(listed.output.split())
     desk.lab.run("gpu1", "scontrol", "update", "NodeName=gpu2", "State=DOWN", "Reason=tests")
-    desk.on("gpu1", "troubleshooting", "scontrol update NodeName=gpu2 State=RESUME")
-    desk.lab.wait("all nodes work", able(desk.lab, "gpu1", *MACHINES), PATIENCE)
+    desk.type_on_machine("gpu1", "troubleshooting", "scontrol update NodeName=gpu2 State=RESUME")
+    desk.lab.wait_until("all nodes work", able(desk.lab, "gpu1", *MACHINES), PATIENCE)
 
 
 # --- Members leave and join
 
 
-def test_a_machine_leaves_while_a_job_runs(desk: Desk, bare: dict[str, dict[str, Any]]) -> None:
+def test_a_machine_leaves_while_a_job_runs(desk: GuideRunner, bare: dict[str, dict[str, Any]]) -> None:
     lab = desk.lab
     number = start_job(lab, "gpu1", "gpu2")
     before, daemons = job(lab, "gpu1", number), all_processes(lab, "gpu1", "gpu2")
-    desk.play(
+    desk.run_playbook(
         "day2",
         "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3 -e cluster_drain_timeout=3600",
     )
@@ -348,7 +349,7 @@ def test_a_machine_leaves_while_a_job_runs(desk: Desk, bare: dict[str, dict[str,
     assert all_processes(lab, "gpu1", "gpu2") == daemons
     # Distrusting it afterwards replaces munge's key on the remaining members.
     key = lab.read("gpu1", MUNGE_KEY)
-    desk.play(
+    desk.run_playbook(
         "day2",
         "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3 -e cluster_untrusted=true",
     )
@@ -357,27 +358,27 @@ def test_a_machine_leaves_while_a_job_runs(desk: Desk, bare: dict[str, dict[str,
     assert job(lab, "gpu1", number) == before
 
 
-def test_a_join_through_a_partition_is_finished_by_the_next_run_and_no_job_notices(desk: Desk) -> None:
+def test_a_join_through_a_partition_is_finished_by_the_next_run_and_no_job_notices(desk: GuideRunner) -> None:
     """The member with the job is cut off while another machine joins."""
     lab, number = desk.lab, running_job(desk.lab, "gpu1")
     before, daemons = job(lab, "gpu1", number), all_processes(lab, "gpu1", "gpu2")
     line = "ansible-playbook -i inventories/lan gpumesh.cluster.join -e cluster_machines=gpu3"
     with ThreadPoolExecutor() as pool:
-        joining = pool.submit(desk.run, *desk.type("day2", line))
+        joining = pool.submit(desk.run_ansible, *desk.type_line("day2", line))
         lab.run("gpu1", "python3", "-c", AWAIT_MEMBER, "gpu3", RECORD, timeout=PATIENCE)
         with cut_off(lab, "gpu2"):
             assert_refused(joining.result(), "[gpu2]: UNREACHABLE!")
             assert members(lab, "gpu1") == list(MACHINES)
-            shown = desk.type("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.show")
-            run = desk.run(*shown, "-e", "ansible_ssh_timeout=5")
+            shown = desk.type_line("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.show")
+            run = desk.run_ansible(*shown, "-e", "ansible_ssh_timeout=5")
             assert all(machine in run.output for machine in MACHINES)
-            assert "gpu2 does not answer" in run.words, run.output
+            assert "gpu2 does not answer" in run.flat_output, run.output
     pings = f"exec ping -i0.2 -W30 {mesh_address(lab, 'gpu1', 'gpu2')} >/tmp/pings"
-    ping = lab.begin_command("gpu1", "sh", "-c", pings)
+    ping = lab.start_command("gpu1", "sh", "-c", pings)
     try:
-        desk.play("day2", line)
+        desk.run_playbook("day2", line)
         last = max(answered(lab))
-        lab.wait("pings are still answered", lambda: max(answered(lab)) > last, PATIENCE)
+        lab.wait_until("pings are still answered", lambda: max(answered(lab)) > last, PATIENCE)
     finally:
         lab.run("gpu1", "pkill", "-INT", "-x", "ping")
         ping.communicate(timeout=PATIENCE)
@@ -386,7 +387,7 @@ def test_a_join_through_a_partition_is_finished_by_the_next_run_and_no_job_notic
     assert set(range(1, max(found))) - found == set()
     lab.run("gpu1", "rm", "/tmp/pings")
     assert record(lab, "gpu1") == record(lab, "gpu2") == record(lab, "gpu3")
-    lab.wait("all nodes work", able(lab, "gpu1", *MACHINES), PATIENCE)
+    lab.wait_until("all nodes work", able(lab, "gpu1", *MACHINES), PATIENCE)
     assert job(lab, "gpu1", number) == before
     assert all_processes(lab, "gpu1", "gpu2") == daemons
     assert_progress(lab, "gpu2")
@@ -395,22 +396,22 @@ def test_a_join_through_a_partition_is_finished_by_the_next_run_and_no_job_notic
     assert ran_on(lab, "gpu2", 3) == list(MACHINES)
 
 
-def test_a_machine_with_a_job_does_not_leave(desk: Desk) -> None:
+def test_a_machine_with_a_job_does_not_leave(desk: GuideRunner) -> None:
     lab, number, before = desk.lab, running_job(desk.lab, "gpu1"), record(desk.lab, "gpu1")
     run = play(desk, "remove", "-e", "cluster_machine=gpu2")
     assert_refused(run, f"{number} of root (train on gpu2)", "cannot leave", "cluster_force=true")
     assert record(lab, "gpu1") == record(lab, "gpu3") == before
-    lab.wait("all nodes work", able(lab, "gpu1", *MACHINES), PATIENCE)
+    lab.wait_until("all nodes work", able(lab, "gpu1", *MACHINES), PATIENCE)
     assert "RUNNING" in job(lab, "gpu1", number)
 
 
-def test_a_cluster_in_use_is_not_deleted(desk: Desk) -> None:
+def test_a_cluster_in_use_is_not_deleted(desk: GuideRunner) -> None:
     lab, number, before = desk.lab, running_job(desk.lab, "gpu1"), record(desk.lab, "gpu1")
     login = ["docker", "exec", f"gpumesh-{lab.name}-gpu1", "ssh", "gpu3", "touch /run/came; exec sleep infinity"]
     with subprocess.Popen(login) as session:
-        lab.wait("the login is there", lambda: "came" in lab.run("gpu3", "ls", "/run"), PATIENCE)
+        lab.wait_until("the login is there", lambda: "came" in lab.run("gpu3", "ls", "/run"), PATIENCE)
         assert_refused(
-            desk.run(*desk.type("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.delete")),
+            desk.run_ansible(*desk.type_line("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.delete")),
             f"job {number} of root (train on gpu2)",
             f"gpu3: root is logged in from {mesh_address(lab, 'gpu1', 'gpu1')} (notty)",
             "cluster_force=true",
@@ -425,8 +426,8 @@ def test_a_cluster_in_use_is_not_deleted(desk: Desk) -> None:
 # --- Daily work
 
 
-def test_add_a_user(desk: Desk) -> None:
-    desk.play(
+def test_add_a_user(desk: GuideRunner) -> None:
+    desk.run_playbook(
         "day2",
         'ansible cluster -i inventories/lan --become -m ansible.builtin.user -a "name=alice uid=2001 shell=/bin/bash"',
     )
@@ -435,14 +436,14 @@ def test_add_a_user(desk: Desk) -> None:
     assert ran.split() == ["alice"] * 3
 
 
-def test_back_up_the_accounting_and_restore_it(desk: Desk) -> None:
+def test_back_up_the_accounting_and_restore_it(desk: GuideRunner) -> None:
     lab = desk.lab
 
     def root(line: str) -> None:
-        desk.type("day2", line)
+        desk.type_line("day2", line)
         lab.run("gpu1", "sh", "-c", f"cd /root && {line}", timeout=PATIENCE)
 
-    lab.wait(
+    lab.wait_until(
         "alice's job is in the accounting", lambda: "alice COMPLETED" in accounting(lab, "gpu1").values(), PATIENCE
     )
     before = accounting(lab, "gpu1")
@@ -450,23 +451,23 @@ def test_back_up_the_accounting_and_restore_it(desk: Desk) -> None:
     root("systemctl stop slurmdbd")
     root("mariadb slurm_acct_db < slurm_acct_db.sql")
     root("systemctl start slurmdbd")
-    lab.wait("slurmdbd answers", lambda: accounting(lab, "gpu1") != {}, PATIENCE)
-    lab.wait("it has all jobs", lambda: before.items() <= accounting(lab, "gpu1").items(), PATIENCE)
+    lab.wait_until("slurmdbd answers", lambda: accounting(lab, "gpu1") != {}, PATIENCE)
+    lab.wait_until("it has all jobs", lambda: before.items() <= accounting(lab, "gpu1").items(), PATIENCE)
     # Neither the dump nor the user belongs to the cluster.
     lab.run("gpu1", "rm", "/root/slurm_acct_db.sql")
     for machine in MACHINES:
         lab.run(machine, "userdel", "--remove", "alice")
 
 
-def test_an_upgrade_brings_back_what_differs_and_keeps_jobs_off_a_machine(desk: Desk) -> None:
+def test_an_upgrade_brings_back_what_differs_and_keeps_jobs_off_a_machine(desk: GuideRunner) -> None:
     """What differs is changed by hand here, and is named by show before the upgrade."""
     lab = desk.lab
 
     def state() -> str:
         return lab.run("gpu1", "sinfo", "-hn", "gpu1", "-o", "%T").strip()
 
-    desk.on("gpu1", "day2", 'scontrol update NodeName=gpu1 State=DRAIN Reason="no jobs here"')
-    lab.wait("gpu1 is drained", lambda: state() == "drained", PATIENCE)
+    desk.type_on_machine("gpu1", "day2", 'scontrol update NodeName=gpu1 State=DRAIN Reason="no jobs here"')
+    lab.wait_until("gpu1 is drained", lambda: state() == "drained", PATIENCE)
     key = next(member["mesh"]["public_key"] for member in record(lab, "gpu1")["members"] if member["machine"] == "gpu3")
     lab.run("gpu1", "wg", "set", "gpumesh0", "peer", key, "remove")
     lab.run("gpu1", "sed", "-i", "/ gpu3$/d", "/etc/hosts")
@@ -490,19 +491,19 @@ def test_an_upgrade_brings_back_what_differs_and_keeps_jobs_off_a_machine(desk: 
         "ansible-playbook -i inventories/lan gpumesh.cluster.site --check --diff",
         "ansible-playbook -i inventories/lan gpumesh.cluster.site",
     ):
-        changed = desk.play("day2", line).changed
+        changed = desk.run_playbook("day2", line).changed
         assert {machine: changed[machine] > 0 for machine in MACHINES} == {
             machine: differing[machine] != {} for machine in MACHINES
         }
     # The check at the end of the run does not take it for a fault.
     assert state() == "drained"
     lab.run("gpu1", "scontrol", "update", "NodeName=gpu1", "State=RESUME")
-    lab.wait("gpu1 is idle", lambda: state() == "idle", PATIENCE)
+    lab.wait_until("gpu1 is idle", lambda: state() == "idle", PATIENCE)
 
 
-def test_see_what_is_there(desk: Desk) -> None:
-    listed = desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.show -e show_output=json")
-    (cluster,) = listed.shown
+def test_see_what_is_there(desk: GuideRunner) -> None:
+    listed = desk.run_playbook("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.show -e show_output=json")
+    (cluster,) = listed.shown_clusters
     assert sorted(cluster["machines"]) == list(MACHINES)
     assert cluster["problems"] == []
     assert [member["copy"] for member in cluster["members"]] == ["current"] * 3
@@ -514,36 +515,38 @@ def test_see_what_is_there(desk: Desk) -> None:
 # --- Another manager
 
 
-def test_hand_over_with_queue_and_accounts(desk: Desk, bare: dict[str, dict[str, Any]]) -> None:
+def test_hand_over_with_queue_and_accounts(desk: GuideRunner, bare: dict[str, dict[str, Any]]) -> None:
     lab = desk.lab
-    lab.wait("all nodes work", able(lab, "gpu1", *MACHINES), PATIENCE)
+    lab.wait_until("all nodes work", able(lab, "gpu1", *MACHINES), PATIENCE)
     history = accounting(lab, "gpu1")
     # Of alice, whose account was removed, the number is left.
     assert {"2001 COMPLETED", "root CANCELLED"} <= set(history.values())
     running = start_job(lab, "gpu1", "gpu3")
     waiting = lab.run("gpu1", "sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=hostname").strip()
-    run = desk.play(
+    run = desk.run_playbook(
         "day2",
         "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu1 -e cluster_new_manager=gpu2",
     )
-    assert "gpu1: removed from the cluster" in run.words and "cluster_untrusted=true" in run.words
+    assert "gpu1: removed from the cluster" in run.flat_output and "cluster_untrusted=true" in run.flat_output
     assert removed_keys(lab, "gpu2")["gpu1"] == "kept"
     assert members(lab, "gpu2") == members(lab, "gpu3") == ["gpu2", "gpu3"]
     assert record(lab, "gpu2")["manager"] == "gpu2"
     assert record(lab, "gpu2")["history"][-1]["change"] == "hand_over"
-    lab.wait("the nodes that stay work", able(lab, "gpu2", "gpu2", "gpu3"), PATIENCE)
+    lab.wait_until("the nodes that stay work", able(lab, "gpu2", "gpu2", "gpu3"), PATIENCE)
     queue = dict(line.split() for line in lab.run("gpu3", "squeue", "--noheader", "--format=%i %T").splitlines())
     assert queue == {running: "RUNNING", waiting: "PENDING"}
     assert_progress(lab, "gpu3")
     known = {**history, running: "root RUNNING"}.items()
-    lab.wait("the accounting has all jobs", lambda: known <= accounting(lab, "gpu3").items(), PATIENCE)
+    lab.wait_until("the accounting has all jobs", lambda: known <= accounting(lab, "gpu3").items(), PATIENCE)
     assert ran_on(lab, "gpu3", 2) == ["gpu2", "gpu3"]
     lab.run("gpu3", "scontrol", "release", waiting)
-    lab.wait("the job that waited has run", lambda: "COMPLETED" in job(lab, "gpu2", waiting), PATIENCE)
+    lab.wait_until("the job that waited has run", lambda: "COMPLETED" in job(lab, "gpu2", waiting), PATIENCE)
     assert_bare(lab, bare, "gpu1")
 
 
-def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(desk: Desk, bare: dict[str, dict[str, Any]]) -> None:
+def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(
+    desk: GuideRunner, bare: dict[str, dict[str, Any]]
+) -> None:
     """It is declared untrusted as well, so the secrets that it knows become useless."""
     lab = desk.lab
     lost = ("-e", "cluster_machine=gpu2", "-e", "cluster_new_manager=gpu3", "-e", "cluster_manager_lost=true")
@@ -552,10 +555,10 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(desk: Desk, b
     lab.stop("gpu2")
     try:
         run = assert_success(play(desk, "remove", *lost, "-e", "ansible_ssh_timeout=30"))
-        assert "disk of gpu2" in run.words
-        assert "run the playbook remove with cluster_machine=gpu2 again" in run.words
+        assert "disk of gpu2" in run.flat_output
+        assert "run the playbook remove with cluster_machine=gpu2 again" in run.flat_output
         assert members(lab, "gpu3") == ["gpu3"]
-        lab.wait("the node that is left works", able(lab, "gpu3", "gpu3"), PATIENCE)
+        lab.wait_until("the node that is left works", able(lab, "gpu3", "gpu3"), PATIENCE)
         assert ran_on(lab, "gpu3", 1) == ["gpu3"]
         assert lab.read("gpu3", MUNGE_KEY) != known
         assert removed_keys(lab, "gpu3")["gpu2"] == "changed"
@@ -564,7 +567,7 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(desk: Desk, b
     assert lab.read("gpu2", MUNGE_KEY) == known
     after = record(lab, "gpu3"), lab.read("gpu3", MUNGE_KEY)
     # The same command again cleans up the machine that was unreachable.
-    assert "disk of gpu2" not in assert_success(play(desk, "remove", *lost)).words
+    assert "disk of gpu2" not in assert_success(play(desk, "remove", *lost)).flat_output
     assert (record(lab, "gpu3"), lab.read("gpu3", MUNGE_KEY)) == after
     assert_bare(lab, bare, "gpu2")
 
@@ -572,15 +575,17 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(desk: Desk, b
 # --- The end
 
 
-def test_deleted_by_force_it_leaves_nothing(desk: Desk, bare: dict[str, dict[str, Any]]) -> None:
+def test_deleted_by_force_it_leaves_nothing(desk: GuideRunner, bare: dict[str, dict[str, Any]]) -> None:
     start_job(desk.lab, "gpu3", "gpu3")
     assert_success(play(desk, "delete", "-e", "cluster_force=true"))
     for machine in MACHINES:
         assert_bare(desk.lab, bare, machine)
 
 
-def test_nothing_that_the_guides_say_was_left_out(desk: Desk) -> None:
+def test_nothing_that_the_guides_say_was_left_out(desk: GuideRunner) -> None:
     said = {
-        line for name in ("lan", "day2", "storage", "troubleshooting") for line in console_lines(GUIDES / f"{name}.md")
+        line
+        for name in ("lan", "day2", "storage", "troubleshooting")
+        for line in console_lines(GUIDES_DIRECTORY / f"{name}.md")
     }
-    assert said - desk.typed - ELSEWHERE == set()
+    assert said - desk.typed_lines - ELSEWHERE == set()

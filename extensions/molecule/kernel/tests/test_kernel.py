@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 from kernel_hosts import KernelLab
-from lab_hosts import Run
+from lab_hosts import AnsibleRun
 
 MACHINES = ("v1", "v2", "v3")
 MESH = "gpumesh0"
@@ -52,13 +52,13 @@ def address(machine: str) -> str:
 def exported(lab: KernelLab, server: str) -> dict[str, set[str]]:
     """The clients to which the kernel of the server exports each of its folders."""
     found: dict[str, set[str]] = {}
-    for path, client in re.findall(r"^(\S+)\s+(\S+)\(", lab.shell(server, "exportfs -s"), re.MULTILINE):
+    for path, client in re.findall(r"^(\S+)\s+(\S+)\(", lab.run_shell(server, "exportfs -s"), re.MULTILINE):
         found.setdefault(path, set()).add(client)
     return found
 
 
 def checksum(lab: KernelLab, machine: str, path: str = "/data/kept") -> str:
-    return lab.shell(machine, f"sha256sum {path}").split()[0]
+    return lab.run_shell(machine, f"sha256sum {path}").split()[0]
 
 
 def nodes(lab: KernelLab, asked: str = "v2") -> set[str]:
@@ -81,25 +81,25 @@ def readable(lab: KernelLab, machine: str) -> bool:
 def failed(lab: KernelLab, machine: str) -> set[str]:
     """The units that have failed, once the machine has booted."""
     listed = "systemctl is-system-running --quiet --wait; systemctl list-units --failed --plain --no-legend"
-    return {line.split()[0] for line in lab.shell(machine, listed, timeout=PATIENCE).splitlines()}
+    return {line.split()[0] for line in lab.run_shell(machine, listed, timeout=PATIENCE).splitlines()}
 
 
-def share(lab: KernelLab, *volumes: dict[str, str]) -> Run:
+def share(lab: KernelLab, *volumes: dict[str, str]) -> AnsibleRun:
     """Set these volumes, and no others."""
-    return lab.play(STORAGE, "-e", json.dumps({"storage_volumes": volumes}))
+    return lab.run_playbook(STORAGE, "-e", json.dumps({"storage_volumes": volumes}))
 
 
-def serve(lab: KernelLab, *volumes: dict[str, str], hosts: str = "v2") -> Run:
+def serve(lab: KernelLab, *volumes: dict[str, str], hosts: str = "v2") -> AnsibleRun:
     """Set these volumes, and no others, on some hosts. The module says whether something has changed, and why not."""
-    record = json.loads(lab.shell("v2", "cat /var/lib/gpumesh/clusters/kernel.json"))
-    return lab.module(hosts, "gpumesh.cluster.storage", {"storage_volumes": volumes}, record=record, preview=True)
+    record = json.loads(lab.run_shell("v2", "cat /var/lib/gpumesh/clusters/kernel.json"))
+    return lab.run_module(hosts, "gpumesh.cluster.storage", {"storage_volumes": volumes}, record=record, preview=True)
 
 
 def make_filesystem(lab: KernelLab, kind: str, option: str, point: str) -> None:
     """Create a file system on v2 that accounts usage by project."""
     options = "-O project,quota" if kind == "ext4" else ""
     made = f"truncate --size 320M {point}.img && mkfs.{kind} -q {options} {point}.img"
-    lab.shell("v2", f"modprobe loop && {made} && mount --mkdir -o loop,{option} {point}.img {point}")
+    lab.run_shell("v2", f"modprobe loop && {made} && mount --mkdir -o loop,{option} {point}.img {point}")
 
 
 def write(path: str, mebibytes: int) -> str:
@@ -115,30 +115,32 @@ def assert_fails(lab: KernelLab, command: str) -> None:
 
 def test_the_tunnel_is_the_kernels(lab: KernelLab) -> None:
     for machine in MACHINES:
-        assert "wireguard" in lab.shell(machine, f"ip -details link show {MESH}")
+        assert "wireguard" in lab.run_shell(machine, f"ip -details link show {MESH}")
         assert lab.ssh(machine, "command -v wireguard-go; pgrep -x wireguard-go").stdout == ""
-        assert len(lab.shell(machine, f"wg show {MESH} latest-handshakes").splitlines()) == 2
+        assert len(lab.run_shell(machine, f"wg show {MESH} latest-handshakes").splitlines()) == 2
 
 
 def test_a_second_run_changes_nothing(lab: KernelLab) -> None:
     """That of the storage follows on the run that heals a stale handle."""
-    run = lab.play("gpumesh.cluster.mesh", "--limit", "v3")
-    assert run.code == 0, run.report
+    run = lab.run_playbook("gpumesh.cluster.mesh", "--limit", "v3")
+    assert run.exit_status == 0, run.failure_report
     assert run.changed == {"v3": 0}, run.changes
 
 
 def test_the_jobs_are_in_control_groups_of_version_2(lab: KernelLab) -> None:
-    assert lab.shell("v3", "stat --file-system --format=%T /sys/fs/cgroup").strip() == "cgroup2fs"
-    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
-    group = lab.shell("v1", "srun --nodelist=v3 --mem=64M cat /proc/self/cgroup").strip()
+    assert lab.run_shell("v3", "stat --file-system --format=%T /sys/fs/cgroup").strip() == "cgroup2fs"
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+    group = lab.run_shell("v1", "srun --nodelist=v3 --mem=64M cat /proc/self/cgroup").strip()
     assert group.startswith("0::/"), group
     assert "job_" in group, group
 
 
 def test_volumes_are_nfs_4_2_over_the_tunnel(lab: KernelLab) -> None:
     for machine in ("v2", "v3"):
-        lab.shell(machine, "ls /data")
-        kind, options = lab.shell(machine, "findmnt --noheadings --types nfs4 --output FSTYPE,OPTIONS /data").split()
+        lab.run_shell(machine, "ls /data")
+        kind, options = lab.run_shell(
+            machine, "findmnt --noheadings --types nfs4 --output FSTYPE,OPTIONS /data"
+        ).split()
         assert kind == "nfs4"
         assert "vers=4.2" in options
         assert f"addr={address('v1')}" in options
@@ -148,7 +150,7 @@ def test_volumes_are_nfs_4_2_over_the_tunnel(lab: KernelLab) -> None:
 def test_exports_are_for_members_alone(lab: KernelLab) -> None:
     assert exported(lab, "v1") == {"/srv/data": {address("v2"), address("v3")}}
     assert exported(lab, "v2") == {"/srv/scratch": {address("v1"), address("v3")}}
-    shown = lab.shell("v2", f"showmount --exports --no-headers {address('v1')}").split()
+    shown = lab.run_shell("v2", f"showmount --exports --no-headers {address('v1')}").split()
     assert shown[0] == "/srv/data"
     assert set(shown[1].split(",")) == {address("v2"), address("v3")}
 
@@ -161,31 +163,31 @@ def test_an_address_that_is_no_members_is_refused(lab: KernelLab) -> None:
 
 
 def test_root_of_a_member_is_nobody_on_the_server(lab: KernelLab) -> None:
-    lab.shell("v1", "install -d -m 1777 /srv/data /srv/data/open && chmod 1777 /srv/data")
-    lab.shell("v2", "chmod 1777 /srv/scratch")
-    lab.shell("v3", "touch /data/open/by-root")
-    assert lab.shell("v1", "stat --format=%U /srv/data/open/by-root").strip() == "nobody"
+    lab.run_shell("v1", "install -d -m 1777 /srv/data /srv/data/open && chmod 1777 /srv/data")
+    lab.run_shell("v2", "chmod 1777 /srv/scratch")
+    lab.run_shell("v3", "touch /data/open/by-root")
+    assert lab.run_shell("v1", "stat --format=%U /srv/data/open/by-root").strip() == "nobody"
 
 
 def test_a_job_writes_on_one_node_and_another_reads(lab: KernelLab) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
-    written = lab.shell("v2", "srun --nodelist=v3 --mem=64M sh -c 'seq 0 199999 >/data/kept && hostname'")
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+    written = lab.run_shell("v2", "srun --nodelist=v3 --mem=64M sh -c 'seq 0 199999 >/data/kept && hostname'")
     assert written.strip() == "v3"
-    read = lab.shell("v2", "srun --nodelist=v2 --mem=64M sha256sum /data/kept")
+    read = lab.run_shell("v2", "srun --nodelist=v2 --mem=64M sha256sum /data/kept")
     assert read.split()[0] == CHECKSUM
     assert checksum(lab, "v1", "/srv/data/kept") == CHECKSUM
 
 
 def test_a_volume_in_use_is_not_unmounted(lab: KernelLab) -> None:
-    lab.shell("v3", "systemd-run --quiet --unit=holder --working-directory=/data sleep infinity")
+    lab.run_shell("v3", "systemd-run --quiet --unit=holder --working-directory=/data sleep infinity")
     run = share(lab, SCRATCH)
-    assert run.code != 0
-    assert re.search(r"sleep of root \(process \d+\) uses /data", run.words), run.report
+    assert run.exit_status != 0
+    assert re.search(r"sleep of root \(process \d+\) uses /data", run.flat_output), run.failure_report
     assert not any(run.changed.values()), run.changed
     # No other host has lost the volume either.
     assert exported(lab, "v1") == {"/srv/data": {address("v2"), address("v3")}}
     assert checksum(lab, "v2") == CHECKSUM
-    lab.shell("v3", "systemctl stop holder")
+    lab.run_shell("v3", "systemctl stop holder")
 
 
 def test_a_quota_needs_a_file_system_that_has_them(lab: KernelLab) -> None:
@@ -198,24 +200,24 @@ def test_a_stale_handle_is_healed_by_the_next_run(lab: KernelLab) -> None:
     make_filesystem(lab, "ext4", "prjquota", "/srv/limited")
     # Existing files count too, and a link is not followed.
     before = "/srv/limited/data/deep/before"
-    lab.shell("v2", f"install -d -m 1777 /srv/limited/data /srv/limited/data/deep && {write(before, 8)}")
-    lab.shell("v2", "mkdir /srv/limited/other && ln -s ../other /srv/limited/data/link")
+    lab.run_shell("v2", f"install -d -m 1777 /srv/limited/data /srv/limited/data/deep && {write(before, 8)}")
+    lab.run_shell("v2", "mkdir /srv/limited/other && ln -s ../other /srv/limited/data/link")
     for machine in ("v2", "v3"):
-        lab.shell(machine, "ls /data/open")
+        lab.run_shell(machine, "ls /data/open")
     # As after a restore from a backup: the same path, another folder.
-    lab.shell(
+    lab.run_shell(
         "v1", "systemctl stop data.mount && mv /srv/data /srv/before && cp -a /srv/before /srv/data && exportfs -f"
     )
     try:
         assert "Stale file handle" in lab.ssh("v3", "ls /data/").stderr
         # v2 has not sent a request since, and may use cached attributes for a minute.
         run = share(lab, DATA, SCRATCH, SMALL)
-        assert run.code == 0, run.report
+        assert run.exit_status == 0, run.failure_report
     finally:
-        lab.shell("v1", "rm -r /srv/before")
-    folder = lab.shell("v1", "stat --format=%i /srv/data")
+        lab.run_shell("v1", "rm -r /srv/before")
+    folder = lab.run_shell("v1", "stat --format=%i /srv/data")
     for machine in MACHINES:
-        assert lab.shell(machine, "stat --format=%i /data/.") == folder
+        assert lab.run_shell(machine, "stat --format=%i /data/.") == folder
         assert checksum(lab, machine) == CHECKSUM
     # What a second run does on each host.
     again = serve(lab, DATA, SCRATCH, SMALL, hosts="cluster")
@@ -223,58 +225,58 @@ def test_a_stale_handle_is_healed_by_the_next_run(lab: KernelLab) -> None:
 
 
 def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
-    size, used = lab.shell("v3", "ls /limited/ && df --block-size=1M --output=size,used /limited").split()[-2:]
+    size, used = lab.run_shell("v3", "ls /limited/ && df --block-size=1M --output=size,used /limited").split()[-2:]
     assert (size, used) in {("16", "8"), ("16", "9")}
     place = {key: LIMITED[key] for key in ("name", "mount_point")}
-    looked = lab.module("v3", "gpumesh.cluster.volume_probe", phase="usage", volumes=[place]).output
+    looked = lab.run_module("v3", "gpumesh.cluster.volume_probe", phase="usage", volumes=[place]).output
     assert f'"total_bytes": {16 << 20}' in looked
     attempt = lab.ssh("v3", write("/limited/more", 12))
     assert attempt.returncode != 0
     assert re.search(TOO_MUCH, attempt.stderr), attempt.stderr
-    lab.shell("v3", f"{write('/scratch/more', 24)} && rm /scratch/more")
-    assert "gpumesh.kernel.limited" in lab.shell("v2", "xfs_quota -x -f -c 'report -p' /srv/limited")
-    assert lab.shell("v2", "lsattr -d -p /srv/limited/other").split()[0] == "0"
+    lab.run_shell("v3", f"{write('/scratch/more', 24)} && rm /scratch/more")
+    assert "gpumesh.kernel.limited" in lab.run_shell("v2", "xfs_quota -x -f -c 'report -p' /srv/limited")
+    assert lab.run_shell("v2", "lsattr -d -p /srv/limited/other").split()[0] == "0"
 
     assert "CHANGED" in serve(lab, DATA, SCRATCH, {**LIMITED, "quota": "32M"}).output
-    lab.shell("v3", write("/limited/more", 12))
+    lab.run_shell("v3", write("/limited/more", 12))
 
     run = share(lab, DATA, SCRATCH)
-    assert run.code == 0, run.report
+    assert run.exit_status == 0, run.failure_report
     assert lab.ssh("v2", "grep --no-messages gpumesh /etc/projid /etc/projects").stdout == ""
-    listed = lab.shell("v2", "lsattr -d -p /srv/limited/data /srv/limited/data/deep /srv/limited/data/more")
+    listed = lab.run_shell("v2", "lsattr -d -p /srv/limited/data /srv/limited/data/deep /srv/limited/data/more")
     assert {line.split()[0] for line in listed.splitlines()} == {"0"}
-    assert lab.shell("v2", "ls /srv/limited/data").split() == ["deep", "link", "more"]
+    assert lab.run_shell("v2", "ls /srv/limited/data").split() == ["deep", "link", "more"]
 
 
 def test_a_quota_on_xfs(lab: KernelLab) -> None:
     make_filesystem(lab, "xfs", "pquota", "/srv/xfs")
-    lab.shell("v2", "install -d -m 1777 /srv/xfs/data")
+    lab.run_shell("v2", "install -d -m 1777 /srv/xfs/data")
     as_nobody = f"runuser -u nobody -- {write('/srv/xfs/data/file', 24)}"
-    lab.shell("v2", as_nobody)
+    lab.run_shell("v2", as_nobody)
 
     def limit(*quotas: str) -> str:
         place = {"name": "xfs", "server": "v2", "path": "/srv/xfs/data", "mount_point": "/xfs"}
         return serve(lab, DATA, SCRATCH, *({**place, "quota": quota} for quota in quotas)).output
 
     assert re.search(r"24\S* MiB, more than its quota of 16 MiB", limit("16M"))
-    lab.shell("v2", "rm /srv/xfs/data/file")
+    lab.run_shell("v2", "rm /srv/xfs/data/file")
     assert "CHANGED" in limit("16M")
     assert "SUCCESS" in limit("16M")
-    assert lab.shell("v2", "df --block-size=1M --output=size /srv/xfs/data").split()[-1] == "16"
+    assert lab.run_shell("v2", "df --block-size=1M --output=size /srv/xfs/data").split()[-1] == "16"
     attempt = lab.ssh("v2", as_nobody)
     assert attempt.returncode != 0
     assert re.search(TOO_MUCH, attempt.stderr), attempt.stderr
-    assert "gpumesh.kernel.xfs" in lab.shell("v2", "xfs_quota -x -c 'report -p' /srv/xfs")
+    assert "gpumesh.kernel.xfs" in lab.run_shell("v2", "xfs_quota -x -c 'report -p' /srv/xfs")
     assert "CHANGED" in limit()
-    lab.shell("v2", as_nobody)
+    lab.run_shell("v2", as_nobody)
 
 
 def test_a_mount_that_was_refused_many_times_is_tried_again(lab: KernelLab) -> None:
-    lab.shell("v1", "exportfs -ua")
+    lab.run_shell("v1", "exportfs -ua")
     try:
-        lab.shell("v3", "systemctl stop data.mount; for attempt in $(seq 8); do ! ls /data || exit 1; done")
+        lab.run_shell("v3", "systemctl stop data.mount; for attempt in $(seq 8); do ! ls /data || exit 1; done")
     finally:
-        lab.shell("v1", "exportfs -ra")
+        lab.run_shell("v1", "exportfs -ra")
     assert checksum(lab, "v3") == CHECKSUM
 
 
@@ -282,9 +284,9 @@ def test_a_mount_that_was_refused_many_times_is_tried_again(lab: KernelLab) -> N
 def _unchecked(lab: KernelLab) -> Iterator[None]:
     """Nothing but the prolog of a job finds out that a volume is away: what the periodic check does depends on the moment."""
     change = "sed -i 's/^HealthCheckInterval=.*/HealthCheckInterval={}/' /etc/slurm/slurm.conf && scontrol reconfigure"
-    lab.shell("v2", change.format(0))
+    lab.run_shell("v2", change.format(0))
     yield
-    lab.shell("v2", change.format(180))
+    lab.run_shell("v2", change.format(180))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -292,73 +294,73 @@ def _unchecked(lab: KernelLab) -> Iterator[None]:
 def test_a_job_waits_in_its_prolog_for_the_server_of_a_volume_and_can_be_cancelled(
     lab: KernelLab, server: str, point: str, mode: str
 ) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
-    assert mode in lab.shell("v3", f"ls {point} && findmnt --noheadings --types nfs4 --output OPTIONS {point}").split(
-        ","
-    )
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+    assert mode in lab.run_shell(
+        "v3", f"ls {point} && findmnt --noheadings --types nfs4 --output OPTIONS {point}"
+    ).split(",")
     submit = "sbatch --parsable --nodelist=v3 --mem=64M --chdir=/ --output=/dev/null --wrap='touch /var/tmp/ran'"
 
     def state(job: str) -> str:
         return lab.ssh("v2", f"squeue --noheader --states=all --jobs={job} --format='%T %r'").stdout.strip()
 
-    lab.shell("v3", "rm -f /var/tmp/ran")
-    lab.shell(server, "systemctl stop nfs-server")
+    lab.run_shell("v3", "rm -f /var/tmp/ran")
+    lab.run_shell(server, "systemctl stop nfs-server")
     try:
-        cancelled, waiting = lab.shell("v2", submit).strip(), lab.shell("v2", submit).strip()
-        lab.wait("it waits in its prolog", lambda: state(cancelled) == "RUNNING Prolog", PATIENCE)
+        cancelled, waiting = lab.run_shell("v2", submit).strip(), lab.run_shell("v2", submit).strip()
+        lab.wait_until("it waits in its prolog", lambda: state(cancelled) == "RUNNING Prolog", PATIENCE)
         # This takes as long as the prolog of a job that is not made to wait.
         assert f"fail storage.mounts: {point}: " in lab.ssh("v3", f"{HEALTH} --show", timeout=USABLE).stdout
         assert state(cancelled) == "RUNNING Prolog"
-        assert "Slurmd PID" in lab.shell("v3", "scontrol show slurmd", timeout=USABLE)
+        assert "Slurmd PID" in lab.run_shell("v3", "scontrol show slurmd", timeout=USABLE)
         # Its prolog ends although the volume is still away, and slurmd begins with the next job.
-        lab.shell("v2", f"scancel {cancelled}")
-        lab.wait("the next job waits", lambda: state(waiting) == "RUNNING Prolog", PATIENCE)
+        lab.run_shell("v2", f"scancel {cancelled}")
+        lab.wait_until("the next job waits", lambda: state(waiting) == "RUNNING Prolog", PATIENCE)
         assert not state(cancelled).startswith(("RUNNING", "COMPLETING"))
         assert lab.ssh("v3", "test -e /var/tmp/ran").returncode == 1
     finally:
-        lab.shell(server, "systemctl start nfs-server")
-    lab.wait("it has run", lambda: state(waiting).startswith("COMPLETED"), PATIENCE)
-    lab.shell("v3", "rm /var/tmp/ran")
+        lab.run_shell(server, "systemctl start nfs-server")
+    lab.wait_until("it has run", lambda: state(waiting).startswith("COMPLETED"), PATIENCE)
+    lab.run_shell("v3", "rm /var/tmp/ran")
 
 
 def test_a_shutdown_unmounts_before_the_tunnel_goes(lab: KernelLab) -> None:
     # The writer has written, but not yet closed the file, when the machine goes down.
     writer = "exec 3>/data/open/late; seq 0 199999 >&3; touch /data/open/written; exec sleep infinity"
-    lab.shell("v3", f"systemd-run --quiet --unit=writer --property=After=remote-fs.target sh -c '{writer}'")
-    lab.wait("it has written", lambda: lab.ssh("v1", "ls /srv/data/open/written").returncode == 0, PATIENCE)
-    said = len(lab.console("v3"))
+    lab.run_shell("v3", f"systemd-run --quiet --unit=writer --property=After=remote-fs.target sh -c '{writer}'")
+    lab.wait_until("it has written", lambda: lab.ssh("v1", "ls /srv/data/open/written").returncode == 0, PATIENCE)
+    said = len(lab.read_console("v3"))
     lab.reboot("v3")
-    console = lab.console("v3")[said:]
+    console = lab.read_console("v3")[said:]
     assert 0 < console.find("Unmounted data.mount") < console.find(f"Stopped wg-quick@{MESH}.service"), console
     assert checksum(lab, "v1", "/srv/data/open/late") == CHECKSUM
 
 
 def test_without_its_server_a_volume_fails_in_bounded_time_and_nothing_else_does(lab: KernelLab) -> None:
-    lab.wait("all nodes are idle", lambda: all_idle(lab), PATIENCE)
-    lab.shell("v3", "ls /data /scratch")
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+    lab.run_shell("v3", "ls /data /scratch")
     healthy = failed(lab, "v3")
-    lab.cut("v1")
+    lab.cut_power("v1")
     try:
         # The machine stays usable while a process waits for the volume.
-        lab.shell("v3", "systemd-run --quiet --unit=waits --collect ls /data")
-        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=USABLE).startswith("v3")
+        lab.run_shell("v3", "systemd-run --quiet --unit=waits --collect ls /data")
+        assert lab.run_shell("v3", "hostname; ls /; ls /scratch", timeout=USABLE).startswith("v3")
         assert_fails(lab, "ls /data/")
-        said = len(lab.console("v3"))
+        said = len(lab.read_console("v3"))
         lab.reboot("v3")
         # The unit's time limit, after which systemd would stop waiting for the server, was not needed.
-        assert "Unmounted data.mount" in lab.console("v3")[said:]
+        assert "Unmounted data.mount" in lab.read_console("v3")[said:]
         # The mount is tried again, and that is bounded too.
         assert_fails(lab, "ls /data/")
-        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=USABLE).startswith("v3")
+        assert lab.run_shell("v3", "hostname; ls /; ls /scratch", timeout=USABLE).startswith("v3")
         # The unit may also be starting at this moment, for the health check.
         assert failed(lab, "v3") - healthy <= {"data.mount"}
         # The health check drains a node whose volume is unavailable, the next time it runs. The node itself stays up.
         back = {"v3 idle", "v3 draining", "v3 drained"}
-        lab.wait("the node of v3 is back", lambda: bool(back & nodes(lab)), PATIENCE)
+        lab.wait_until("the node of v3 is back", lambda: bool(back & nodes(lab)), PATIENCE)
     finally:
-        lab.power("v1")
-    lab.wait("they have their volume again", lambda: readable(lab, "v2") and readable(lab, "v3"), PATIENCE)
-    lab.wait("jobs can run again", lambda: all_idle(lab), PATIENCE)
+        lab.boot("v1")
+    lab.wait_until("they have their volume again", lambda: readable(lab, "v2") and readable(lab, "v3"), PATIENCE)
+    lab.wait_until("jobs can run again", lambda: all_idle(lab), PATIENCE)
 
 
 def test_the_data_outlives_the_power_cut_of_its_server(lab: KernelLab) -> None:
@@ -368,9 +370,9 @@ def test_the_data_outlives_the_power_cut_of_its_server(lab: KernelLab) -> None:
 
 
 def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
-    said = len(lab.console("v3"))
-    run = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=v3")
-    assert run.code == 0, run.report + lab.console("v3")[said:]
+    said = len(lab.read_console("v3"))
+    run = lab.run_playbook("gpumesh.cluster.remove", "-e", "cluster_machine=v3")
+    assert run.exit_status == 0, run.failure_report + lab.read_console("v3")[said:]
     # It unmounts before anybody refuses it, and the clean-up finds nothing left to unmount.
     changes = [change.partition(" : ")[2] or change for change in run.changes]
     (unmounted,) = (number for number, change in enumerate(changes) if change.startswith("Unmount the volumes"))
@@ -392,6 +394,6 @@ def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
 
 
 def test_the_others_run_jobs_on_the_same_data(lab: KernelLab) -> None:
-    lab.wait("both nodes are idle", lambda: all_idle(lab, ("v1", "v2")), PATIENCE)
-    read = lab.shell("v1", "srun --nodelist=v2 --mem=64M sha256sum /data/kept")
+    lab.wait_until("both nodes are idle", lambda: all_idle(lab, ("v1", "v2")), PATIENCE)
+    read = lab.run_shell("v1", "srun --nodelist=v2 --mem=64M sha256sum /data/kept")
     assert read.split()[0] == CHECKSUM

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab_commands import run_command
-from lab_hosts import plain
+from lab_hosts import flatten_output
 
 ROOT = Path(__file__).resolve().parents[4]
 INVENTORY = ROOT / ".lab" / "molecule-registry" / "hosts.yml"
@@ -74,7 +74,7 @@ def members_of(host: str) -> list[str]:
 
 def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
     assert done.returncode != 0, done.stdout
-    assert said in plain(done.stdout), done.stdout
+    assert said in flatten_output(done.stdout), done.stdout
 
 
 def ends_well(done: subprocess.CompletedProcess[str], changed: bool | None = None) -> str:

@@ -14,25 +14,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from lab_hosts import PATIENCE
+from lab_hosts import WAIT_TIMEOUT
 from session_lab import (
-    DEMO,
+    DEMO_ROLES,
     HOSTS,
     LAB,
     MANAGER,
     PARTITION,
-    PULLED,
-    TWO,
-    await_nothing,
-    by,
-    everywhere,
-    inside,
-    job_of,
-    left,
-    places,
+    REGISTRY_IMAGE,
+    SECOND_IMAGE,
+    assert_clean,
+    find_containers,
+    find_job_id,
+    find_leftovers,
+    make_role,
     power_on,
-    role,
-    start,
+    run_as,
+    run_in_container,
+    run_in_containers,
+    start_session,
 )
 
 #: Run in all containers at once: each accepts connections from all others on every port, and connects to them, by TCP
@@ -171,16 +171,16 @@ def forwarding(host: str) -> list[str]:
 @pytest.fixture(scope="module", autouse=True)
 def _hosts_that_do_not_forward() -> None:
     """The engine of the lab has them forward, which other programs would have done on a real host."""
-    await_nothing(PATIENCE)
+    assert_clean(WAIT_TIMEOUT)
     for host in HOSTS:
         LAB.run(host, "sysctl", "-qw", "net.ipv4.ip_forward=0")
 
 
 @pytest.fixture(name="demo", scope="module")
 def _demo() -> Iterator[dict[str, tuple[str, str]]]:
-    start("alice", DEMO)
-    yield places("alice")
-    by("alice", "gpumesh-session", "stop", "demo", check=False)
+    start_session("alice", DEMO_ROLES)
+    yield find_containers("alice")
+    run_as("alice", "gpumesh-session", "stop", "demo", check=False)
 
 
 Demo = dict[str, tuple[str, str]]
@@ -210,7 +210,7 @@ def test_roles_that_differ_share_nodes_and_have_images_of_their_own(demo: Demo) 
         "sub2": "gpu2",
         "sub3": "gpu3",
     }
-    assert everywhere("alice", "cat", "/etc/image") == {
+    assert run_in_containers("alice", "cat", "/etc/image") == {
         "main1": ["one"],
         "sub1": ["two"],
         "sub2": ["two"],
@@ -219,14 +219,14 @@ def test_roles_that_differ_share_nodes_and_have_images_of_their_own(demo: Demo) 
 
 
 def test_the_log_is_where_show_says(demo: Demo) -> None:
-    log = re.search(r"^log (\S+) on (\S+)$", by("alice", "gpumesh-session", "show", "demo"), re.MULTILINE)
+    log = re.search(r"^log (\S+) on (\S+)$", run_as("alice", "gpumesh-session", "show", "demo"), re.MULTILINE)
     # Slurm writes it on the node of the batch script, which need not be that of main1.
     assert log and log[2] in {node for _address, node in demo.values()}
     LAB.run(log[2], "test", "-f", log[1])
 
 
 def test_each_container_is_held_to_its_own_memory(demo: Demo) -> None:
-    found = everywhere("alice", "cat", "/proc/1/cgroup")
+    found = run_in_containers("alice", "cat", "/proc/1/cgroup")
     for name, (_address, node) in demo.items():
         # The limit of the step, with control groups of version 1, as in labs, or of version 2.
         groups = dict(line.split(":", 2)[1:] for line in found[name])
@@ -237,7 +237,7 @@ def test_each_container_is_held_to_its_own_memory(demo: Demo) -> None:
 
 
 def test_steps_have_the_cpus_of_their_roles(demo: Demo) -> None:
-    shown = LAB.run(MANAGER, "scontrol", "--oneliner", "show", "step", str(job_of("alice")))
+    shown = LAB.run(MANAGER, "scontrol", "--oneliner", "show", "step", str(find_job_id("alice")))
     steps = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown.splitlines()]
     running = sorted((one["NodeList"], one["CPUs"]) for one in steps if one["Name"] == "gpumesh-session")
     assert running == [("gpu1", "2"), ("gpu2", "1"), ("gpu[2-3]", "2")], shown
@@ -245,21 +245,21 @@ def test_steps_have_the_cpus_of_their_roles(demo: Demo) -> None:
 
 def test_every_pair_has_streams_and_large_datagrams_by_name(demo: Demo) -> None:
     ports = ["1", "80", "1023", "4242", "15000", "24999", "32768", "60999", "65535"]
-    assert everywhere("alice", "python3", "-c", _PAIRS, *ports) == {name: ["reached 36"] for name in demo}
+    assert run_in_containers("alice", "python3", "-c", _PAIRS, *ports) == {name: ["reached 36"] for name in demo}
 
 
 def test_ssh_from_each_to_each(demo: Demo) -> None:
     command = "for one in main1 sub1 sub2 sub3; do ssh $one hostname; done"
-    assert everywhere("alice", "sh", "-c", command) == {name: list(demo) for name in demo}
+    assert run_in_containers("alice", "sh", "-c", command) == {name: list(demo) for name in demo}
 
 
 def test_the_key_is_in_no_log_and_no_list_of_processes_and_nobody_else_reads_it(demo: Demo) -> None:
-    key = inside("alice", "main1", "cat", "/etc/gpumesh-ssh/key")
+    key = run_in_container("alice", "main1", "cat", "/etc/gpumesh-ssh/key")
     # All OpenSSH keys of a kind begin with the same line.
     secret = [line for line in key.splitlines() if len(line) == 70 and not line.startswith("b3BlbnNzaC1r")]
     assert secret
-    shown = by("alice", "gpumesh-session", "show", "demo") + LAB.run(
-        MANAGER, "scontrol", "show", "job", str(job_of("alice"))
+    shown = run_as("alice", "gpumesh-session", "show", "demo") + LAB.run(
+        MANAGER, "scontrol", "show", "job", str(find_job_id("alice"))
     )
     logs = "find /var/log /var/spool/slurmd -xdev -type f -not -path '*/journal/*' -exec cat {} +"
     for host in HOSTS:
@@ -271,13 +271,13 @@ def test_the_key_is_in_no_log_and_no_list_of_processes_and_nobody_else_reads_it(
         found = LAB.run(host, "sh", "-c", grep).split()
         assert found and all(path.startswith("/run/gpumesh/session/") for path in found), (host, found)
         for path in found:
-            assert "Permission denied" in by("bob", "cat", path, host=host, check=False), (host, path)
+            assert "Permission denied" in run_as("bob", "cat", path, host=host, check=False), (host, path)
     assert not [line for line in secret if line in shown]
 
 
 def test_the_environment_is_that_of_the_tables(demo: Demo) -> None:
     dump = "import json, os; print(json.dumps(dict(os.environ)))"
-    found = everywhere("alice", "python3", "-c", dump)
+    found = run_in_containers("alice", "python3", "-c", dump)
     hosts = [f"{name}:12345" for name in demo]
     for rank, (name, (address, _node)) in enumerate(demo.items()):
         environment = json.loads(found[name][0])
@@ -314,7 +314,7 @@ def test_the_environment_is_that_of_the_tables(demo: Demo) -> None:
 
 
 def test_torch_reduces_over_the_address_of_main(demo: Demo) -> None:
-    found = everywhere("alice", "python3", "-c", _ALL_REDUCE)
+    found = run_in_containers("alice", "python3", "-c", _ALL_REDUCE)
     assert {name: lines[-1] for name, lines in found.items()} == dict.fromkeys(demo, "10.0")
 
 
@@ -323,7 +323,7 @@ def test_torch_reduces_over_the_address_of_main(demo: Demo) -> None:
 
 def received(user: str) -> dict[str, int]:
     """The number of packets that each container has received."""
-    lines = everywhere(user, "grep", "eth0", "/proc/net/dev")
+    lines = run_in_containers(user, "grep", "eth0", "/proc/net/dev")
     return {name: int(text[0].partition(":")[2].split()[1]) for name, text in lines.items()}
 
 
@@ -331,9 +331,9 @@ def received(user: str) -> dict[str, int]:
 def _other(demo: Demo) -> Iterator[Demo]:
     """A session of another user with the same names, on the same nodes."""
     command = ["python3", "-c", _LISTEN]
-    start("bob", [role("main", command=command), role("sub", replicas=3, command=command)])
-    yield places("bob")
-    by("bob", "gpumesh-session", "stop", "demo", check=False)
+    start_session("bob", [make_role("main", command=command), make_role("sub", replicas=3, command=command)])
+    yield find_containers("bob")
+    run_as("bob", "gpumesh-session", "stop", "demo", check=False)
 
 
 def test_no_packet_passes_between_the_sessions_of_two_users(demo: Demo, other: Demo) -> None:
@@ -345,13 +345,13 @@ def test_no_packet_passes_between_the_sessions_of_two_users(demo: Demo, other: D
     before = received("alice"), received("bob")
 
     def send(user: str, victims: Demo) -> dict[str, list[str]]:
-        return everywhere(user, "python3", "-c", _SEND, *(address for address, _node in victims.values()))
+        return run_in_containers(user, "python3", "-c", _SEND, *(address for address, _node in victims.values()))
 
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(send, ("alice", "bob"), (other, demo))) == [{}, {}]
     assert (received("alice"), received("bob")) == before
     # The control: bob's containers do listen, and packets are counted.
-    inside("bob", "main1", "python3", "-c", _SEND, "sub3")
+    run_in_container("bob", "main1", "python3", "-c", _SEND, "sub3")
     assert received("bob")["sub3"] > before[1]["sub3"]
 
 
@@ -359,7 +359,7 @@ def test_a_session_does_not_reach_the_hosts_and_they_do_not_reach_it(demo: Demo,
     services = [f"{HOSTS[MANAGER]}:6817", *(f"{address}:{port}" for address in HOSTS.values() for port in (22, 6818))]
     words = LAB.run("gpu2", "python3", "-c", _CONNECT, *services).split()
     assert words[1::2] == ["connected"] * len(services)
-    for lines in everywhere("alice", "python3", "-c", _CONNECT, *services).values():
+    for lines in run_in_containers("alice", "python3", "-c", _CONNECT, *services).values():
         assert len(lines) == len(services)
         assert not [line for line in lines if "connected" in line]
     before = received("bob")
@@ -378,7 +378,7 @@ def test_sessions_reach_other_networks_from_ports_that_are_not_roots(demo: Demo)
     subnet = HOSTS[MANAGER].rpartition(".")[0]
     address = next(one for one in own if one.rpartition(".")[0] != subnet)
     with socket.create_server((address, 0)) as server:
-        server.settimeout(PATIENCE)
+        server.settimeout(WAIT_TIMEOUT)
 
         def answer() -> tuple[str, int]:
             peer, seen = server.accept()
@@ -390,7 +390,7 @@ def test_sessions_reach_other_networks_from_ports_that_are_not_roots(demo: Demo)
             with ThreadPoolExecutor() as pool:
                 seen = pool.submit(answer)
                 port = str(server.getsockname()[1])
-                assert inside("alice", name, "python3", "-c", _ASK_FROM, address, port).split() == ["answer"]
+                assert run_in_container("alice", name, "python3", "-c", _ASK_FROM, address, port).split() == ["answer"]
                 found = seen.result()
             assert (found[0], found[1] >= 1024) == (HOSTS[node], True)
     for host in HOSTS:
@@ -403,20 +403,22 @@ def test_rules_that_somebody_removes_are_loaded_again(demo: Demo) -> None:
     def opened() -> bool:
         return '"eth0"' in LAB.run("gpu2", "nft", "list", "set", "inet", "gpumesh_session", "opened", check=False)
 
-    LAB.wait("the rules are there again", opened, PATIENCE)
+    LAB.wait_until("the rules are there again", opened, WAIT_TIMEOUT)
     chain = ("nft", "list", "chain", "inet", "gpumesh_session", "to_host")
-    LAB.wait("that of the sessions is, too", lambda: "gms" in LAB.run("gpu2", *chain, check=False), PATIENCE)
+    LAB.wait_until("that of the sessions is, too", lambda: "gms" in LAB.run("gpu2", *chain, check=False), WAIT_TIMEOUT)
 
 
 def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
-    job = job_of("alice")
-    assert "There is no session 'demo'" in by("carol", "gpumesh-session", "enter", "demo", check=False)
-    said = by("carol", "srun", f"--jobid={job}", "--overlap", "hostname", check=False)
+    job = find_job_id("alice")
+    assert "There is no session 'demo'" in run_as("carol", "gpumesh-session", "enter", "demo", check=False)
+    said = run_as("carol", "srun", f"--jobid={job}", "--overlap", "hostname", check=False)
     assert "denied" in said or "Invalid" in said, said
     space = LAB.run("gpu1", "sh", "-c", f"ls /run/netns | grep '^gms{job}[.]'").split()[0]
-    assert "not permitted" in by("carol", "nsenter", f"--net=/run/netns/{space}", "true", check=False)
+    assert "not permitted" in run_as("carol", "nsenter", f"--net=/run/netns/{space}", "true", check=False)
     # Even a step by the owner of the session runs nowhere but in a container's slot.
-    said = by("alice", "srun", f"--jobid={job}", "--overlap", "--mem=0", "--ntasks=1", "--nodes=1", "id", check=False)
+    said = run_as(
+        "alice", "srun", f"--jobid={job}", "--overlap", "--mem=0", "--ntasks=1", "--nodes=1", "id", check=False
+    )
     assert "uid=" not in said, said
 
 
@@ -424,7 +426,7 @@ def test_a_job_cannot_claim_more_containers_than_it_has_cpus() -> None:
     """Whatever a user submits: its prolog would keep those of others waiting."""
     shown = "cat /run/gpumesh/session/$SLURM_JOB_ID/error; findmnt --noheadings --output=FSTYPE /run/gpumesh/session/$SLURM_JOB_ID"
     job = ["--nodes=1", "--nodelist=gpu2", "--ntasks=1", "--cpus-per-task=1", "--chdir=/tmp", "--output=/tmp/claimed"]
-    by("carol", "env", "GPUMESH_SESSION=-;x;main;9", "sbatch", "--wait", *job, "--wrap", shown)
+    run_as("carol", "env", "GPUMESH_SESSION=-;x;main;9", "sbatch", "--wait", *job, "--wrap", shown)
     printed = LAB.run("gpu2", "cat", "/tmp/claimed")
     assert "too few for 9 containers on one of them" in printed
     assert printed.split()[-1] == "tmpfs"
@@ -436,29 +438,30 @@ def test_a_job_cannot_claim_more_containers_than_it_has_cpus() -> None:
 @pytest.mark.parametrize(
     ("roles", "more", "said"),
     [
-        ([role("main", colour="red")], {}, "unknown field 'colour'"),
-        ([role("main", gpus=1)], {}, "Slurm refuses the session"),
-        ([role("main", "docker-archive:/mnt/shared/none.tar")], {}, "there is no image /mnt/shared/none.tar"),
-        ([role("main", mounts=["/etc:/etc"])], {}, "the mount of /etc is not allowed"),
-        (DEMO, {}, "There is already a session 'demo'"),
+        ([make_role("main", colour="red")], {}, "unknown field 'colour'"),
+        ([make_role("main", gpus=1)], {}, "Slurm refuses the session"),
+        ([make_role("main", "docker-archive:/mnt/shared/none.tar")], {}, "there is no image /mnt/shared/none.tar"),
+        ([make_role("main", mounts=["/etc:/etc"])], {}, "the mount of /etc is not allowed"),
+        (DEMO_ROLES, {}, "There is already a session 'demo'"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_starts(
     demo: Demo, roles: list[dict[str, object]], more: dict[str, object], said: str
 ) -> None:
-    before = by("alice", "squeue", "--noheader", "--format=%A")
+    before = run_as("alice", "squeue", "--noheader", "--format=%A")
     if said != "There is already a session 'demo'":
         more = {**more, "session_name": "wrong"}
-    printed = start("alice", roles, check=False, **more)
+    printed = start_session("alice", roles, check=False, **more)
     assert printed.startswith("gpumesh-session: ") and said in printed, printed
-    assert by("alice", "squeue", "--noheader", "--format=%A") == before
+    assert run_as("alice", "squeue", "--noheader", "--format=%A") == before
 
 
 @pytest.mark.parametrize(
-    ("image", "reason"), [("127.0.0.1:9/none:1", "refused"), (PULLED.replace(":1", ":none"), "manifest unknown")]
+    ("image", "reason"),
+    [("127.0.0.1:9/none:1", "refused"), (REGISTRY_IMAGE.replace(":1", ":none"), "manifest unknown")],
 )
 def test_an_image_that_cannot_be_fetched_ends_the_session_with_the_reason(demo: Demo, image: str, reason: str) -> None:
-    printed = start("alice", [role("main", image)], check=False, session_name="none")
+    printed = start_session("alice", [make_role("main", image)], check=False, session_name="none")
     assert re.search(rf"The image {image} cannot be fetched on gpu\d: .*{reason}", printed), printed
 
 
@@ -470,17 +473,23 @@ def fetched() -> Counter[tuple[str, str]]:
 
 def test_an_image_of_a_registry_is_fetched_once_by_each_node(demo: Demo) -> None:
     for _time in range(2):
-        start("alice", [role("main", PULLED), role("sub", PULLED, replicas=3)], session_name="pulled")
-        found = everywhere("alice", "cat", "/etc/image", name="pulled")
+        start_session(
+            "alice",
+            [make_role("main", REGISTRY_IMAGE), make_role("sub", REGISTRY_IMAGE, replicas=3)],
+            session_name="pulled",
+        )
+        found = run_in_containers("alice", "cat", "/etc/image", name="pulled")
         assert sorted(found) == ["main1", "sub1", "sub2", "sub3"]
         assert [lines for lines in found.values() if lines != ["pulled"]] == []
-        by("alice", "gpumesh-session", "stop", "pulled")
+        run_as("alice", "gpumesh-session", "stop", "pulled")
     # The journal has the lines of the registry a moment later.
-    LAB.wait("each has fetched it", lambda: {host for host, _part in fetched()} == set(HOSTS.values()), PATIENCE)
+    LAB.wait_until(
+        "each has fetched it", lambda: {host for host, _part in fetched()} == set(HOSTS.values()), WAIT_TIMEOUT
+    )
     assert set(fetched().values()) == {1}, fetched()
-    assert PULLED in by("alice", "gpumesh-session", "images", host="gpu2")
+    assert REGISTRY_IMAGE in run_as("alice", "gpumesh-session", "images", host="gpu2")
     # The session demo needs its images.
-    refused = by("alice", "gpumesh-session", "images", "--remove", PULLED, host="gpu2", check=False)
+    refused = run_as("alice", "gpumesh-session", "images", "--remove", REGISTRY_IMAGE, host="gpu2", check=False)
     assert "gpu2 runs the session" in refused, refused
 
 
@@ -488,48 +497,50 @@ def test_an_image_of_a_registry_is_fetched_once_by_each_node(demo: Demo) -> None
 
 
 def test_what_is_stopped_leaves_nothing(demo: Demo, other: Demo) -> None:
-    assert all(left(host) for host in HOSTS)
-    by("alice", "gpumesh-session", "stop", "demo")
-    job = job_of("bob")
-    by("bob", "scancel", str(job))
-    await_nothing(PATIENCE)
+    assert all(find_leftovers(host) for host in HOSTS)
+    run_as("alice", "gpumesh-session", "stop", "demo")
+    job = find_job_id("bob")
+    run_as("bob", "scancel", str(job))
+    assert_clean(WAIT_TIMEOUT)
     for host in HOSTS:
-        LAB.wait(f"{host} does not forward any more", lambda host=host: forwarding(host) == ["0"] * 3, PATIENCE)
+        LAB.wait_until(
+            f"{host} does not forward any more", lambda host=host: forwarding(host) == ["0"] * 3, WAIT_TIMEOUT
+        )
 
 
 def test_a_session_ends_with_its_first_container() -> None:
-    roles = [role("main", command="sleep 3"), role("sub", replicas=3, command="sleep 600")]
-    start("alice", roles)
-    LAB.wait("the session has ended", lambda: not by("alice", "squeue", "--noheader"), PATIENCE)
-    await_nothing(PATIENCE)
-    assert " · ended\n" in by("alice", "gpumesh-session", "show", "demo")
+    roles = [make_role("main", command="sleep 3"), make_role("sub", replicas=3, command="sleep 600")]
+    start_session("alice", roles)
+    LAB.wait_until("the session has ended", lambda: not run_as("alice", "squeue", "--noheader"), WAIT_TIMEOUT)
+    assert_clean(WAIT_TIMEOUT)
+    assert " · ended\n" in run_as("alice", "gpumesh-session", "show", "demo")
 
 
 def test_images_are_removed_from_a_node() -> None:
-    by("alice", "gpumesh-session", "images", "--remove", PULLED, host="gpu2")
-    assert PULLED not in by("alice", "gpumesh-session", "images", host="gpu2")
+    run_as("alice", "gpumesh-session", "images", "--remove", REGISTRY_IMAGE, host="gpu2")
+    assert REGISTRY_IMAGE not in run_as("alice", "gpumesh-session", "images", host="gpu2")
     # By the name in the session's file, although podman knows an image from a file by none.
-    assert "removed" in by("alice", "gpumesh-session", "images", "--remove", TWO, host="gpu2")
+    assert "removed" in run_as("alice", "gpumesh-session", "images", "--remove", SECOND_IMAGE, host="gpu2")
 
 
 def test_the_command_of_a_container_that_fails_is_told() -> None:
     command = ["sh", "-c", "echo there is no data >&2; exit 3"]
-    printed = start("alice", [role("main"), role("sub", command=command)], check=False)
+    printed = start_session("alice", [make_role("main"), make_role("sub", command=command)], check=False)
     assert re.search("sub1 on gpu[123] ended with status 3: there is no data\\.", printed), printed
-    await_nothing(PATIENCE)
+    assert_clean(WAIT_TIMEOUT)
     # Later, from its log.
     said = r"failed: sub1 on gpu[123] ended with status 3: there is no data\."
     for words in (["show", "demo"], ["show"]):
-        shown = by("alice", "gpumesh-session", *words)
+        shown = run_as("alice", "gpumesh-session", *words)
         assert re.match(rf"demo: job \d+ · .* · {said}\nlog /mnt/shared/alice/", shown), shown
 
 
 def test_a_container_that_takes_more_memory_than_its_role_ends() -> None:
     command = ["python3", "-c", "import time; kept = b'x' * (400 << 20); time.sleep(600)"]
-    start("alice", [role("main", memory="1G"), role("sub", command=command)], check=False)
-    LAB.wait("the session has ended", lambda: not by("alice", "squeue", "--noheader"), PATIENCE)
-    assert re.search(r"demo;main,sub;\S+ failed ", by("alice", "squeue", "--states=FAILED", "--format=%A %k"))
-    await_nothing(PATIENCE)
+    start_session("alice", [make_role("main", memory="1G"), make_role("sub", command=command)], check=False)
+    LAB.wait_until("the session has ended", lambda: not run_as("alice", "squeue", "--noheader"), WAIT_TIMEOUT)
+    assert re.search(r"demo;main,sub;\S+ failed ", run_as("alice", "squeue", "--states=FAILED", "--format=%A %k"))
+    assert_clean(WAIT_TIMEOUT)
 
 
 def registered() -> dict[str, str]:
@@ -546,29 +557,29 @@ def listens(port: int) -> bool:
 
 
 def test_slurmd_starts_again_while_a_session_runs() -> None:
-    start("alice", DEMO, session_ports=[8888])
+    start_session("alice", DEMO_ROLES, session_ports=[8888])
     # The image that was removed is fetched again.
-    assert everywhere("alice", "cat", "/etc/image")["sub1"] == ["two"]
-    before = places("alice")
+    assert run_in_containers("alice", "cat", "/etc/image")["sub1"] == ["two"]
+    before = find_containers("alice")
     started = registered()
     # As after a reboot of the manager, which may be without containers of the session.
     LAB.run(MANAGER, "sh", "-c", "pkill -u alice -f '[f]orward [0-9]'; pkill -u alice -x ssh; true")
-    LAB.wait("the port is closed", lambda: not listens(8888), PATIENCE)
+    LAB.wait_until("the port is closed", lambda: not listens(8888), WAIT_TIMEOUT)
     for host in HOSTS:
         LAB.run(host, "systemctl", "restart", "slurmd")
     # When a node registers, the controller ends the jobs that it does not find there.
-    LAB.wait("all have registered", lambda: not started.items() & registered().items(), PATIENCE)
-    assert places("alice") == before
-    LAB.wait("the port is published again", lambda: listens(8888), PATIENCE)
-    assert inside("alice", "main1", "ssh", "sub3", "hostname").strip() == "sub3"
-    by("alice", "gpumesh-session", "stop", "demo")
-    await_nothing(PATIENCE)
+    LAB.wait_until("all have registered", lambda: not started.items() & registered().items(), WAIT_TIMEOUT)
+    assert find_containers("alice") == before
+    LAB.wait_until("the port is published again", lambda: listens(8888), WAIT_TIMEOUT)
+    assert run_in_container("alice", "main1", "ssh", "sub3", "hostname").strip() == "sub3"
+    run_as("alice", "gpumesh-session", "stop", "demo")
+    assert_clean(WAIT_TIMEOUT)
 
 
 def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names() -> None:
     """A node other than gpu1, which runs the controller."""
-    start("alice", [role("main", cpus=2), role("sub", TWO, cpus=2)], session_name="again")
-    before = places("alice", "again")
+    start_session("alice", [make_role("main", cpus=2), make_role("sub", SECOND_IMAGE, cpus=2)], session_name="again")
+    before = find_containers("alice", "again")
     nodes = {node for _address, node in before.values()}
     assert len(nodes) == 2
     # Slurm orders nodes as they registered, so these may be any two of the three.
@@ -576,21 +587,22 @@ def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names(
     left = {"gpu1", "gpu2", "gpu3"} - {dead}
     try:
         LAB.kill(dead)
-        LAB.wait(
+        LAB.wait_until(
             "it runs again",
             lambda: (
-                set(re.findall("gpu[123]", by("alice", "gpumesh-session", "list").partition("running on ")[2])) == left
+                set(re.findall("gpu[123]", run_as("alice", "gpumesh-session", "list").partition("running on ")[2]))
+                == left
             ),
             # Slurm notices it within 45 seconds, and starts the requeued job when its credentials have expired.
             900,
             2,
         )
-        after = places("alice", "again")
+        after = find_containers("alice", "again")
         assert {name: address for name, (address, _node) in after.items()} == {
             name: address for name, (address, _node) in before.items()
         }
-        assert inside("alice", "main1", "ssh", "sub1", "hostname", name="again").strip() == "sub1"
+        assert run_in_container("alice", "main1", "ssh", "sub1", "hostname", name="again").strip() == "sub1"
     finally:
         power_on(dead)
-        by("alice", "gpumesh-session", "stop", "again", check=False)
-    await_nothing(PATIENCE)
+        run_as("alice", "gpumesh-session", "stop", "again", check=False)
+    assert_clean(WAIT_TIMEOUT)

@@ -12,8 +12,8 @@ import json
 from typing import Any
 
 import pytest
-from lab_hosts import Lab, Run
-from slurm_members import LAB, PATIENCE, SLURM, job, processes, submit, wait_until_idle
+from lab_hosts import AnsibleRun, Lab
+from slurm_members import LAB, SLURM_PLAYBOOK, WAIT_TIMEOUT, find_daemon_pids, read_job, submit_job, wait_until_idle
 
 #: Values that slurmdbd shows in another form.
 ORDINARY = {
@@ -41,15 +41,15 @@ def _lab() -> Lab:
     return LAB
 
 
-def result(run: Run) -> dict[str, Any]:
+def result(run: AnsibleRun) -> dict[str, Any]:
     (found,) = [json.loads(line.partition("=> ")[2]) for line in run.output.splitlines() if "=> " in line]
     return dict(found)
 
 
 def commands(lab: Lab, **given: Any) -> list[str]:
     """Set accounts and QOS. Returns the commands without the name of the program."""
-    run = lab.module("s1", "gpumesh.cluster.slurm_accounts", cluster="slurm", **given)
-    assert run.code == 0, run.output
+    run = lab.run_module("s1", "gpumesh.cluster.slurm_accounts", cluster="slurm", **given)
+    assert run.exit_status == 0, run.output
     return [command.partition("--immediate ")[2] for command in result(run)["commands"]]
 
 
@@ -74,40 +74,42 @@ def test_the_order_of_accounts_and_qos_does_not_matter(lab: Lab) -> None:
 
 
 def test_what_could_not_be_read_again_is_refused(lab: Lab) -> None:
-    refused = lab.module(
+    refused = lab.run_module(
         "s1", "gpumesh.cluster.slurm_accounts", cluster="slurm", accounts={"a": {"Description": "b|c"}}
     )
-    assert refused.code != 0
-    assert "separates the columns of sacctmgr" in refused.words
+    assert refused.exit_status != 0
+    assert "separates the columns of sacctmgr" in refused.flat_output
 
 
 def test_an_account_whose_jobs_would_be_rejected_changes_nothing(lab: Lab) -> None:
-    before = processes(lab)
+    before = find_daemon_pids(lab)
     locked_out = {
         "slurm_conf": {"AccountingStorageEnforce": ["associations", "qos"]},
         "slurm_accounts": {"locked_out": {"QOS": ["proof_high", "proof_low"]}},
     }
-    run = lab.play(SLURM, "--diff", "--limit", "s1", "-e", json.dumps(locked_out))
-    assert run.code != 0
-    assert "a job of locked_out without --qos gets the QOS normal" in run.words, run.report
-    assert "Nothing has been changed" in run.words
+    run = lab.run_playbook(SLURM_PLAYBOOK, "--diff", "--limit", "s1", "-e", json.dumps(locked_out))
+    assert run.exit_status != 0
+    assert "a job of locked_out without --qos gets the QOS normal" in run.flat_output, run.failure_report
+    assert "Nothing has been changed" in run.flat_output
     assert run.changed == {"s1": 0}
-    assert processes(lab) == before
+    assert find_daemon_pids(lab) == before
 
 
 def test_a_cancelled_job_is_completing_until_its_processes_have_ended(lab: Lab) -> None:
     def state() -> str:
-        jobs = result(lab.module("s1", "gpumesh.cluster.slurm_info", gather=["jobs"]))["jobs"]
+        jobs = result(lab.run_module("s1", "gpumesh.cluster.slurm_info", gather=["jobs"]))["jobs"]
         return str(next(one["state"] for one in jobs if str(one["id"]) == number))
 
     wait_until_idle(lab)
     # It ignores SIGTERM, and Slurm would wait for KillWait.
-    number = submit(lab, "trap '' TERM; touch /root/stubborn; sleep 4711", "--nodelist=s3")
-    lab.wait("the job runs", lambda: not lab.run("s3", "sh", "-c", "test -e /root/stubborn || echo no"), PATIENCE)
+    number = submit_job(lab, "trap '' TERM; touch /root/stubborn; sleep 4711", "--nodelist=s3")
+    lab.wait_until(
+        "the job runs", lambda: not lab.run("s3", "sh", "-c", "test -e /root/stubborn || echo no"), WAIT_TIMEOUT
+    )
     lab.run("s1", "scancel", number)
     assert state() == "completing"
     lab.run("s3", "pkill", "-KILL", "-f", "^sleep 4711$")
-    lab.wait("the job has ended", lambda: job(lab, number)["JobState"] == "CANCELLED", PATIENCE)
+    lab.wait_until("the job has ended", lambda: read_job(lab, number)["JobState"] == "CANCELLED", WAIT_TIMEOUT)
     assert state() == "cancelled"
     lab.run("s3", "rm", "-f", "/root/stubborn")
     wait_until_idle(lab)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab_hosts import Lab
-from slurm_members import LAB, PATIENCE
+from slurm_members import LAB, WAIT_TIMEOUT
 
 #: The file that an attack would create, in a folder that slurmdbd's account can write to. Other attacks change data
 #: outside the accounting database.
@@ -68,8 +68,8 @@ def test_the_accounting_of_a_former_manager_is_sql_and_nothing_else(lab: Lab, tm
     lab.run("s1", "mariadb", "-e", "create database owned; grant all on owned.* to slurm@localhost")
     play = tmp_path / "play.yml"
     play.write_text(PLAY)
-    run = lab.play(str(play), "-e", json.dumps({"attacks": len(attacks), "folder": FOLDER}))
-    assert run.code == 0, run.output
+    run = lab.run_playbook(str(play), "-e", json.dumps({"attacks": len(attacks), "folder": FOLDER}))
+    assert run.exit_status == 0, run.output
     assert lab.run("s1", "sh", "-c", f"ls {OWNED} /var/lib/mysql/owned.log", check=False) == ""
     ask = (
         "select user from mysql.global_priv where user = 'owned'; select * from owned.stolen; select @@general_log_file"
@@ -85,15 +85,17 @@ def test_root_of_a_member_is_root_of_all_as_the_guide_says(lab: Lab) -> None:
     try:
         lab.run("s1", "sed", "-i", "1a DisableRootJobs=YES", settings)
         lab.run("s1", "scontrol", "reconfigure")
-        lab.wait(
-            "root may run no job", lambda: "srun" in lab.run("s2", "sh", "-c", "srun -ws3 true 2>&1 || true"), PATIENCE
+        lab.wait_until(
+            "root may run no job",
+            lambda: "srun" in lab.run("s2", "sh", "-c", "srun -ws3 true 2>&1 || true"),
+            WAIT_TIMEOUT,
         )
         # The controller has its new settings before slurmd, which replaces itself, listens again.
         bypass = ("srun", "--no-allocate", "--nodelist=s3", "id", "-un")
-        lab.wait(
+        lab.wait_until(
             "root runs one without asking the controller",
-            lambda: "root" in lab.run("s2", *bypass, check=False, timeout=PATIENCE).split(),
-            PATIENCE,
+            lambda: "root" in lab.run("s2", *bypass, check=False, timeout=WAIT_TIMEOUT).split(),
+            WAIT_TIMEOUT,
         )
     finally:
         lab.run("s1", "mv", keep, settings)

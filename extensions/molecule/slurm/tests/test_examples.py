@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from lab_hosts import ROOT, Lab
-from slurm_members import LAB, TRAINERS, wait_for_job, wait_until_idle
+from slurm_members import LAB, TRAINING_MACHINES, wait_for_job, wait_until_idle
 
-ON_ALL = f"--nodelist={','.join(TRAINERS)}"
+ON_ALL = f"--nodelist={','.join(TRAINING_MACHINES)}"
 EXAMPLES = "/srv/examples"
 
 
@@ -27,8 +27,8 @@ def _lab() -> Lab:
 
 @pytest.fixture(name="examples", scope="module", autouse=True)
 def _examples(lab: Lab) -> None:
-    with ThreadPoolExecutor(len(TRAINERS)) as pool:
-        list(pool.map(lambda machine: lab.copy(ROOT / "examples", machine, EXAMPLES), TRAINERS))
+    with ThreadPoolExecutor(len(TRAINING_MACHINES)) as pool:
+        list(pool.map(lambda machine: lab.copy(ROOT / "examples", machine, EXAMPLES), TRAINING_MACHINES))
     wait_until_idle(lab)
 
 

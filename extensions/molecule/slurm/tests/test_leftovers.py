@@ -13,20 +13,20 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from lab_hosts import Lab, Run
+from lab_hosts import AnsibleRun, Lab
 from slurm_members import (
     LAB,
     MACHINES,
-    PATIENCE,
-    SLURM,
-    ask_plainly,
-    ask_rest,
-    listeners,
-    processes,
-    sacct,
-    states,
+    SLURM_PLAYBOOK,
+    WAIT_TIMEOUT,
+    find_daemon_pids,
+    find_listeners,
+    list_accounted_jobs,
+    query_rest,
+    query_rest_without_tls,
+    read_node_states,
     wait_until_idle,
-    write,
+    write_file,
 )
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, rest
@@ -81,37 +81,39 @@ def attacked(lab: Lab) -> list[str]:
 
 
 @pytest.fixture(name="upgraded", scope="module")
-def _upgraded(lab: Lab) -> Run:
+def _upgraded(lab: Lab) -> AnsibleRun:
     """A run without an address of the REST interface, on a cluster as an earlier version made it."""
     wait_until_idle(lab)
     lab.run("s1", "systemctl", "disable", "--now", rest.PROXY_SERVICE)
-    write(lab, "s1", "/etc/systemd/system/slurmrestd.service.d/gpumesh.conf", FORMER_REST)
+    write_file(lab, "s1", "/etc/systemd/system/slurmrestd.service.d/gpumesh.conf", FORMER_REST)
     lab.run("s1", "systemctl", "daemon-reload")
     lab.run("s1", "systemctl", "restart", "slurmrestd")
-    lab.wait("it listens", lambda: listeners(lab) == ["slurmrestd"], PATIENCE)
-    assert ask_plainly(lab, "127.0.0.1:6820") == "200"
-    write(lab, "s1", FILE, FORMER)
+    lab.wait_until("it listens", lambda: find_listeners(lab) == ["slurmrestd"], WAIT_TIMEOUT)
+    assert query_rest_without_tls(lab, "127.0.0.1:6820") == "200"
+    write_file(lab, "s1", FILE, FORMER)
     lab.run("s1", "scontrol", "reconfigure")
-    lab.wait("the attack succeeds on every node", lambda: attacked(lab) == list(MACHINES), PATIENCE)
-    run = lab.play(SLURM, "-e", json.dumps({"slurm_rest_address": None}))
-    assert run.code == 0, run.report
+    lab.wait_until("the attack succeeds on every node", lambda: attacked(lab) == list(MACHINES), WAIT_TIMEOUT)
+    run = lab.run_playbook(SLURM_PLAYBOOK, "-e", json.dumps({"slurm_rest_address": None}))
+    assert run.exit_status == 0, run.failure_report
     return run
 
 
 @pytest.mark.release
-def test_an_oci_conf_of_an_earlier_version_goes_from_every_node(lab: Lab, upgraded: Run) -> None:
+def test_an_oci_conf_of_an_earlier_version_goes_from_every_node(lab: Lab, upgraded: AnsibleRun) -> None:
     assert upgraded.changed["s1"], upgraded.output
-    lab.wait("no node has it", lambda: not attacked(lab), PATIENCE)
+    lab.wait_until("no node has it", lambda: not attacked(lab), WAIT_TIMEOUT)
     assert attacked(lab) == []
     # What goes away while it looks is no error.
     find = ("find", "/", "-ignore_readdir_race", "-xdev", "-name", "oci.conf")
-    lab.wait("no node has the file", lambda: not any(lab.run(machine, *find) for machine in MACHINES), PATIENCE)
+    lab.wait_until(
+        "no node has the file", lambda: not any(lab.run(machine, *find) for machine in MACHINES), WAIT_TIMEOUT
+    )
 
 
 @pytest.mark.usefixtures("upgraded")
 def test_without_an_address_there_is_no_listener_not_even_that_of_an_earlier_version(lab: Lab) -> None:
-    assert listeners(lab) == []
-    assert ask_plainly(lab, rest.SOCKET_PATH) == "200"
+    assert find_listeners(lab) == []
+    assert query_rest_without_tls(lab, rest.SOCKET_PATH) == "200"
     shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", rest.PROXY_SERVICE)
     assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"]
     for machine in MACHINES:
@@ -121,23 +123,23 @@ def test_without_an_address_there_is_no_listener_not_even_that_of_an_earlier_ver
 @pytest.fixture(name="history", scope="module")
 def _history(lab: Lab) -> set[str]:
     """The jobs in the accounting before it was switched off."""
-    return sacct(lab, "s1")
+    return list_accounted_jobs(lab, "s1")
 
 
 def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab, history: set[str]) -> None:
     assert history
     chosen = (rest.PROXY_SERVICE, rest.REST_DAEMON, "slurmdbd", "mariadb")
     off = {"slurm_rest": False, "slurm_accounting": False, "job_environment_dialects": []}
-    run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(off))
-    assert run.code == 0, run.report
+    run = lab.run_playbook(SLURM_PLAYBOOK, "--limit", "s1", "-e", json.dumps(off))
+    assert run.exit_status == 0, run.failure_report
     for name in chosen:
         shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", name)
         assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"], name
     files = ("/etc/slurm/slurmdbd.conf", "/var/lib/slurm/slurmctld/jwt_hs256.key")
     files += (rest.PROXY_DIRECTORY, rest.TRUST_PATH, rest.SOCKET_DIRECTORY)
     assert lab.run("s1", "ls", "-d", *files, check=False) == ""
-    lab.wait("s1 is idle", lambda: states(lab).get("s1") == "idle", PATIENCE)
-    environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)
+    lab.wait_until("s1 is idle", lambda: read_node_states(lab).get("s1") == "idle", WAIT_TIMEOUT)
+    environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=WAIT_TIMEOUT)
     assert "MASTER_ADDR=" in environment
     assert not re.findall(r"^(?:BACKENDAI|DSTACK|SKYPILOT|PRIMARY)_.*", environment, re.MULTILINE)
 
@@ -146,12 +148,12 @@ def test_what_is_chosen_again_comes_back_and_an_oci_conf_of_the_administrators_o
     lab: Lab, history: set[str]
 ) -> None:
     own = 'RunTimeQuery="true"\n'
-    write(lab, "s1", FILE, own)
-    run = lab.play(SLURM)
-    assert run.code == 0, run.report
+    write_file(lab, "s1", FILE, own)
+    run = lab.run_playbook(SLURM_PLAYBOOK)
+    assert run.exit_status == 0, run.failure_report
     assert lab.read("s1", FILE).decode() == own
-    assert listeners(lab) == ["stunnel"]
-    assert ask_rest(lab, "s4", "s1") == ["s1 s2 s3 s4", "refused", "not verified"]
+    assert find_listeners(lab) == ["stunnel"]
+    assert query_rest(lab, "s4", "s1") == ["s1 s2 s3 s4", "refused", "not verified"]
     wait_until_idle(lab)
-    processes(lab)
-    assert history <= sacct(lab, "s1")
+    find_daemon_pids(lab)
+    assert history <= list_accounted_jobs(lab, "s1")

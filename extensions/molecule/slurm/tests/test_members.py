@@ -19,13 +19,13 @@ from slurm_members import (
     ADDRESSES,
     LAB,
     MACHINES,
-    PATIENCE,
-    SLURM,
-    ask_rest,
-    job,
-    processes,
-    sacct,
-    submit,
+    SLURM_PLAYBOOK,
+    WAIT_TIMEOUT,
+    find_daemon_pids,
+    list_accounted_jobs,
+    query_rest,
+    read_job,
+    submit_job,
     wait_for_job,
     wait_until_idle,
 )
@@ -51,7 +51,7 @@ def _long_job(lab: Lab):
     wait_until_idle(lab)
     for machine in MACHINES:
         lab.run(machine, "rm", "-f", "/root/end")
-    number = submit(lab, LONG, "--nodes=3", "--ntasks-per-node=1", f"--nodelist={','.join(STAY)}", "--no-requeue")
+    number = submit_job(lab, LONG, "--nodes=3", "--ntasks-per-node=1", f"--nodelist={','.join(STAY)}", "--no-requeue")
     wait_for_job(lab, number, "RUNNING")
     return number
 
@@ -61,15 +61,15 @@ def keys(lab: Lab) -> set[bytes]:
 
 
 def test_a_new_munge_key_reaches_every_daemon(lab: Lab, long_job: str) -> None:
-    before, old = processes(lab), keys(lab)
-    run = lab.play(SLURM, "-e", "munge_rotate_key=true")
-    assert run.code == 0, run.report
-    after = processes(lab)
+    before, old = find_daemon_pids(lab), keys(lab)
+    run = lab.run_playbook(SLURM_PLAYBOOK, "-e", "munge_rotate_key=true")
+    assert run.exit_status == 0, run.failure_report
+    after = find_daemon_pids(lab)
     restarted = {name for name, pid in after.items() if before[name] != pid}
     assert restarted == {f"{machine} munge" for machine in MACHINES}
     (key,) = keys(lab)
     assert key not in old
-    assert job(lab, long_job)["JobState"] == "RUNNING"
+    assert read_job(lab, long_job)["JobState"] == "RUNNING"
 
 
 def test_the_job_has_run_through_all_of_it(lab: Lab, long_job: str) -> None:
@@ -85,7 +85,7 @@ def test_the_job_has_run_through_all_of_it(lab: Lab, long_job: str) -> None:
 def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
     for machine in ("s2", "s3"):
         lab.run(machine, "rm", "-f", "/root/end")
-    number = submit(lab, "until [ -e /root/end ]; do sleep 1; done", "--requeue", "--exclude=s1,s4")
+    number = submit_job(lab, "until [ -e /root/end ]; do sleep 1; done", "--requeue", "--exclude=s1,s4")
     first = wait_for_job(lab, number, "RUNNING")["NodeList"]
     (other,) = {"s2", "s3"} - {first}
     lab.run(other, "touch", "/root/end")
@@ -100,12 +100,12 @@ def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
 
 
 def test_supervisord_keeps_a_daemon_alive(lab: Lab) -> None:
-    before = processes(lab, ["s4"])
+    before = find_daemon_pids(lab, ["s4"])
     lab.run("s4", "kill", "-KILL", before["s4 slurmd"])
-    lab.wait("slurmd is there again", lambda: slurmd_of_s4(lab) not in {"0", before["s4 slurmd"]}, PATIENCE)
+    lab.wait_until("slurmd is there again", lambda: slurmd_of_s4(lab) not in {"0", before["s4 slurmd"]}, WAIT_TIMEOUT)
     wait_until_idle(lab)
-    assert processes(lab, ["s4"])["s4 munge"] == before["s4 munge"]
-    assert lab.run("s1", "srun", "--nodelist=s4", "hostname", timeout=PATIENCE).strip() == "s4"
+    assert find_daemon_pids(lab, ["s4"])["s4 munge"] == before["s4 munge"]
+    assert lab.run("s1", "srun", "--nodelist=s4", "hostname", timeout=WAIT_TIMEOUT).strip() == "s4"
 
 
 def slurmd_of_s4(lab: Lab) -> str:
@@ -116,7 +116,7 @@ def slurmd_of_s4(lab: Lab) -> str:
 def boot(lab: Lab) -> None:
     """Start s4, which was killed. Nothing but sshd starts with it."""
     lab.power_on("s4")
-    lab.wait("s4 answers", lambda: listens("s4", 22), PATIENCE)
+    lab.wait_until("s4 answers", lambda: listens("s4", 22), WAIT_TIMEOUT)
 
 
 # --- The manager is a rented container
@@ -142,36 +142,38 @@ HANDING = ("gpumesh.cluster.remove", "-e", "cluster_machine=s1", "-e", "cluster_
 
 def test_a_rented_container_takes_over_as_manager_with_queue_and_accounting(lab: Lab) -> None:
     """When cut off in between, the queue stays where it is, and no controller starts with an empty one."""
-    history = sacct(lab, "s2")
-    waiting = submit(lab, "hostname", "--hold")
-    cut_off = lab.play(*HANDING, "-e", json.dumps({"slurm_conf": {"NoSuchOption": 1}}))
-    assert cut_off.code != 0
-    assert "NoSuchOption" in cut_off.words
-    run = lab.play(SLURM)
-    assert run.code != 0
-    assert "the queue and the accounting are still on s1" in run.words, run.report
+    history = list_accounted_jobs(lab, "s2")
+    waiting = submit_job(lab, "hostname", "--hold")
+    cut_off = lab.run_playbook(*HANDING, "-e", json.dumps({"slurm_conf": {"NoSuchOption": 1}}))
+    assert cut_off.exit_status != 0
+    assert "NoSuchOption" in cut_off.flat_output
+    run = lab.run_playbook(SLURM_PLAYBOOK)
+    assert run.exit_status != 0
+    assert "the queue and the accounting are still on s1" in run.flat_output, run.failure_report
     assert supervised(lab)["slurmctld"] == "0"
-    run = lab.play(*HANDING)
-    assert run.code == 0, run.report
+    run = lab.run_playbook(*HANDING)
+    assert run.exit_status == 0, run.failure_report
     assert "0" not in supervised(lab).values()
-    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
-    assert ask_rest(lab, "s2", "s4") == ["s2 s3 s4", "refused", "not verified"]
+    lab.wait_until("s4 manages the others", lambda: manages(lab), WAIT_TIMEOUT)
+    assert query_rest(lab, "s2", "s4") == ["s2 s3 s4", "refused", "not verified"]
     assert lab.run("s2", "squeue", "--noheader", "--format=%i %T").split() == [waiting, "PENDING"]
     lab.run("s3", "scontrol", "release", waiting)
-    lab.wait("it has run", lambda: not lab.run("s2", "squeue", "--noheader"), PATIENCE)
-    lab.wait("it is in the accounting", lambda: {*history, waiting} <= sacct(lab, "s2"), PATIENCE)
+    lab.wait_until("it has run", lambda: not lab.run("s2", "squeue", "--noheader"), WAIT_TIMEOUT)
+    lab.wait_until(
+        "it is in the accounting", lambda: {*history, waiting} <= list_accounted_jobs(lab, "s2"), WAIT_TIMEOUT
+    )
 
 
 def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
     before = supervised(lab)
     lab.run("s4", "kill", "-KILL", *before.values())
-    lab.wait(
+    lab.wait_until(
         "all are there again",
         lambda: all(pid not in {"0", before[name]} for name, pid in supervised(lab).items()),
-        PATIENCE,
+        WAIT_TIMEOUT,
     )
-    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
-    assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=PATIENCE).split()) == ["s2", "s3", "s4"]
+    lab.wait_until("s4 manages the others", lambda: manages(lab), WAIT_TIMEOUT)
+    assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=WAIT_TIMEOUT).split()) == ["s2", "s3", "s4"]
 
 
 def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: Lab) -> None:
@@ -179,26 +181,26 @@ def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: La
     before = supervised(lab)
     read = f"/etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf /etc/slurm/node/slurm.conf {rest.PROXY_CONFIG_PATH}"
     lab.run("s4", "sh", "-c", f"touch {read}")
-    run = lab.play(SLURM, "--limit", "s4")
-    assert run.code == 0, run.report
+    run = lab.run_playbook(SLURM_PLAYBOOK, "--limit", "s4")
+    assert run.exit_status == 0, run.failure_report
     after = supervised(lab)
     assert "0" not in after.values()
     assert {name for name in MANAGER if after[name] != before[name]} == {*MANAGER} - {"mariadb"}
-    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
+    lab.wait_until("s4 manages the others", lambda: manages(lab), WAIT_TIMEOUT)
 
 
 def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
-    history, others = sacct(lab, "s2"), processes(lab, ("s2", "s3"))
+    history, others = list_accounted_jobs(lab, "s2"), find_daemon_pids(lab, ("s2", "s3"))
     # Its sshd, the first process, does not end when it is asked to, so no time is lost with asking.
     lab.kill("s4")
     boot(lab)
-    run = lab.play(SLURM, "--limit", "s4")
-    assert run.code == 0, run.report
+    run = lab.run_playbook(SLURM_PLAYBOOK, "--limit", "s4")
+    assert run.exit_status == 0, run.failure_report
     assert "0" not in supervised(lab).values()
-    assert processes(lab, ("s2", "s3")) == others
-    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
-    assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=PATIENCE).split()) == ["s2", "s3", "s4"]
-    assert history <= sacct(lab, "s3")
+    assert find_daemon_pids(lab, ("s2", "s3")) == others
+    lab.wait_until("s4 manages the others", lambda: manages(lab), WAIT_TIMEOUT)
+    assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=WAIT_TIMEOUT).split()) == ["s2", "s3", "s4"]
+    assert history <= list_accounted_jobs(lab, "s3")
 
 
 def remains(lab: Lab, machine: str) -> str:
@@ -220,28 +222,28 @@ def queue(lab: Lab) -> set[str]:
 
 def test_a_former_manager_that_stays_a_member_keeps_no_queue(lab: Lab) -> None:
     """An old queue left on it would come back with it."""
-    history, waiting = sacct(lab, "s3"), hold(lab)
+    history, waiting = list_accounted_jobs(lab, "s3"), hold(lab)
     # The named machine left long ago.
-    run = lab.play(*HANDING[:3], "-e", "cluster_new_manager=s2")
-    assert run.code == 0, run.report
+    run = lab.run_playbook(*HANDING[:3], "-e", "cluster_new_manager=s2")
+    assert run.exit_status == 0, run.failure_report
     assert remains(lab, "s4") == ""
     assert queue(lab) == {waiting}
-    assert history <= sacct(lab, "s3")
+    assert history <= list_accounted_jobs(lab, "s3")
 
 
 def test_a_lost_manager_that_joins_again_is_an_ordinary_member(lab: Lab) -> None:
     """Its own controller starts with it, and continues with an obsolete queue."""
     lab.kill("s2")
     lost = ("-e", "cluster_machine=s2", "-e", "cluster_new_manager=s4", "-e", "cluster_manager_lost=true")
-    run = lab.play("gpumesh.cluster.remove", *lost, "-e", "ansible_ssh_timeout=30")
-    assert run.code == 0, run.report
+    run = lab.run_playbook("gpumesh.cluster.remove", *lost, "-e", "ansible_ssh_timeout=30")
+    assert run.exit_status == 0, run.failure_report
     waiting = {hold(lab)}
     lab.start("s2")
     back = ("-e", "cluster_machines=s2", "-e", "cluster_trusted_copy=s4", "-e", "cluster_prove_subnet=false")
-    run = lab.play("gpumesh.cluster.join", *back)
-    assert run.code == 0, run.report
+    run = lab.run_playbook("gpumesh.cluster.join", *back)
+    assert run.exit_status == 0, run.failure_report
     assert remains(lab, "s2") == ""
-    (kept,) = set(re.findall(r"kept in (/var/lib/slurm/slurmctld\.\w+)", run.words))
+    (kept,) = set(re.findall(r"kept in (/var/lib/slurm/slurmctld\.\w+)", run.flat_output))
     assert set(lab.run("s2", "ls", kept).split()) >= {"accounting.sql", "clustername", "job_state"}
     assert queue(lab) == waiting
 

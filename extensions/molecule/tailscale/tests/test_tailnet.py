@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, Lab, Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, AnsibleRun, Lab
 
 MEMBERS = ("t1", "t2", "t3")
 STATE = ROOT / ".lab" / "molecule-tailscale"
@@ -54,20 +54,22 @@ def with_archive() -> tuple[str, ...]:
 
 def joined(lab: Lab, *arguments: str) -> None:
     """Join the container without TUN and without a service manager again. It was removed, so only a join adds it."""
-    run = lab.play("gpumesh.cluster.join", *with_key(), *with_archive(), "-e", "cluster_machines=t3", *arguments)
-    assert run.code == 0, run.report
+    run = lab.run_playbook(
+        "gpumesh.cluster.join", *with_key(), *with_archive(), "-e", "cluster_machines=t3", *arguments
+    )
+    assert run.exit_status == 0, run.failure_report
 
 
 def removed(lab: Lab, *arguments: str) -> None:
-    run = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=t3", *arguments)
-    assert run.code == 0, run.report
+    run = lab.run_playbook("gpumesh.cluster.remove", "-e", "cluster_machine=t3", *arguments)
+    assert run.exit_status == 0, run.failure_report
     assert (STATE / "api.key").read_text().strip() not in run.output
 
 
 def drift(lab: Lab) -> dict[str, dict[str, str]]:
     """What the playbook show reports about each member."""
-    run = lab.play("gpumesh.cluster.show", "-e", "show_output=json")
-    return {member["machine"]: member["drift"] for member in run.shown[0]["members"]}
+    run = lab.run_playbook("gpumesh.cluster.show", "-e", "show_output=json")
+    return {member["machine"]: member["drift"] for member in run.shown_clusters[0]["members"]}
 
 
 def with_api_key() -> tuple[str, ...]:
@@ -76,9 +78,9 @@ def with_api_key() -> tuple[str, ...]:
     return ("-e", f"mesh_api_key={key}", "-e", f"mesh_api_ca_path={STATE / 'cert.pem'}")
 
 
-def mesh(lab: Lab, *arguments: str) -> Run:
-    run = lab.play("gpumesh.cluster.mesh", *arguments)
-    assert run.code == 0, run.report
+def mesh(lab: Lab, *arguments: str) -> AnsibleRun:
+    run = lab.run_playbook("gpumesh.cluster.mesh", *arguments)
+    assert run.exit_status == 0, run.failure_report
     return run
 
 
@@ -112,7 +114,7 @@ def dial(lab: Lab, member: str, target: str, port: int, proxy: int = 0) -> str:
 
 def await_ssh(lab: Lab, member: str, target: str, proxy: int = 0) -> None:
     """Wait until an SSH server greets the member."""
-    lab.wait(f"{target} greets {member}", lambda: dial(lab, member, target, 22, proxy).startswith("SSH-2.0"))
+    lab.wait_until(f"{target} greets {member}", lambda: dial(lab, member, target, 22, proxy).startswith("SSH-2.0"))
 
 
 def is_running(lab: Lab, member: str) -> bool:
@@ -190,7 +192,7 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
     """It alone gets the key, in a run that also reports the way to every peer."""
     before, identity = address(lab, "t2"), nodes(lab)["t2"]
     lab.run("headscale", "headscale", "nodes", "expire", "--identifier", identity)
-    lab.wait("t2 knows that its key has expired", lambda: status(lab, "t2")["BackendState"] == "NeedsLogin")
+    lab.wait_until("t2 knows that its key has expired", lambda: status(lab, "t2")["BackendState"] == "NeedsLogin")
     expired = {"mesh": "it is not logged in to its tailnet (NeedsLogin)"}
     assert drift(lab) == {"t1": {}, "t2": expired, "t3": {}}
 
@@ -213,7 +215,7 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
     assert given == {"null": set(MEMBERS), "VALUE_": {"t2"}}
 
     found_ways = ways(run)
-    assert len(found_ways) == 6, run.report
+    assert len(found_ways) == 6, run.failure_report
     # t3's network lets only TCP through, so its connections are relayed.
     assert {way for pair, way in found_ways.items() if "t3" in pair} == {"relayed"}
 
@@ -225,10 +227,10 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
         return is_direct()
 
     # On a busy machine, tailscaled may find the direct way only after the few packets of that run.
-    lab.wait("t1 and t2 have the direct way", lambda: is_direct() or is_direct_now(), 900)
+    lab.wait_until("t1 and t2 have the direct way", lambda: is_direct() or is_direct_now(), 900)
 
 
-def ways(run: Run) -> dict[tuple[str, str], str]:
+def ways(run: AnsibleRun) -> dict[tuple[str, str], str]:
     """The way from each member to each other one, as a run reports it."""
     rows = [[cell.strip() for cell in line.split("│") if cell.strip()] for line in run.output.splitlines()]
     return {(row[0], row[1]): row[2] for row in rows if len(row) == 4 and row[0] in MEMBERS}
@@ -266,13 +268,13 @@ def connection(lab: Lab, client: str, server: str) -> Iterator[None]:
     """While a connection over the tailnet carries packets, which nothing else may end."""
     script = ("systemd-run", "--unit=echo", "--collect", "--property=StandardOutput=file:/run/echo", "python3", "-c")
     lab.run(server, *script, ECHO, "serve", address(lab, server))
-    lab.wait("the server listens", lambda: lab.run(server, "ls", "/run/serving", check=False) != "")
+    lab.wait_until("the server listens", lambda: lab.run(server, "ls", "/run/serving", check=False) != "")
     lab.run(client, *script, ECHO, "ask", address(lab, server))
-    lab.wait("the client asks", lambda: lab.run(client, "ls", "/run/asking", check=False) != "")
+    lab.wait_until("the client asks", lambda: lab.run(client, "ls", "/run/asking", check=False) != "")
     try:
         yield
         lab.run(client, "touch", "/run/stop")
-        lab.wait("the connection has ended", lambda: "longest" in lab.run(client, "cat", "/run/echo"))
+        lab.wait_until("the connection has ended", lambda: "longest" in lab.run(client, "cat", "/run/echo"))
     finally:
         for member in (client, server):
             lab.run(
@@ -289,13 +291,13 @@ def ends_soon(lab: Lab, *members: str) -> str:
     end = (datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
     for member in members:
         lab.run("headscale", "headscale", "nodes", "expire", "--identifier", nodes(lab)[member], "--expiry", end)
-    lab.wait("they know", lambda: all(status(lab, one)["Self"].get("KeyExpiry") == end for one in members))
+    lab.wait_until("they know", lambda: all(status(lab, one)["Self"].get("KeyExpiry") == end for one in members))
     return end
 
 
 def test_keys_that_end_soon_are_replaced_while_connections_go_on(lab: Lab) -> None:
     end, own = ends_soon(lab, "t2", "t3"), {member: status(lab, member)["Self"] for member in MEMBERS}
-    (shown,) = lab.play("gpumesh.cluster.show", "-e", "show_output=json").shown
+    (shown,) = lab.run_playbook("gpumesh.cluster.show", "-e", "show_output=json").shown_clusters
     assert {member["machine"]: member["key_expiry"] for member in shown["members"]} == {
         "t1": None,
         "t2": end,
@@ -310,12 +312,16 @@ def test_keys_that_end_soon_are_replaced_while_connections_go_on(lab: Lab) -> No
     assert set(run.changed.values()) == {0}
     for member, reason in (("t2", ""), ("t3", ", since no auth key is given")):
         told = f"{member}: The key of this host in its tailnet ends at {end}, and was not replaced{reason}. Until then"
-        assert told in run.words, run.report
-    assert "auth-key not found" in run.words and "Set mesh_auth_key_file" in run.words and refused not in run.output
+        assert told in run.flat_output, run.failure_report
+    assert (
+        "auth-key not found" in run.flat_output
+        and "Set mesh_auth_key_file" in run.flat_output
+        and refused not in run.output
+    )
     assert all(status(lab, member)["Self"]["PublicKey"] == own[member]["PublicKey"] for member in MEMBERS)
 
     # Until its former key is used again, the control server takes a host for offline.
-    lab.wait("all members are online", lambda: all(status(lab, member)["Self"]["Online"] for member in MEMBERS))
+    lab.wait_until("all members are online", lambda: all(status(lab, member)["Self"]["Online"] for member in MEMBERS))
     with connection(lab, "t1", "t2"):
         assert mesh(lab, *with_key()).changed == {"t1": 0, "t2": 1, "t3": 1}
     for member in ("t2", "t3"):
@@ -324,7 +330,7 @@ def test_keys_that_end_soon_are_replaced_while_connections_go_on(lab: Lab) -> No
             found = status(lab, member)["Self"]
             return bool(found) and found["PublicKey"] != own[member]["PublicKey"] and "KeyExpiry" not in found
 
-        lab.wait(f"{member} knows of its new key", knows)
+        lab.wait_until(f"{member} knows of its new key", knows)
         found = status(lab, member)["Self"]
         assert (found["ID"], found["TailscaleIPs"]) == (own[member]["ID"], own[member]["TailscaleIPs"])
         await_ssh(lab, "t1", address(lab, member))
@@ -335,11 +341,11 @@ def test_settings_and_tags_change_alone_and_once(lab: Lab) -> None:
     settings = {"mesh_advertise_routes": ["10.1.0.0/16"], "mesh_accept_routes": True, "mesh_tags": ["tag:rented"]}
     given = ("--limit", "t3", "-e", json.dumps(settings))
     # Tags are set at the control server.
-    refused = lab.play("gpumesh.cluster.mesh", *given)
-    assert refused.code != 0
-    assert "Give mesh_api_key" in refused.words
+    refused = lab.run_playbook("gpumesh.cluster.mesh", *given)
+    assert refused.exit_status != 0
+    assert "Give mesh_api_key" in refused.flat_output
     assert mesh(lab, *given, *with_api_key()).changed["t3"] > 0
-    lab.wait("t3 has heard of its tags", lambda: status(lab, "t3")["Self"].get("Tags") == ["tag:rented"])
+    lab.wait_until("t3 has heard of its tags", lambda: status(lab, "t3")["Self"].get("Tags") == ["tag:rented"])
     prefs = json.loads(lab.run("t3", "tailscale", "debug", "prefs"))
     assert (prefs["AdvertiseRoutes"], prefs["RouteAll"]) == (["10.1.0.0/16"], True)
     assert mesh(lab, *given).changed["t3"] == 0
@@ -350,15 +356,15 @@ def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
     try:
         # If the deletion fails, the machine stays in the record, and the same command can be run again.
         wrong = (*with_api_key(), "-e", "mesh_api_key=wrong")
-        refused = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=t3", *wrong)
-        assert refused.code != 0
-        assert "API key is valid" in refused.words
+        refused = lab.run_playbook("gpumesh.cluster.remove", "-e", "cluster_machine=t3", *wrong)
+        assert refused.exit_status != 0
+        assert "API key is valid" in refused.flat_output
         assert address(lab, "t3") and "t3" in nodes(lab)
         removed(lab, *with_api_key())
         assert sorted(nodes(lab)) == ["t1", "t2"]
     finally:
         lab.power_on("t3")
-        lab.wait("t3 answers", lambda: lab.run("t3", "pgrep", "-x", "sshd", check=False) != "")
+        lab.wait_until("t3 answers", lambda: lab.run("t3", "pgrep", "-x", "sshd", check=False) != "")
     # It is reachable again, and the removal is completed.
     removed(lab, *with_api_key())
     assert is_clean(lab, "t3")
@@ -374,7 +380,7 @@ def test_a_machine_whose_device_was_deleted_comes_back_under_its_own_name(lab: L
 def test_the_device_of_an_ephemeral_key_goes_with_its_logout_and_its_name_is_free(lab: Lab) -> None:
     identity = nodes(lab)["t3"]
     lab.run("t3", "tailscale", "logout")
-    lab.wait("the control server has forgotten t3", lambda: "t3" not in nodes(lab))
+    lab.wait_until("the control server has forgotten t3", lambda: "t3" not in nodes(lab))
     mesh(lab, "--limit", "t3", *with_key())
     assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
     assert nodes(lab)["t3"] != identity
@@ -384,8 +390,8 @@ def test_the_device_of_an_ephemeral_key_goes_with_its_logout_and_its_name_is_fre
 def test_a_removal_whose_api_key_is_refused_is_completed_by_the_same_command(lab: Lab) -> None:
     identity = nodes(lab)["t3"]
     wrong = (*with_api_key(), "-e", "mesh_api_key=wrong")
-    failed = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=t3", *wrong)
-    assert failed.code != 0
+    failed = lab.run_playbook("gpumesh.cluster.remove", "-e", "cluster_machine=t3", *wrong)
+    assert failed.exit_status != 0
     assert nodes(lab)["t3"] == identity
     # It is logged out by now, and no longer in the record. Without the API, its device stays, and so does its identity.
     removed(lab)

@@ -14,23 +14,23 @@ from pathlib import Path
 import pytest
 from lab_hosts import Lab
 from pods_lab import (
+    ALL_MEMBERS,
     LAB,
     MANAGER,
-    MEMBERS,
     NODES,
-    PATIENCE,
     PODS,
     PROXY_PORT,
-    STATE,
-    as_user,
+    STATE_DIRECTORY,
+    WAIT_TIMEOUT,
     await_all_idle,
     await_empty_queue,
-    broadcast,
+    broadcast_file,
     join_pods,
-    nodes,
-    play,
+    node_states,
     restart_pod,
-    run_jobs_while_a_pod_dies,
+    run_as_user,
+    run_jobs_while_pod_dies,
+    run_playbook,
     user_command,
 )
 
@@ -65,7 +65,7 @@ while data != b"end":
 
 @pytest.fixture(name="lab", scope="module", autouse=True)
 def _lab() -> Lab:
-    if set(nodes()) != set(NODES):
+    if set(node_states()) != set(NODES):
         join_pods()
     return LAB
 
@@ -97,7 +97,7 @@ def test_the_pods_are_nodes_and_the_member_without_tun_is_none() -> None:
 
 def test_a_machine_whose_device_had_stayed_comes_back_as_the_same_device() -> None:
     """t3 was removed without the API. A second device of it would have another name."""
-    assert sorted(devices()) == sorted(MEMBERS)
+    assert sorted(devices()) == sorted(ALL_MEMBERS)
 
 
 def test_they_are_behind_one_address(lab: Lab) -> None:
@@ -108,7 +108,7 @@ def test_they_are_behind_one_address(lab: Lab) -> None:
 
 @pytest.mark.parametrize("host", [MANAGER, "p1"])
 def test_srun_on_all_nodes_from_the_manager_and_from_a_pod(host: str) -> None:
-    output = as_user(host, "srun -N4 sh -c 'echo $SLURMD_NODENAME $(id -u)'")
+    output = run_as_user(host, "srun -N4 sh -c 'echo $SLURMD_NODENAME $(id -u)'")
     assert sorted(output.splitlines()) == [f"{name} 65534" for name in sorted(NODES)]
 
 
@@ -118,7 +118,7 @@ def test_the_controller_answers_a_pod(lab: Lab) -> None:
 
 def test_jobs_on_pods_have_the_environment(lab: Lab) -> None:
     told = 'echo "$SLURM_PROCID $(hostname) $MASTER_ADDR $WORLD_SIZE $GLOO_SOCKET_IFNAME"'
-    ranks = sorted(line.split() for line in as_user(MANAGER, f"srun -N2 -w p1,p2 sh -c '{told}'").splitlines())
+    ranks = sorted(line.split() for line in run_as_user(MANAGER, f"srun -N2 -w p1,p2 sh -c '{told}'").splitlines())
     # Slurm orders nodes as they registered.
     address = lab.run("p1", "getent", "hosts", ranks[0][1]).split()[0]
     assert address.startswith("100.64.")
@@ -127,44 +127,46 @@ def test_jobs_on_pods_have_the_environment(lab: Lab) -> None:
 
 
 def test_exit_codes_and_signals_come_back(lab: Lab) -> None:
-    assert as_user(MANAGER, "srun -w p2 sh -c 'exit 7'; echo $?").split()[-1] == "7"
-    assert as_user("p1", "srun -w p2 sh -c 'kill -9 $$'; echo $?").split()[-1] == "137"
+    assert run_as_user(MANAGER, "srun -w p2 sh -c 'exit 7'; echo $?").split()[-1] == "7"
+    assert run_as_user("p1", "srun -w p2 sh -c 'kill -9 $$'; echo $?").split()[-1] == "137"
     # Quietly: srun says on stderr, which is combined with stdout, that its job waits for the end of the former one.
-    with lab.begin_command(MANAGER, *user_command("exec srun -Q -w p2 sh -c 'echo started; exec sleep 4711'")) as srun:
+    with lab.start_command(MANAGER, *user_command("exec srun -Q -w p2 sh -c 'echo started; exec sleep 4711'")) as srun:
         assert srun.stdout and srun.stdout.readline() == "started\n"
         lab.run(MANAGER, "pkill", "-TERM", "-x", "-o", "srun")
-        srun.wait(PATIENCE)
+        srun.wait(WAIT_TIMEOUT)
     await_empty_queue()
     assert lab.run("p2", "pgrep", "-f", "(^|/)sleep 4711$", check=False) == ""
 
 
 def test_input_passes() -> None:
-    assert as_user(MANAGER, "echo hello | srun -w p1 cat").strip() == "hello"
+    assert run_as_user(MANAGER, "echo hello | srun -w p1 cat").strip() == "hello"
 
 
 def test_batch_jobs_run_and_are_cancelled(lab: Lab) -> None:
-    job = as_user("p1", "sbatch --parsable -w p2 -o /tmp/out-%j --wrap 'hostname; srun hostname'").strip()
+    job = run_as_user("p1", "sbatch --parsable -w p2 -o /tmp/out-%j --wrap 'hostname; srun hostname'").strip()
     await_empty_queue()
     assert lab.run("p2", "cat", f"/tmp/out-{job}").split() == ["p2", "p2"]
-    job = as_user(MANAGER, "sbatch --parsable -N2 -w p1,p2 -o /dev/null --wrap 'srun sleep 4711'").strip()
-    lab.wait("its step runs", lambda: lab.run("p1", "pgrep", "-f", "(^|/)sleep 4711$", check=False) != "", PATIENCE)
-    as_user("p2", f"scancel {job}")
+    job = run_as_user(MANAGER, "sbatch --parsable -N2 -w p1,p2 -o /dev/null --wrap 'srun sleep 4711'").strip()
+    lab.wait_until(
+        "its step runs", lambda: lab.run("p1", "pgrep", "-f", "(^|/)sleep 4711$", check=False) != "", WAIT_TIMEOUT
+    )
+    run_as_user("p2", f"scancel {job}")
     await_empty_queue()
     await_all_idle()
 
 
 def test_64_tasks() -> None:
-    output = as_user(MANAGER, "srun -N4 -n64 --overcommit printenv SLURM_PROCID")
+    output = run_as_user(MANAGER, "srun -N4 -n64 --overcommit printenv SLURM_PROCID")
     assert sorted(map(int, output.split())) == list(range(64))
 
 
 def test_a_file_is_broadcast() -> None:
-    broadcast(50_000_000)
+    broadcast_file(50_000_000)
 
 
 def test_the_output_of_a_job_comes_while_it_runs(lab: Lab) -> None:
     script = "echo first; until [ -e /tmp/seen ]; do sleep 0.2; done; echo last"
-    with lab.begin_command(MANAGER, *user_command(f'srun -Q -w p2 sh -c "{script}"')) as srun:
+    with lab.start_command(MANAGER, *user_command(f'srun -Q -w p2 sh -c "{script}"')) as srun:
         assert srun.stdout and srun.stdout.readline() == "first\n"
         lab.run("p2", "touch", "/tmp/seen")
         assert srun.stdout.read() == "last\n"
@@ -186,8 +188,8 @@ def test_the_check_at_level_full_knows_pods(lab: Lab, tmp_path: Path) -> None:
         "reachability_throughput": False,
         "check_report_dir": str(tmp_path),
     }
-    run = play("check", "--extra-vars", json.dumps(given))
-    assert run.code == 0, run.report
+    run = run_playbook("check", "--extra-vars", json.dumps(given))
+    assert run.exit_status == 0, run.failure_report
     verdict = json.loads((tmp_path / "tailscale" / "verdict.json").read_text())
     pairs = [(pair["from"], pair["to"]) for pair in verdict["reachability"]["pairs"] if pair["verdict"] == "ok"]
     assert set(pairs) == {(a, b) for a in NODES for b in NODES if a != b}
@@ -200,9 +202,9 @@ def test_the_check_at_level_full_knows_pods(lab: Lab, tmp_path: Path) -> None:
 
 def test_iperf3_measures_between_pods(lab: Lab) -> None:
     """With which the check measures the throughput."""
-    with lab.begin_command("p2", "iperf3", "--server", "--one-off", "--forceflush") as server:
+    with lab.start_command("p2", "iperf3", "--server", "--one-off", "--forceflush") as server:
         assert server.stdout and any("Server listening" in line for line in server.stdout)
-        sent = json.loads(lab.run("p1", "iperf3", "--client", "p2", "--bytes", "10M", "--json", timeout=PATIENCE))
+        sent = json.loads(lab.run("p1", "iperf3", "--client", "p2", "--bytes", "10M", "--json", timeout=WAIT_TIMEOUT))
         server.stdout.read()
     assert sent["end"]["sum_received"]["bytes"] >= 10 << 20
 
@@ -232,12 +234,15 @@ def test_another_user_of_a_pod_does_not_pose_as_a_member(lab: Lab) -> None:
 
 def test_services_of_a_pod_do_not_see_who_comes_from_its_proxy(lab: Lab) -> None:
     """tailscaled connects any account to 127.0.0.1, as root. Members that come meanwhile are served."""
-    with lab.begin_command("p1", "python3", "-c", SERVE) as service:
+    with lab.start_command("p1", "python3", "-c", SERVE) as service:
         assert service.stdout
         port = service.stdout.readline().strip()
         ask = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "python3", "-c", ASK_PROXY, port)
         for _ in range(3):
-            assert lab.run("p1", *ask, "stranger", str(PROXY_PORT), timeout=PATIENCE).split() == ["connected", "True"]
+            assert lab.run("p1", *ask, "stranger", str(PROXY_PORT), timeout=WAIT_TIMEOUT).split() == [
+                "connected",
+                "True",
+            ]
         dial = (
             "import socket, sys; socket.create_connection(('p1', int(sys.argv[1])), 60).sendall(sys.argv[2].encode())"
         )
@@ -251,9 +256,9 @@ def test_services_of_a_pod_do_not_see_who_comes_from_its_proxy(lab: Lab) -> None
 def test_a_pod_that_dies_with_jobs_has_everything_back(lab: Lab) -> None:
     """Including the names in /etc/hosts, which the engine rewrites."""
     names = lab.read("p2", "/etc/hosts")
-    run_jobs_while_a_pod_dies(20)
+    run_jobs_while_pod_dies(20)
     login = ("ssh", "-o", "BatchMode=yes", "p1", "hostname")
-    lab.wait("p2 logs in", lambda: lab.run("p2", *login, check=False).strip() == "p1", PATIENCE)
+    lab.wait_until("p2 logs in", lambda: lab.run("p2", *login, check=False).strip() == "p1", WAIT_TIMEOUT)
     assert sorted(lab.read("p2", "/etc/hosts").splitlines()) == sorted(names.splitlines())
 
 
@@ -264,27 +269,27 @@ def test_site_brings_back_a_pod_without_our_start_command_and_slurmd_gets_a_new_
 
     former = library()
     restart_pod("p1")
-    lab.wait("p1 accepts logins", lambda: lab.run("p1", "pgrep", "-x", "sshd", check=False) != "", PATIENCE)
+    lab.wait_until("p1 accepts logins", lambda: lab.run("p1", "pgrep", "-x", "sshd", check=False) != "", WAIT_TIMEOUT)
     # Slurm may notice only now that p1 was away, and cancels what it has just started there.
-    run = play("site", "--limit", f"{MANAGER},t3,p1,p2", "--skip-tags", "reachability,slurm")
-    assert run.code == 0, run.report
+    run = run_playbook("site", "--limit", f"{MANAGER},t3,p1,p2", "--skip-tags", "reachability,slurm")
+    assert run.exit_status == 0, run.failure_report
     assert f"{library().strip()}\n" == lab.run("p2", "cat", "/etc/ld.so.preload")
     assert library() != former
     await_all_idle()
-    assert lab.run("p2", "srun", "--nodes=4", "--chdir=/", "true", timeout=PATIENCE) == ""
+    assert lab.run("p2", "srun", "--nodes=4", "--chdir=/", "true", timeout=WAIT_TIMEOUT) == ""
     assert lab.run("p1", "ssh", "-o", "BatchMode=yes", "p2", "hostname").strip() == "p2"
 
 
 def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing() -> None:
     before = {member: started(member) for member in (MANAGER, "t2")}
     assert before[MANAGER]["tailscaled.service"] != "0"
-    run = play("site")
-    assert run.code == 0, run.report
-    assert run.changed == dict.fromkeys(MEMBERS, 0), run.changes
+    run = run_playbook("site")
+    assert run.exit_status == 0, run.failure_report
+    assert run.changed == dict.fromkeys(ALL_MEMBERS, 0), run.changes
     assert {member: started(member) for member in (MANAGER, "t2")} == before
-    assert "t3 is a userspace-only member" in run.words
-    assert "t3: in the mesh of cluster 'tailscale', but excluded from storage and Slurm." in run.words
-    assert "p1, p2: pods" in run.words and "sh -c .supervisord -c" in run.words.replace(chr(39), ".")
+    assert "t3 is a userspace-only member" in run.flat_output
+    assert "t3: in the mesh of cluster 'tailscale', but excluded from storage and Slurm." in run.flat_output
+    assert "p1, p2: pods" in run.flat_output and "sh -c .supervisord -c" in run.flat_output.replace(chr(39), ".")
 
 
 def test_a_restart_of_a_member_brings_it_and_its_firewall_back(lab: Lab) -> None:
@@ -292,20 +297,20 @@ def test_a_restart_of_a_member_brings_it_and_its_firewall_back(lab: Lab) -> None
     lab.stop("t2")
     lab.start("t2")
     asked = ("tailscale", "ip", "-4")
-    lab.wait("t2 is in the tailnet again", lambda: lab.run("t2", *asked, check=False).strip() == address)
-    lab.wait("its table is loaded at boot", lambda: "gpumesh-firewall" in lab.run("t2", "nft", "list", "tables"))
+    lab.wait_until("t2 is in the tailnet again", lambda: lab.run("t2", *asked, check=False).strip() == address)
+    lab.wait_until("its table is loaded at boot", lambda: "gpumesh-firewall" in lab.run("t2", "nft", "list", "tables"))
     await_all_idle()
-    run = play("mesh", "--limit", "t2")
-    assert run.code == 0, run.report
+    run = run_playbook("mesh", "--limit", "t2")
+    assert run.exit_status == 0, run.failure_report
     assert run.changed == {"t2": 0}, run.changes
 
 
 def test_a_pod_leaves(lab: Lab) -> None:
-    key = (STATE / "api.key").read_text().strip()
-    given = ("-e", f"mesh_api_key={key}", "-e", f"mesh_api_ca_path={STATE / 'cert.pem'}")
-    run = play("remove", "-e", "cluster_machine=p2", "--limit", f"{MANAGER},p2", *given)
-    assert run.code == 0, run.report
-    assert sorted(nodes()) == ["p1", "t1", "t2"]
+    key = (STATE_DIRECTORY / "api.key").read_text().strip()
+    given = ("-e", f"mesh_api_key={key}", "-e", f"mesh_api_ca_path={STATE_DIRECTORY / 'cert.pem'}")
+    run = run_playbook("remove", "-e", "cluster_machine=p2", "--limit", f"{MANAGER},p2", *given)
+    assert run.exit_status == 0, run.failure_report
+    assert sorted(node_states()) == ["p1", "t1", "t2"]
     assert lab.run("p2", "sh", "-c", "cat /etc/ld.so.preload; ls -d /usr/local/lib/gpumesh", check=False) == ""
     assert lab.run("p2", "sh", "-c", "ls -d /usr/local/sbin/gpumesh-names* /etc/supervisor/conf.d/*", check=False) == ""
     assert "p2" not in devices()

@@ -9,9 +9,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from desk import Desk
+from desk import GuideRunner
 from lab_hosts import ROOT
-from tracking_lab import LIBRARY_KEPT, MANAGER, NAME, NETWORK, SHARED, Told, TrackingLab, tell
+from tracking_lab import (
+    LAB_NAME,
+    LIBRARY_COPY,
+    MANAGER,
+    NETWORK,
+    SHARED_VOLUME,
+    StartRuns,
+    TrackingLab,
+    start_with_new_secrets,
+)
 from train_runs import TrainLab
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import install
@@ -26,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_jobs_of_the_file_before() -> None:
-    TrainLab(NAME).idle()
+    TrainLab(LAB_NAME).clear_queue()
 
 
 @pytest.fixture(name="lab", scope="session")
@@ -36,22 +45,22 @@ def _lab() -> TrackingLab:
 
 
 @pytest.fixture(name="desk", scope="session")
-def _desk(tmp_path_factory: pytest.TempPathFactory, lab: TrackingLab) -> Desk:
+def _desk(tmp_path_factory: pytest.TempPathFactory, lab: TrackingLab) -> GuideRunner:
     """The user who types the guide "See your training"."""
-    desk = Desk(install(tmp_path_factory.mktemp("guide")), lab, NETWORK)
+    desk = GuideRunner(install(tmp_path_factory.mktemp("guide")), lab, NETWORK)
     desk.write("inventories/lan/hosts.yml", lab.inventory.read_text())
-    shutil.copytree(ROOT / "examples", SHARED / "examples", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "examples", SHARED_VOLUME / "examples", dirs_exist_ok=True)
     return desk
 
 
 @pytest.fixture(name="told", scope="session")
-def _told(tmp_path_factory: pytest.TempPathFactory, desk: Desk, lab: TrackingLab) -> Told:
+def _told(tmp_path_factory: pytest.TempPathFactory, desk: GuideRunner, lab: TrackingLab) -> StartRuns:
     """The start of the server, and what was told meanwhile."""
-    return tell(desk, lab, tmp_path_factory.mktemp("told"))
+    return start_with_new_secrets(desk, lab, tmp_path_factory.mktemp("told"))
 
 
 @pytest.fixture(name="library", scope="session")
 def _library(lab: TrackingLab) -> Path:
     """A copy of the library of MLflow, as the first server has installed it."""
-    lab.keep_library(MANAGER)
-    return SHARED / Path(LIBRARY_KEPT).name
+    lab.save_library(MANAGER)
+    return SHARED_VOLUME / Path(LIBRARY_COPY).name

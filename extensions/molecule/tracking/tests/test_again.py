@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tracking_lab import BARE, MACHINES, MANAGER, TrackingLab
+from tracking_lab import BARE_HOST, MACHINES, MANAGER, TrackingLab
 
 NO_INDEX = r"[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 0\n"
 
@@ -32,14 +32,14 @@ def without_index(lab: TrackingLab) -> Iterator[None]:
 
 def test_it_changes_nothing_and_goes_on_without_a_server_that_cannot_be_installed(lab: TrackingLab) -> None:
     with without_index(lab):
-        again = lab.play(
-            *("gpumesh.cluster.join", "-e", f"cluster_machines={BARE}", "-e", "cluster_prove_subnet=false"),
+        again = lab.run_playbook(
+            *("gpumesh.cluster.join", "-e", f"cluster_machines={BARE_HOST}", "-e", "cluster_prove_subnet=false"),
             *("-e", f"tracking_server={MANAGER}"),
         )
-    assert again.code and f"but experiments are not tracked: {MANAGER}: pip cannot install" in again.words
+    assert again.exit_status and f"but experiments are not tracked: {MANAGER}: pip cannot install" in again.flat_output
     # The server's certificate is made before the packages that cannot be installed.
     assert all(change.startswith("gpumesh.cluster.tracking : ") for change in again.changes), again.changes
     # Jobs look for no server, and everything else is done on all members, although the change is refused on all.
-    assert lab.record()["tracking"] is None and "MLFLOW" not in lab.job("env")
+    assert lab.read_record()["tracking"] is None and "MLFLOW" not in lab.run_job("env")
     rest = again.output.partition("gpumesh.cluster.slurm : ")[2]
     assert all(f"ok: [{machine}]" in rest for machine in MACHINES), again.output

@@ -13,20 +13,30 @@ from statistics import median
 from typing import Any
 
 import pytest
-from desk import Desk
-from tracking_lab import GUIDE, MACHINES, MANAGER, SHARED, STEPS, Told, TrackingLab, tags, written
+from desk import GuideRunner
+from tracking_lab import (
+    GUIDE_NAME,
+    GUIDE_STEPS,
+    MACHINES,
+    MANAGER,
+    SHARED_VOLUME,
+    StartRuns,
+    TrackingLab,
+    read_guide_file,
+    run_tags,
+)
 
 HERE = "/mnt/shared/alice/tracking"
-RUNS = SHARED / "alice" / "runs"
+RUNS = SHARED_VOLUME / "alice" / "runs"
 #: The slow rank, and the milliseconds by which it pauses in each step.
 SLOW, PAUSE = 1, 1000.0
 #: The recorded steps: 5 are skipped, and the profiler warms up in 2.
 FIRST, RECORDED = 8, 5
 
 
-def alice(desk: Desk, line: str, now: str = "", machine: str = MANAGER, folder: str = HERE) -> str:
+def alice(desk: GuideRunner, line: str, now: str = "", machine: str = MANAGER, folder: str = HERE) -> str:
     """Type a line as the user in the guide."""
-    return desk.log_in(machine, "alice", folder, GUIDE, line, now)
+    return desk.type_as_user(machine, "alice", folder, GUIDE_NAME, line, now)
 
 
 def report(name: str) -> list[dict[str, Any]]:
@@ -34,33 +44,33 @@ def report(name: str) -> list[dict[str, Any]]:
     return list(json.loads((RUNS / name).read_text(encoding="utf-8")))
 
 
-def test_track(desk: Desk, lab: TrackingLab, told: Told) -> None:
-    assert told.tracking.code == 0, told.tracking.report
-    assert lab.answers()
+def test_track(desk: GuideRunner, lab: TrackingLab, told: StartRuns) -> None:
+    assert told.tracking_run.exit_status == 0, told.tracking_run.failure_report
+    assert lab.is_responding()
     for machine in MACHINES:
-        made = f"mkdir -p ~/.mlflow && cat > ~/.mlflow/credentials <<END\n{written('~/.mlflow/credentials')}END"
+        made = f"mkdir -p ~/.mlflow && cat > ~/.mlflow/credentials <<END\n{read_guide_file('~/.mlflow/credentials')}END"
         lab.run(machine, "su", "-", "alice", "-c", made)
         alice(desk, "chmod 700 ~/.mlflow && chmod 600 ~/.mlflow/credentials", machine=machine, folder="/")
 
 
-def test_a_run_with_its_metrics_and_its_file(desk: Desk, lab: TrackingLab) -> None:
+def test_a_run_with_its_metrics_and_its_file(desk: GuideRunner, lab: TrackingLab) -> None:
     alice(desk, "mkdir -p /mnt/shared/alice", folder="/")
     alice(desk, "cp -r /mnt/shared/examples/tracking /mnt/shared/alice/", folder="/")
     alice(desk, f"cd {HERE}", folder="/")
     alice(desk, "gpumesh-train --name tracked --nodes 3 -- python3 track.py")
     # What was not sent before the program ended.
     alice(desk, "srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/tracked/track")
-    run = lab.runs("alice")["tracked"]
-    assert lab.history(run, "loss") == list(range(1, STEPS + 1))
+    run = lab.find_runs("alice")["tracked"]
+    assert lab.stored_steps(run, "loss") == list(range(1, GUIDE_STEPS + 1))
     assert run["info"]["status"] == "FINISHED"
-    assert {one["key"]: one["value"] for one in run["data"]["params"]}["steps"] == str(STEPS)
-    nodes = set(tags(run)["gpumesh.nodes"].split(","))
+    assert {one["key"]: one["value"] for one in run["data"]["params"]}["steps"] == str(GUIDE_STEPS)
+    nodes = set(run_tags(run)["gpumesh.nodes"].split(","))
     assert nodes == set(MACHINES)
-    lines = lab.artifact(run, "losses.csv").split()
-    assert (lines[0], len(lines)) == ("step,loss", STEPS + 1)
+    lines = lab.read_artifact(run, "losses.csv").split()
+    assert (lines[0], len(lines)) == ("step,loss", GUIDE_STEPS + 1)
 
 
-def test_a_profile_whose_page_names_the_slow_rank(desk: Desk) -> None:
+def test_a_profile_whose_page_names_the_slow_rank(desk: GuideRunner) -> None:
     alice(desk, "gpumesh-train --name slow --nodes 3 --profile torch -- python3 track.py --slow 1")
     said = alice(desk, "gpumesh-trace slow")
     print(said)
@@ -86,7 +96,7 @@ def test_a_profile_whose_page_names_the_slow_rank(desk: Desk) -> None:
     assert f"Rank {SLOW} on {node} holds the others up" in page
 
 
-def test_two_runs_side_by_side(desk: Desk) -> None:
+def test_two_runs_side_by_side(desk: GuideRunner) -> None:
     alice(desk, "gpumesh-train --name even --nodes 3 --profile torch -- python3 track.py")
     print(alice(desk, "gpumesh-trace slow even"))
     slow, even = report("slow/profile/001/report-2.json")
@@ -95,11 +105,11 @@ def test_two_runs_side_by_side(desk: Desk) -> None:
     assert "A step of even takes" in page
 
 
-def test_jobs_of_your_own(desk: Desk, lab: TrackingLab) -> None:
-    lab.run(MANAGER, "su", "-", "alice", "-c", f"cat > {HERE}/own.sbatch <<'END'\n{written('own.sbatch')}END")
+def test_jobs_of_your_own(desk: GuideRunner, lab: TrackingLab) -> None:
+    lab.run(MANAGER, "su", "-", "alice", "-c", f"cat > {HERE}/own.sbatch <<'END'\n{read_guide_file('own.sbatch')}END")
     number = alice(desk, "GPUMESH_PROFILE=torch:10 sbatch own.sbatch").split()[-1]
-    lab.wait("the job has ended", lambda: not lab.run(MANAGER, "squeue", "-hj", number, check=False).strip(), 600)
+    lab.wait_until("the job has ended", lambda: not lab.run(MANAGER, "squeue", "-hj", number, check=False).strip(), 600)
     alice(desk, "gpumesh-trace profile-41", f"gpumesh-trace profile-{number}")
-    (found,) = json.loads((SHARED / "alice" / "tracking" / f"profile-{number}" / "report.json").read_text())
+    (found,) = json.loads((SHARED_VOLUME / "alice" / "tracking" / f"profile-{number}" / "report.json").read_text())
     assert [share["rank"] for share in found["ranks"]] == [0, 1, 2]
     assert len(found["steps"]) == 10

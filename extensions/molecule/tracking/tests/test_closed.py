@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tracking_lab import MANAGER, NAME, PASSWORDS, SERVICE, TrackingLab, opener
-from trials import TRIES, denied
+from tracking_lab import LAB_NAME, MANAGER, PASSWORDS, SERVICE, TrackingLab, build_opener
+from trials import TRIES_PROGRAM, find_denied
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import confine, limits, settings
 
@@ -29,7 +29,7 @@ PASSWORD = PASSWORDS[MALLORY]
 #: Directories that users can write to, as a volume would be.
 VISIBLE = "/mnt/visible"
 LOCATION = f"file://{VISIBLE}/mallory"
-CONTAINER = f"gpumesh-{NAME}-plain"
+CONTAINER = f"gpumesh-{LAB_NAME}-plain"
 
 
 class Client(NamedTuple):
@@ -47,7 +47,7 @@ class Client(NamedTuple):
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.uri}/{path}", data, headers, method=method)
         try:
-            with opener(self.trust).open(request, timeout=120) as answer:
+            with build_opener(self.trust).open(request, timeout=120) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read()
@@ -71,8 +71,8 @@ def artifact_written(client: Client, run: str, path: str) -> tuple[int, bytes]:
 
 @pytest.fixture(name="mallory", scope="module")
 def _mallory(lab: TrackingLab) -> Client:
-    lab.ask("mlflow/users/create", {"username": MALLORY, "password": PASSWORD})
-    return Client(lab.uri, trust=lab.trust)
+    lab.query("mlflow/users/create", {"username": MALLORY, "password": PASSWORD})
+    return Client(lab.server_uri, trust=lab.trusted_certificates)
 
 
 def text(lab: TrackingLab, path: str) -> str:
@@ -132,14 +132,14 @@ def test_a_location_that_is_in_the_database_already_is_not_served(lab: TrackingL
     # MLflow refuses the last one by itself.
     for location, (code, message) in {**given, "ftp://10.79.92.1/x": own}.items():
         change = f"UPDATE runs SET artifact_uri = '{location}' WHERE run_uuid = '{run}'"
-        lab.in_database(MANAGER, change, "gpumesh_tracking")
+        lab.query_database(MANAGER, change, "gpumesh_tracking")
         listed = mallory.ask(f"api/2.0/mlflow/artifacts/list?run_id={run}")
         for status, said in (artifact_read(mallory, run, "x"), artifact_written(mallory, run, "x"), listed):
             assert status == code and message in said, said
 
 
 def test_no_experiment_has_the_name_of_another_user(lab: TrackingLab, mallory: Client) -> None:
-    lab.ask("mlflow/users/create", {"username": "carol", "password": "password-of-carol"})
+    lab.query("mlflow/users/create", {"username": "carol", "password": "password-of-carol"})
     own = mallory.call("experiments/create", {"name": "to be renamed"})["experiment_id"]
     owner = [{"key": "gpumesh.owner", "value": "alice"}]
     for path, body in (
@@ -151,7 +151,9 @@ def test_no_experiment_has_the_name_of_another_user(lab: TrackingLab, mallory: C
     ):
         status, said = mallory.ask(f"api/2.0/mlflow/{path}", body)
         assert status == 403 and b"can have an experiment of that name or owner" in said, (path, said)
-    assert Client(lab.uri, "carol", "password-of-carol", lab.trust).call("experiments/create", {"name": "carol"})
+    assert Client(lab.server_uri, "carol", "password-of-carol", lab.trusted_certificates).call(
+        "experiments/create", {"name": "carol"}
+    )
 
 
 def test_who_is_no_user_has_no_large_body(lab: TrackingLab, mallory: Client) -> None:
@@ -166,8 +168,14 @@ def test_who_is_no_user_has_no_large_body(lab: TrackingLab, mallory: Client) -> 
 def test_no_password_that_the_server_can_read_is_valid(lab: TrackingLab) -> None:
     read = dict(line.split(" = ", 1) for line in text(lab, settings.AUTHENTICATION).splitlines() if " = " in line)
     path = "api/2.0/mlflow/experiments/get?experiment_id=0"
-    assert Client(lab.uri, "gpumesh", text(lab, settings.CHECKER_PASSWORD), lab.trust).ask(path)[0] == 200
-    assert Client(lab.uri, read["admin_username"], read["admin_password"], lab.trust).ask(path)[0] == 401
+    assert (
+        Client(lab.server_uri, "gpumesh", text(lab, settings.CHECKER_PASSWORD), lab.trusted_certificates).ask(path)[0]
+        == 200
+    )
+    assert (
+        Client(lab.server_uri, read["admin_username"], read["admin_password"], lab.trusted_certificates).ask(path)[0]
+        == 401
+    )
     owner = lab.run(MANAGER, "stat", "--format=%a %U", settings.CHECKER_PASSWORD).split()
     assert owner == ["600", "root"]
 
@@ -204,7 +212,7 @@ class Plain:
         self.run("install", "-D", "-o", owner, "-m", mode, "/dev/stdin", path, stdin=text)
 
     def make(self, library: Path) -> None:
-        image = docker("inspect", "--format={{.Image}}", f"gpumesh-{NAME}-{MANAGER}").strip()
+        image = docker("inspect", "--format={{.Image}}", f"gpumesh-{LAB_NAME}-{MANAGER}").strip()
         mount = f"--volume={library}:{settings.LIBRARY}"
         docker("run", "--detach", "--name", CONTAINER, "--entrypoint", "", mount, image, "sleep", "infinity")
         self.run("useradd", "--system", "--uid=875", "--no-create-home", "gpumesh_tracking")
@@ -258,7 +266,7 @@ def _plain(lab: TrackingLab, library: Path) -> Iterator[tuple[Plain, dict[bool, 
         for uri in uris.values():
             admin = Client(uri, "gpumesh", "password-of-the-admin")
             try:
-                lab.wait(f"{uri} answers", lambda admin=admin: answers(admin), 600)
+                lab.wait_until(f"{uri} answers", lambda admin=admin: answers(admin), 600)
             except AssertionError:
                 print(plain.log())
                 raise
@@ -311,7 +319,7 @@ def test_a_link_leads_the_server_nowhere(plain: tuple[Plain, dict[bool, Client]]
 #: What a program that has taken over the server would try.
 TRIALS = f"""
 import os, socket, subprocess, tempfile
-{TRIES}
+{TRIES_PROGRAM}
 tries("secret", lambda: open("{settings.SECRET}").read())
 tries("volume", lambda: os.listdir("{VISIBLE}"))
 tries("mounts", lambda: open("/proc/self/mounts").read())
@@ -336,4 +344,4 @@ def test_a_program_in_its_place_reaches_only_the_artifacts(plain: tuple[Plain, d
     said = dict(line.split() for line in container.run("/opt/trials", user="gpumesh_tracking").splitlines())
     # Linux 6.7 and later restrict ports as well. The container has the kernel of this machine.
     ports = {"connect", "listen"} if confine.landlock_version() < 4 else set()
-    assert set(said) - denied(said) == {"artifacts", "scratch", "import", *ports}, said
+    assert set(said) - find_denied(said) == {"artifacts", "scratch", "import", *ports}, said

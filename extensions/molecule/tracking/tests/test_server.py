@@ -16,29 +16,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk import GUIDES, Desk
+from desk import GUIDES_DIRECTORY, GuideRunner
 from tracking_lab import (
-    ADDRESS,
-    AGAIN,
-    BARE,
-    GUIDE,
+    ADDRESS_BY_MACHINE,
+    BARE_HOST,
+    GUIDE_NAME,
+    GUIDE_STEPS,
     MACHINES,
     MANAGER,
-    ON,
     PASSWORDS,
     SERVICE,
-    SHARED,
-    STEPS,
-    Told,
+    SHARED_VOLUME,
+    START_COMMAND,
+    TRACKING_COMMAND,
+    StartRuns,
     TrackingLab,
-    certificate,
-    tags,
+    create_certificate,
+    run_tags,
 )
 from train_programs import SCENARIO
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
 from ansible_collections.gpumesh.cluster.tests.publication.guides import console_lines
-from ansible_collections.gpumesh.cluster.tests.support.certificates import later
+from ansible_collections.gpumesh.cluster.tests.support.certificates import age_certificate
 
 #: The run whose server is away and gets another certificate: its name, its steps, the seconds of one until it is hurried,
 #: and those that it makes while the server is away.
@@ -89,39 +89,39 @@ AS_TRAINING = (
 LATE = (
     "export GPUMESH_RUN_DIR=/mnt/shared/alice/runs/late PYTHONPATH=/usr/local/lib/gpumesh/python; "
     "srun --job-name=late python3 -c 'import gpumesh_track; "
-    f"[gpumesh_track.log(step, loss=1 / step) for step in range(1, {STEPS + 1})]'"
+    f"[gpumesh_track.log(step, loss=1 / step) for step in range(1, {GUIDE_STEPS + 1})]'"
 )
 
 
 def experiments(lab: TrackingLab) -> dict[str, dict[str, Any]]:
     """The experiments by name."""
-    return {one["name"]: one for one in lab.ask("mlflow/experiments/search", {"max_results": 99})["experiments"]}
+    return {one["name"]: one for one in lab.query("mlflow/experiments/search", {"max_results": 99})["experiments"]}
 
 
-def as_root(desk: Desk, line: str) -> None:
+def as_root(desk: GuideRunner, line: str) -> None:
     """Type a line on the machine of the server."""
-    desk.log_in(MANAGER, "root", "/root", GUIDE, line)
+    desk.type_as_user(MANAGER, "root", "/root", GUIDE_NAME, line)
 
 
-def test_show_knows_it_and_the_check_writes_a_run(told: Told) -> None:
-    (cluster,) = told.show.shown
+def test_show_knows_it_and_the_check_writes_a_run(told: StartRuns) -> None:
+    (cluster,) = told.show_run.shown_clusters
     layers = {member["machine"]: member["layers"] for member in cluster["members"]}
     assert [machine for machine in layers if "tracking" in layers[machine]] == [MANAGER]
     assert {member["machine"]: member["drift"].get("tracking") for member in cluster["members"]} == dict.fromkeys(
         layers
     )
-    verdict = json.loads((told.report / "lan" / "part" / "verdict.json").read_text(encoding="utf-8"))
+    verdict = json.loads((told.report_directory / "lan" / "part" / "verdict.json").read_text(encoding="utf-8"))
     found = {(one["id"], one["host"]): one["status"] for one in verdict["checks"] if one["id"].startswith("tracking")}
     assert found == {
         ("tracking.run", MANAGER): "pass",
         ("tracking.certificate", MANAGER): "pass",
         **{("tracking.answer", machine): "pass" for machine in MACHINES if machine != MANAGER},
-    }, told.check.output
+    }, told.check_run.output
 
 
 def test_only_users_get_in_and_nobody_else_reads_the_secrets(lab: TrackingLab) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        lab.ask("mlflow/experiments/get?experiment_id=0", user="nobody")
+        lab.query("mlflow/experiments/get?experiment_id=0", user="nobody")
     for name in ("auth.ini", "secret"):
         assert lab.run(MANAGER, "stat", "--format=%a %U", f"/etc/gpumesh/tracking/{name}").split() == [
             "600",
@@ -130,18 +130,18 @@ def test_only_users_get_in_and_nobody_else_reads_the_secrets(lab: TrackingLab) -
     listed = lab.run(MANAGER, "ps", "axwwe", "-o", "args")
     assert "an-administrator" not in listed
     addresses = lab.run(MANAGER, "ss", "-Htln", "sport = :5000")
-    assert addresses.split()[3] == f"{ADDRESS[MANAGER]}:5000"
+    assert addresses.split()[3] == f"{ADDRESS_BY_MACHINE[MANAGER]}:5000"
 
 
-def test_nothing_tells_a_secret(lab: TrackingLab, told: Told) -> None:
-    assert [run.code for run in told.runs] == [0, 0, 0], told.tracking.report
-    assert lab.ask("mlflow/experiments/get-by-name?experiment_name=eve")
-    own = lab.secrets()
+def test_nothing_tells_a_secret(lab: TrackingLab, told: StartRuns) -> None:
+    assert [run.exit_status for run in told.runs] == [0, 0, 0], told.tracking_run.failure_report
+    assert lab.query("mlflow/experiments/get-by-name?experiment_name=eve")
+    own = lab.read_secrets()
     assert len(own) >= 3, "no key was made besides the password, so nothing was tried"
     in_environment = {lab.run(MANAGER, "cat", path).strip() for path in (settings.SECRET, settings.PASSPHRASE)}
     secrets = {form for word in (*own, *told.passwords.values()) for form in (word, json.dumps(word)[1:-1])}
     words = "\n".join(run.output for run in told.runs)
-    words += "\n".join(path.read_text("latin-1") for path in told.report.rglob("*") if path.is_file())
+    words += "\n".join(path.read_text("latin-1") for path in told.report_directory.rglob("*") if path.is_file())
     logs = "journalctl --no-pager --output=cat; find /var/log /var/lib/gpumesh/clusters -xdev -type f -not -path '*/journal/*'"
     for machine in MACHINES:
         words += lab.run(machine, "sh", "-c", f"({logs} -exec cat {{}} +) 2>/dev/null; true")
@@ -169,15 +169,18 @@ def test_nothing_tells_a_secret(lab: TrackingLab, told: Told) -> None:
 
 
 def test_every_job_finds_it(lab: TrackingLab) -> None:
-    assert lab.uri.startswith("https:") and lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
+    assert (
+        lab.server_uri.startswith("https:")
+        and lab.run_job("sh", "-c", LOOK).split() == [f"{lab.server_uri}/health"] * 2
+    )
     # Two jobs may be on different nodes.
-    lines = [line.partition("=") for line in lab.job("sh", "-c", "echo NODE=$(hostname); exec env").splitlines()]
+    lines = [line.partition("=") for line in lab.run_job("sh", "-c", "echo NODE=$(hostname); exec env").splitlines()]
     said = {name: value for name, _equals, value in lines if name.startswith("MLFLOW")}
-    assert (said["MLFLOW_TRACKING_URI"], said["MLFLOW_EXPERIMENT_NAME"]) == (lab.uri, "root")
+    assert (said["MLFLOW_TRACKING_URI"], said["MLFLOW_EXPERIMENT_NAME"]) == (lab.server_uri, "root")
     context = json.loads(said["MLFLOW_RUN_CONTEXT"])
     nodes = [value for name, _equals, value in lines if name == "NODE"]
     assert context["mlflow.runName"] == "look" and sorted(context["gpumesh.nodes"].split(",")) == sorted(nodes)
-    assert context["gpumesh.generation"] == str(lab.record()["generation"])
+    assert context["gpumesh.generation"] == str(lab.read_record()["generation"])
 
 
 def alice(lab: TrackingLab, line: str) -> None:
@@ -196,30 +199,30 @@ class Lasting:
 
     def __init__(self, lab: TrackingLab) -> None:
         self.lab = lab
-        self.hurry = SHARED / "hurry"
-        shutil.copy(SCENARIO / "tests" / "trainer.py", SHARED / "trainer.py")
+        self.hurry = SHARED_VOLUME / "hurry"
+        shutil.copy(SCENARIO / "tests" / "trainer.py", SHARED_VOLUME / "trainer.py")
         code = "/mnt/shared/alice/code"
         alice(lab, f"mkdir -p {code} && cp /mnt/shared/trainer.py {code}")
         begin = f"gpumesh-train --detach --name {LASTING} --nodes 3 --code {code}"
         program = f"trainer.py {LASTING_STEPS} {SECONDS} --track --hurry /mnt/shared/{self.hurry.name}"
         alice(lab, f"{begin} -- python3 {program}")
-        lab.wait("the first points are there", lambda: bool(self.points()), 300, 2)
+        lab.wait_until("the first points are there", lambda: bool(self.points()), 300, 2)
 
     def state(self) -> dict[str, Any]:
-        return dict(json.loads((SHARED / "alice" / "runs" / LASTING / "run.json").read_text(encoding="utf-8")))
+        return dict(json.loads((SHARED_VOLUME / "alice" / "runs" / LASTING / "run.json").read_text(encoding="utf-8")))
 
     def step(self) -> int:
         return int(self.state()["step"])
 
     def points(self) -> list[int]:
         """Those that the server has stored."""
-        run: dict[str, Any] | None = self.lab.runs("alice").get(LASTING)
-        return self.lab.history(run, "loss") if run else []
+        run: dict[str, Any] | None = self.lab.find_runs("alice").get(LASTING)
+        return self.lab.stored_steps(run, "loss") if run else []
 
     def await_points(self, step: int) -> None:
         """Wait until the server has the points up to this step, each once. The program may try again only after 30 seconds."""
         wanted = list(range(1, step + 1))
-        self.lab.wait(f"the points up to {step} arrive", lambda: self.points()[:step] == wanted, 300, 2)
+        self.lab.wait_until(f"the points up to {step} arrive", lambda: self.points()[:step] == wanted, 300, 2)
 
 
 @pytest.fixture(name="lasting", scope="module")
@@ -237,12 +240,12 @@ def test_an_outage_neither_stops_a_run_nor_loses_a_point(lab: TrackingLab, lasti
     try:
         away = lasting.step() + AWAY
         # A request is given up after 20 seconds: a step that waited for one would make this take far longer.
-        lab.wait("the run goes on", lambda: lasting.step() >= away, AWAY * 20 / 2, 0.5)
+        lab.wait_until("the run goes on", lambda: lasting.step() >= away, AWAY * 20 / 2, 0.5)
     finally:
         signal("CONT")
     lasting.await_points(away)
-    found, (attempt,) = lab.runs("alice")[LASTING], lasting.state()["attempts"]
-    known = tags(found)
+    found, (attempt,) = lab.find_runs("alice")[LASTING], lasting.state()["attempts"]
+    known = run_tags(found)
     assert known["mlflow.runName"] == LASTING and sorted(known["gpumesh.nodes"].split(",")) == sorted(attempt["nodes"])
 
 
@@ -250,93 +253,93 @@ def test_a_job_loses_no_point_while_the_certificate_is_renewed(lab: TrackingLab,
     """A run of the playbook makes the next certificate, as in the second year; another one, as a month later, uses it."""
 
     def renewed(kind: str, days: int) -> list[str]:
-        with later(lab, MANAGER, f"{settings.FOLDER}/{kind}.crt", days):
-            done = lab.track()
-        assert done.code == 0, done.output
+        with age_certificate(lab, MANAGER, f"{settings.FOLDER}/{kind}.crt", days):
+            done = lab.run_tracking()
+        assert done.exit_status == 0, done.output
         return trusted(lab)
 
     (own,) = trusted(lab)
     (former, following) = renewed("own", 400)
     assert former == own != following
     assert renewed("next", 40) == [following]
-    lab.wait("the server answers", lab.answers, 300)
-    assert ssl.get_server_certificate((ADDRESS[MANAGER], 5000)).split() == following.split()
+    lab.wait_until("the server answers", lab.is_responding, 300)
+    assert ssl.get_server_certificate((ADDRESS_BY_MACHINE[MANAGER], 5000)).split() == following.split()
     before, (attempt,) = len(lasting.points()), lasting.state()["attempts"]
     for node in attempt["nodes"]:
-        assert lab.run(node, "sh", "-c", AS_TRAINING, VERIFY).split() == [f"{lab.uri}/health"]
+        assert lab.run(node, "sh", "-c", AS_TRAINING, VERIFY).split() == [f"{lab.server_uri}/health"]
     lasting.await_points(before + 1)
     assert lasting.state()["state"] == "running"
     lasting.hurry.touch()
-    lab.wait("the run has ended", lambda: lasting.state()["state"] == "finished", 300)
+    lab.wait_until("the run has ended", lambda: lasting.state()["state"] == "finished", 300)
     lasting.hurry.unlink()
     send_rest(lab, LASTING)
     assert lasting.points() == list(range(1, LASTING_STEPS + 1))
-    assert lab.runs("alice")[LASTING]["info"]["status"] == "FINISHED"
+    assert lab.find_runs("alice")[LASTING]["info"]["status"] == "FINISHED"
 
 
 def trusted(lab: TrackingLab) -> list[str]:
     """The certificates that the members trust: on each the same, and those in the record."""
     (found,) = {lab.read(machine, settings.trust_path("lan")).decode() for machine in MACHINES}
-    certificates = list(lab.record()["tracking"]["certificates"])
+    certificates = list(lab.read_record()["tracking"]["certificates"])
     assert found == "".join(certificates)
     return certificates
 
 
 @pytest.fixture(name="backup", scope="module")
-def _backup(desk: Desk, lab: TrackingLab) -> dict[str, Any]:
+def _backup(desk: GuideRunner, lab: TrackingLab) -> dict[str, Any]:
     """The runs of alice in a backup. A user in it has no experiment yet: somebody else took the name before."""
-    lab.ask("mlflow/experiments/create", {"name": "dave"}, user="mallory")
-    lab.ask("mlflow/users/create", {"username": "dave", "password": PASSWORDS["dave"]})
+    lab.query("mlflow/experiments/create", {"name": "dave"}, user="mallory")
+    lab.query("mlflow/users/create", {"username": "dave", "password": PASSWORDS["dave"]})
     send_rest(lab, "*")
     as_root(
         desk, "(umask 077; runuser -u gpumesh_tracking -- pg_dump --format=custom gpumesh_tracking > tracking.dump)"
     )
     assert lab.run(MANAGER, "stat", "--format=%a", "/root/tracking.dump").strip() == "600"
-    runs = lab.known("alice")
+    runs = lab.identify_runs("alice")
     alice(lab, LATE)
     send_rest(lab, "late")
-    assert lab.history(lab.runs("alice")["late"], "loss") == list(range(1, STEPS + 1))
+    assert lab.stored_steps(lab.find_runs("alice")["late"], "loss") == list(range(1, GUIDE_STEPS + 1))
     return runs
 
 
 @pytest.mark.usefixtures("library")
 def test_off_and_on_again_with_an_older_schema_and_a_certificate(
-    desk: Desk, lab: TrackingLab, backup: dict[str, Any], tmp_path: Path
+    desk: GuideRunner, lab: TrackingLab, backup: dict[str, Any], tmp_path: Path
 ) -> None:
     """It is on again with a database with a run, as the last minor version of MLflow created it."""
-    heads = lab.versions(MANAGER)
-    desk.play(GUIDE, f"{AGAIN} -e tracking_state=absent")
-    assert lab.record()["tracking"] is None and not lab.answers()
-    assert "MLFLOW" not in lab.job("env")
+    heads = lab.schema_version(MANAGER)
+    desk.run_playbook(GUIDE_NAME, f"{TRACKING_COMMAND} -e tracking_state=absent")
+    assert lab.read_record()["tracking"] is None and not lab.is_responding()
+    assert "MLFLOW" not in lab.run_job("env")
     for machine in MACHINES:
         assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "*tracking*", check=False), machine
     assert not lab.run(MANAGER, "find", settings.LIBRARY, check=False)
-    kept = lab.in_database(MANAGER, "SELECT name FROM runs", "gpumesh_tracking").split()
+    kept = lab.query_database(MANAGER, "SELECT name FROM runs", "gpumesh_tracking").split()
     assert set(kept) >= set(backup)
-    lab.give_packages(MANAGER)
+    lab.restore_library(MANAGER)
     lab.run(MANAGER, "sh", "-c", OLDER, "-", OLD, timeout=900)
-    assert lab.versions(MANAGER) != heads
-    made, key = certificate(MANAGER, tmp_path)
+    assert lab.schema_version(MANAGER) != heads
+    made, key = create_certificate(MANAGER, tmp_path)
     for name, source in (("gpu1.pem", made), ("our-ca.pem", made), ("secrets/gpu1.key", key)):
         desk.write(name, source.read_text())
-    provided = desk.type(
-        GUIDE,
-        f"{AGAIN} -e tracking_certificate_file=gpu1.pem -e tracking_key_file=secrets/gpu1.key "
+    provided = desk.type_line(
+        GUIDE_NAME,
+        f"{TRACKING_COMMAND} -e tracking_certificate_file=gpu1.pem -e tracking_key_file=secrets/gpu1.key "
         "-e tracking_ca_file=our-ca.pem",
     )
-    *_command, users = desk.type(GUIDE, ON)
-    done = desk.run(*provided, "-e", users)
-    assert done.code == 0, done.output
-    lab.trust = made.read_text()
+    *_command, users = desk.type_line(GUIDE_NAME, START_COMMAND)
+    done = desk.run_ansible(*provided, "-e", users)
+    assert done.exit_status == 0, done.output
+    lab.trusted_certificates = made.read_text()
     lab.find_server()
-    assert lab.versions(MANAGER) == heads
-    assert lab.uri.startswith("https:") and lab.history(lab.runs("older")["old"], "loss") == [7]
-    assert lab.job("sh", "-c", LOOK).split() == ["https://gpu1:5000/health"] * 2
-    assert lab.record()["tracking"]["certificates"] == []
+    assert lab.schema_version(MANAGER) == heads
+    assert lab.server_uri.startswith("https:") and lab.stored_steps(lab.find_runs("older")["old"], "loss") == [7]
+    assert lab.run_job("sh", "-c", LOOK).split() == ["https://gpu1:5000/health"] * 2
+    assert lab.read_record()["tracking"]["certificates"] == []
 
 
 def test_a_backup_is_restored_and_each_user_in_it_gets_an_experiment(
-    desk: Desk, lab: TrackingLab, backup: dict[str, Any]
+    desk: GuideRunner, lab: TrackingLab, backup: dict[str, Any]
 ) -> None:
     """The same run switches TLS off."""
     as_root(
@@ -344,24 +347,24 @@ def test_a_backup_is_restored_and_each_user_in_it_gets_an_experiment(
         "runuser -u gpumesh_tracking -- sh -ec 'cd /mnt/shared/mlflow-lan; umask 077; cat > new; mv new database.dump' "
         "< tracking.dump",
     )
-    desk.type(GUIDE, AGAIN)
-    desk.play(GUIDE, f"{AGAIN} -e tracking_tls=false")
+    desk.type_line(GUIDE_NAME, TRACKING_COMMAND)
+    desk.run_playbook(GUIDE_NAME, f"{TRACKING_COMMAND} -e tracking_tls=false")
     lab.find_server()
-    assert lab.uri.startswith("http:")
+    assert lab.server_uri.startswith("http:")
     for machine in MACHINES:
         assert not lab.run(machine, "find", "/etc/gpumesh", "-name", "tracking-ca*", check=False), machine
-    assert lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
-    assert lab.known("alice") == backup
+    assert lab.run_job("sh", "-c", LOOK).split() == [f"{lab.server_uri}/health"] * 2
+    assert lab.identify_runs("alice") == backup
     line = "srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/*/track"
-    desk.log_in(MANAGER, "alice", "/mnt/shared/alice", GUIDE, line)
-    assert lab.history(lab.runs("alice")["late"], "loss") == list(range(1, STEPS + 1))
-    assert {name: run for name, run in lab.known("alice").items() if name != "late"} == backup
+    desk.type_as_user(MANAGER, "alice", "/mnt/shared/alice", GUIDE_NAME, line)
+    assert lab.stored_steps(lab.find_runs("alice")["late"], "loss") == list(range(1, GUIDE_STEPS + 1))
+    assert {name: run for name, run in lab.identify_runs("alice").items() if name != "late"} == backup
     found = experiments(lab)
     assert "alice" in found and "older" not in found
-    kept_database = lab.in_database(MANAGER, "SELECT datname FROM pg_database WHERE datname ~ '_before_'")
+    kept_database = lab.query_database(MANAGER, "SELECT datname FROM pg_database WHERE datname ~ '_before_'")
     assert kept_database.startswith("gpumesh_tracking_before_")
     # As long as it is there, so is its owner.
-    lab.in_database(MANAGER, f'DROP DATABASE "{kept_database.strip()}"')
+    lab.query_database(MANAGER, f'DROP DATABASE "{kept_database.strip()}"')
     assert lab.run(MANAGER, "systemctl", "is-active", SERVICE).strip() == "active"
     assert lab.run(MANAGER, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts"]
     # That of the other user is kept by another name, and its owner cannot add anything to the new one.
@@ -370,60 +373,60 @@ def test_a_backup_is_restored_and_each_user_in_it_gets_an_experiment(
     # Nobody can guess the name, and take it as well.
     assert re.fullmatch(r"dave \(of mallory, [0-9a-f]{8}\)", kept) and found[kept]["experiment_id"] != own
     assert {tag["key"]: tag["value"] for tag in found["dave"]["tags"]}["gpumesh.owner"] == "dave"
-    assert lab.ask("mlflow/runs/create", {"experiment_id": own}, user="dave")
+    assert lab.query("mlflow/runs/create", {"experiment_id": own}, user="dave")
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        lab.ask("mlflow/runs/create", {"experiment_id": own}, user="mallory")
+        lab.query("mlflow/runs/create", {"experiment_id": own}, user="mallory")
 
 
 def test_a_second_run_changes_nothing_on_the_server(lab: TrackingLab) -> None:
     """On all members after the move, where no systemd keeps the server running."""
-    done = lab.track("--limit", MANAGER)
-    assert (done.code, done.changed) == (0, {MANAGER: 0}), done.output
+    done = lab.run_tracking("--limit", MANAGER)
+    assert (done.exit_status, done.changed) == (0, {MANAGER: 0}), done.output
 
 
 @pytest.mark.usefixtures("library")
 def test_it_moves_to_a_machine_without_systemd_and_the_former_server_leaves_nothing(
-    desk: Desk, lab: TrackingLab
+    desk: GuideRunner, lab: TrackingLab
 ) -> None:
     """With TLS again."""
-    runs = lab.known("alice")
-    lab.give_packages(BARE)
-    *command, _server = desk.type(GUIDE, f"{AGAIN} -e tracking_server=gpu2")
-    *_command, tls = desk.type(GUIDE, f"{AGAIN} -e tracking_tls=true")
-    done = desk.run(*command, f"tracking_server={BARE}", "-e", tls)
-    assert done.code == 0, done.output
+    runs = lab.identify_runs("alice")
+    lab.restore_library(BARE_HOST)
+    *command, _server = desk.type_line(GUIDE_NAME, f"{TRACKING_COMMAND} -e tracking_server=gpu2")
+    *_command, tls = desk.type_line(GUIDE_NAME, f"{TRACKING_COMMAND} -e tracking_tls=true")
+    done = desk.run_ansible(*command, f"tracking_server={BARE_HOST}", "-e", tls)
+    assert done.exit_status == 0, done.output
     lab.find_server()
-    moved = lab.runs("alice")["tracked"]
-    assert lab.uri == f"https://{ADDRESS[BARE]}:5000" and lab.known("alice") == runs
-    assert lab.history(moved, "loss") == list(range(1, STEPS + 1))
-    assert lab.artifact(moved, "losses.csv").startswith("step,loss")
-    assert lab.job("sh", "-c", LOOK).split() == [f"{lab.uri}/health"] * 2
+    moved = lab.find_runs("alice")["tracked"]
+    assert lab.server_uri == f"https://{ADDRESS_BY_MACHINE[BARE_HOST]}:5000" and lab.identify_runs("alice") == runs
+    assert lab.stored_steps(moved, "loss") == list(range(1, GUIDE_STEPS + 1))
+    assert lab.read_artifact(moved, "losses.csv").startswith("step,loss")
+    assert lab.run_job("sh", "-c", LOOK).split() == [f"{lab.server_uri}/health"] * 2
     # supervisord has no such setting: the launcher has confined it.
-    (number, *_workers) = lab.run(BARE, "pgrep", "--uid", "gpumesh_tracking", "--full", "--", "-m uvicorn").split()
-    assert "NoNewPrivs:\t1" in lab.read(BARE, f"/proc/{number}/status").decode().splitlines()
+    (number, *_workers) = lab.run(BARE_HOST, "pgrep", "--uid", "gpumesh_tracking", "--full", "--", "-m uvicorn").split()
+    assert "NoNewPrivs:\t1" in lab.read(BARE_HOST, f"/proc/{number}/status").decode().splitlines()
     for folder in ("/etc/gpumesh/tracking", settings.LIBRARY):
         assert not lab.run(MANAGER, "find", folder, check=False), folder
     # The new server has confirmed that it has loaded the database, and the former one has kept it by another name.
-    (receipt,) = json.loads((SHARED / "mlflow-lan" / "moves.json").read_text(encoding="utf-8"))
-    assert (receipt["former"], receipt["loaded"]) == (MANAGER, BARE)
-    (kept,) = lab.in_database(MANAGER, "SELECT datname FROM pg_database WHERE datname ~ 'gpumesh'").split()
+    (receipt,) = json.loads((SHARED_VOLUME / "mlflow-lan" / "moves.json").read_text(encoding="utf-8"))
+    assert (receipt["former"], receipt["loaded"]) == (MANAGER, BARE_HOST)
+    (kept,) = lab.query_database(MANAGER, "SELECT datname FROM pg_database WHERE datname ~ 'gpumesh'").split()
     assert kept.startswith("gpumesh_tracking_moved_")
-    assert int(lab.in_database(MANAGER, "SELECT count(*) FROM runs", kept)) >= len(runs)
-    again = lab.track()
-    assert again.code == 0 and set(again.changed.values()) == {0}, again.output
+    assert int(lab.query_database(MANAGER, "SELECT count(*) FROM runs", kept)) >= len(runs)
+    again = lab.run_tracking()
+    assert again.exit_status == 0 and set(again.changed.values()) == {0}, again.output
 
 
 def test_delete_removes_it_and_leaves_the_data(lab: TrackingLab) -> None:
-    done = lab.play("gpumesh.cluster.delete", "-e", "cluster_force=true")
-    assert done.code == 0, done.output
-    assert not lab.answers()
-    assert lab.run(BARE, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts", "moves.json"]
+    done = lab.run_playbook("gpumesh.cluster.delete", "-e", "cluster_force=true")
+    assert done.exit_status == 0, done.output
+    assert not lab.is_responding()
+    assert lab.run(BARE_HOST, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts", "moves.json"]
     # On a host without systemd, nothing keeps the database running.
-    lab.run(BARE, "sh", "-c", "pg_ctlcluster $(pg_lsclusters --no-header | cut -d ' ' -f 1) main start")
-    assert lab.versions(BARE)
+    lab.run(BARE_HOST, "sh", "-c", "pg_ctlcluster $(pg_lsclusters --no-header | cut -d ' ' -f 1) main start")
+    assert lab.schema_version(BARE_HOST)
     for folder in ("/etc/gpumesh/tracking", "/usr/local/lib/gpumesh"):
-        assert not lab.run(BARE, "find", folder, check=False), folder
+        assert not lab.run(BARE_HOST, "find", folder, check=False), folder
 
 
-def test_nothing_that_the_guide_says_was_left_out(desk: Desk) -> None:
-    assert set(console_lines(GUIDES / f"{GUIDE}.md")) - desk.typed - ELSEWHERE == set()
+def test_nothing_that_the_guide_says_was_left_out(desk: GuideRunner) -> None:
+    assert set(console_lines(GUIDES_DIRECTORY / f"{GUIDE_NAME}.md")) - desk.typed_lines - ELSEWHERE == set()

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import testinfra
-from lab_hosts import BIN, ROOT, ansible, plain
+from lab_hosts import BIN, ROOT, flatten_output, run_ansible
 from testinfra.host import Host
 
 INVENTORY = ROOT / ".lab" / "molecule-wireguard" / "hosts.yml"
@@ -72,8 +72,8 @@ def _hosts() -> dict[str, Host]:
 
 def play(*arguments: str, check: bool = True, playbook: str = "gpumesh.cluster.mesh") -> str:
     """Run a playbook on the mesh. Returns its whole output."""
-    run = ansible("ansible-playbook", "-i", str(INVENTORY), playbook, "-e", "cluster_name=wireguard", *arguments)
-    assert not check or run.code == 0, run.report
+    run = run_ansible("ansible-playbook", "-i", str(INVENTORY), playbook, "-e", "cluster_name=wireguard", *arguments)
+    assert not check or run.exit_status == 0, run.failure_report
     return run.output
 
 
@@ -233,7 +233,7 @@ def test_what_is_changed_by_hand_comes_back_and_nothing_else_is_touched(hosts: d
 def test_a_mesh_without_a_way_is_refused_with_the_pair(hosts: dict[str, Host]) -> None:
     before = {name: hosts[name].check_output("wg show gpumesh0 allowed-ips | sort") for name in MACHINES}
     output = play("-e", '{"mesh_relays": ["w2"]}', check=False)
-    assert "w2 (site a) and w4 (site b)" in plain(output)
+    assert "w2 (site a) and w4 (site b)" in flatten_output(output)
     assert set(changed(output).values()) == {0}
     after = {name: hosts[name].check_output("wg show gpumesh0 allowed-ips | sort") for name in MACHINES}
     assert after == before
@@ -325,7 +325,7 @@ def test_pairs_take_a_shared_key_and_give_it_up_without_a_lost_packet(hosts: dic
 
 def test_a_change_of_keys_without_all_members_is_refused() -> None:
     output = play("-e", "mesh_rotate_keys=true", "--limit", "w1,w2", check=False)
-    assert "w3" in output and "w4" in output and "without --limit" in plain(output)
+    assert "w3" in output and "w4" in output and "without --limit" in flatten_output(output)
     assert set(changed(output).values()) == {0}
 
 

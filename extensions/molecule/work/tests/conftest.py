@@ -26,4 +26,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_jobs_of_the_file_before() -> None:
-    TrainLab("molecule-work").idle()
+    TrainLab("molecule-work").clear_queue()

@@ -12,46 +12,46 @@ from pathlib import Path
 
 import pytest
 import train_frameworks
-from train_frameworks import FOLDER, PYTHON, VARIABLES
+from train_frameworks import ENV_COMMAND, PROGRAM_DIRECTORY, VENV_PYTHON
 from train_programs import MANAGER
-from train_runs import Found, TrainLab, causes
+from train_runs import RunStatus, TrainLab, list_causes
 
 #: In the first attempt, the ranks wait after HELD steps until they are killed. All save at step 20, and report it later.
 HELD, STEPS = 25, 40
 HELD_PROGRAM = ("/mnt/shared/held.py", str(HELD))
 #: A rank: the agent, srun, torchrun and the shell before it have other command lines.
 RANK = r"^\S*python\S* (-u )?/mnt/shared/held.py "
-NANO = (f"{FOLDER}/nano.py", "--init_from=auto", f"--max_iters={STEPS}")
+NANO = (f"{PROGRAM_DIRECTORY}/nano.py", "--init_from=auto", f"--max_iters={STEPS}")
 #: For each program, the options and the command that starts it.
 PROGRAMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-    "hf": ((), (PYTHON, *HELD_PROGRAM, f"{FOLDER}/hf.py", f"--steps={STEPS}")),
+    "hf": ((), (VENV_PYTHON, *HELD_PROGRAM, f"{PROGRAM_DIRECTORY}/hf.py", f"--steps={STEPS}")),
     # Lightning finds the ranks in Slurm's variables, which have to be those of several tasks on a node.
     "lightning": (
         ("--ranks-per-node", "2"),
-        (PYTHON, *HELD_PROGRAM, f"{FOLDER}/lightning_fit.py", f"--steps={STEPS}"),
+        (VENV_PYTHON, *HELD_PROGRAM, f"{PROGRAM_DIRECTORY}/lightning_fit.py", f"--steps={STEPS}"),
     ),
-    "accelerate": ((), (PYTHON, *HELD_PROGRAM, f"{FOLDER}/accelerate_loop.py", f"--steps={STEPS}")),
-    "jax": ((), (PYTHON, *HELD_PROGRAM, f"{FOLDER}/jax_fit.py", f"--steps={STEPS}")),
+    "accelerate": ((), (VENV_PYTHON, *HELD_PROGRAM, f"{PROGRAM_DIRECTORY}/accelerate_loop.py", f"--steps={STEPS}")),
+    "jax": ((), (VENV_PYTHON, *HELD_PROGRAM, f"{PROGRAM_DIRECTORY}/jax_fit.py", f"--steps={STEPS}")),
     "nano": ((), ("python3", *HELD_PROGRAM, *NANO)),
-    "torchrun": (("--ranks-per-node", "1"), (f"{FOLDER}/torchrun.sh", "1", *HELD_PROGRAM, *NANO)),
+    "torchrun": (("--ranks-per-node", "1"), (f"{PROGRAM_DIRECTORY}/torchrun.sh", "1", *HELD_PROGRAM, *NANO)),
 }
 
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> TrainLab:
     lab = TrainLab("molecule-work")
-    lab.idle()
-    train_frameworks.bring(lab, "requirements.txt", "requirements-jax.txt")
-    shutil.copy(Path(__file__).with_name("held.py"), lab.shared)
+    lab.clear_queue()
+    train_frameworks.install_frameworks(lab, "requirements.txt", "requirements-jax.txt")
+    shutil.copy(Path(__file__).with_name("held.py"), lab.shared_volume)
     return lab
 
 
 def begin(lab: TrainLab, name: str, program: str, options: Sequence[str], steps: int) -> None:
-    command = (*VARIABLES, PYTHON, f"{FOLDER}/{program}", "--steps", str(steps))
-    lab.train("--detach", "--name", name, "--nodes", "2", *options, "--", *command)
+    command = (*ENV_COMMAND, VENV_PYTHON, f"{PROGRAM_DIRECTORY}/{program}", "--steps", str(steps))
+    lab.run_train("--detach", "--name", name, "--nodes", "2", *options, "--", *command)
 
 
-def with_checkpoint(lab: TrainLab, name: str) -> Found:
+def with_checkpoint(lab: TrainLab, name: str) -> RunStatus:
     return lab.await_run(
         name,
         "has saved a checkpoint and made another step",
@@ -63,19 +63,21 @@ def with_checkpoint(lab: TrainLab, name: str) -> Found:
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_a_framework_goes_on_where_it_was(lab: TrainLab, name: str) -> None:
     options, command = PROGRAMS[name]
-    lab.train("--detach", "--name", name, "--nodes", "2", *options, "--", *VARIABLES, *command)
+    lab.run_train("--detach", "--name", name, "--nodes", "2", *options, "--", *ENV_COMMAND, *command)
     before = with_checkpoint(lab, name)
     nodes, ranks = before["attempts"][0]["nodes"], before["attempts"][0]["world_size"]
     lab.run(nodes[1], "pkill", "-KILL", "-f", RANK)
-    found = lab.finish(name)
-    assert [kind for kind, _rank, _node in causes(found)] == ["crash", "finished"], found
+    found = lab.await_end(name)
+    assert [kind for kind, _rank, _node in list_causes(found)] == ["crash", "finished"], found
     first, second = found["attempts"]
     assert first["cause"]["node"] == nodes[1] and first["cause"]["rank"] in range(ranks // 2, ranks)
     assert "SIGKILL" in first["cause"]["detail"]
     assert 0 < first["checkpoint"] < second["first"] <= first["last"] + 1
     assert (second["last"], found["steps"]) == (STEPS, STEPS)
     # torchrun may number the ranks in another order.
-    logs = [path.read_text(encoding="utf-8") for path in (lab.runs / name / "attempts" / "002").glob("rank-*.log")]
+    logs = [
+        path.read_text(encoding="utf-8") for path in (lab.runs_directory / name / "attempts" / "002").glob("rank-*.log")
+    ]
     assert set(re.findall(r"^\d+ ranks: step \d+$", "\n".join(logs), re.MULTILINE)) == {f"{ranks} ranks: step {STEPS}"}
 
 
@@ -95,14 +97,14 @@ def test_a_framework_saves_and_stops_when_its_job_ends(lab: TrainLab, program: s
         name, "goes on", lambda now: now["attempts"][-1]["number"] == 2 and now["attempts"][1]["first"]
     )
     assert found["attempts"][1]["first"] == first["last"] + 1
-    lab.train("cancel", name)
+    lab.run_train("cancel", name)
 
 
 def test_a_loss_of_trainer_that_is_not_a_number_stops_the_run(lab: TrainLab) -> None:
-    shutil.copy(Path(__file__).with_name("diverging.py"), lab.shared)
-    command = (PYTHON, "/mnt/shared/diverging.py", f"{FOLDER}/hf.py", "--steps=100000")
-    lab.train("--detach", "--name", "nan", "--nodes", "1", "--stop-on-nan", "--", *VARIABLES, *command)
-    found = lab.finish("nan")
-    assert (found["state"], [kind for kind, _rank, _node in causes(found)]) == ("failed", ["diverged"]), found
+    shutil.copy(Path(__file__).with_name("diverging.py"), lab.shared_volume)
+    command = (VENV_PYTHON, "/mnt/shared/diverging.py", f"{PROGRAM_DIRECTORY}/hf.py", "--steps=100000")
+    lab.run_train("--detach", "--name", "nan", "--nodes", "1", "--stop-on-nan", "--", *ENV_COMMAND, *command)
+    found = lab.await_end("nan")
+    assert (found["state"], [kind for kind, _rank, _node in list_causes(found)]) == ("failed", ["diverged"]), found
     # From step 8 on, and logged after step 10.
     assert found["nan_since"] >= 10 and "not a number (--stop-on-nan)" in found["detail"]

@@ -9,16 +9,16 @@ import shlex
 import shutil
 from pathlib import Path
 
-from session_lab import ONE, PARTITION, UNCOVER
+from session_lab import FIRST_IMAGE, PARTITION, UNCOVER_SCRIPT
 from train_programs import MANAGER
-from train_runs import PATIENCE, TrainLab, causes
+from train_runs import WAIT_TIMEOUT, TrainLab, list_causes
 
 USER, NAME = "alice", "boxed"
 HELD, STEPS = 15, 30
 #: The image has no programs of its own. podman's images are in a folder of each node, which has no overlay.
 PODMAN = (
     *("podman", "--root=/var/tmp/alice", "--storage-driver=vfs", "run", "--rm", "--env-host", "--network=host"),
-    *("--volume=/usr:/usr:ro", "--volume=/tmp:/tmp", "--volume=/mnt/shared:/mnt/shared", ONE),
+    *("--volume=/usr:/usr:ro", "--volume=/tmp:/tmp", "--volume=/mnt/shared:/mnt/shared", FIRST_IMAGE),
 )
 PROGRAM = ("python3", "/mnt/shared/held.py", str(HELD), "/mnt/shared/trainer.py", str(STEPS), "0.01")
 #: The rank in the container. podman and conmon have other command lines.
@@ -27,20 +27,20 @@ RANK = r"^\S*python3 /mnt/shared/held.py "
 
 def test_podman_starts_again_after_a_kill() -> None:
     lab = TrainLab("molecule-work")
-    lab.runs = lab.shared / USER / "runs"
-    lab.idle()
+    lab.runs_directory = lab.shared_volume / USER / "runs"
+    lab.clear_queue()
     for program in ("held.py", "trainer.py"):
-        shutil.copy(Path(__file__).with_name(program), lab.shared)
+        shutil.copy(Path(__file__).with_name(program), lab.shared_volume)
     for node in ("gpu1", "gpu2", "gpu3"):
-        lab.run(node, "sh", "-c", UNCOVER)
+        lab.run(node, "sh", "-c", UNCOVER_SCRIPT)
     options = ("--detach", "--name", NAME, "--nodes", "2", "--sbatch", f"--partition={PARTITION}")
     line = shlex.join(["gpumesh-train", *options, "--", *PODMAN, *PROGRAM])
-    lab.run(MANAGER, "su", "-", USER, "-c", line, timeout=PATIENCE)
+    lab.run(MANAGER, "su", "-", USER, "-c", line, timeout=WAIT_TIMEOUT)
     before = lab.await_run(NAME, "waits to be killed", lambda found: found["attempts"] and found.get("step") == HELD)
     nodes = before["attempts"][0]["nodes"]
     lab.run(nodes[1], "pkill", "-KILL", "-f", RANK)
-    found = lab.finish(NAME)
-    assert causes(found) == [("crash", 1, nodes[1]), ("finished", None, "")], found
+    found = lab.await_end(NAME)
+    assert list_causes(found) == [("crash", 1, nodes[1]), ("finished", None, "")], found
     first, second = found["attempts"]
     assert "SIGKILL" in first["cause"]["detail"]
     assert (second["nodes"], second["first"], second["last"]) == (nodes, first["checkpoint"] + 1, STEPS)

@@ -18,19 +18,21 @@ RATE = 20
 
 def test_a_slow_link_is_named() -> None:
     lab = TrainLab("molecule-work")
-    shutil.copy(ROOT / "examples" / "toy" / "train.py", lab.shared / "toy.py")
-    lab.idle()
+    shutil.copy(ROOT / "examples" / "toy" / "train.py", lab.shared_volume / "toy.py")
+    lab.clear_queue()
     options = ("--name", "limited", "--nodes", "3", "--profile", "torch:2", "--hang-timeout", "120", "--detach")
     program = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "python3", "/mnt/shared/toy.py", "--steps", "12")
     lab.limit_network("gpu2", f"{RATE}mbit")
     try:
-        lab.train(*options, "--sbatch", "--nodelist=gpu1,gpu2,gpu3", "--", *program)
-        assert lab.finish("limited")["state"] == "finished"
+        lab.run_train(*options, "--sbatch", "--nodelist=gpu1,gpu2,gpu3", "--", *program)
+        assert lab.await_end("limited")["state"] == "finished"
     finally:
         lab.limit_network("gpu2", "")
     lab.run(MANAGER, "gpumesh-trace", "limited")
-    (found,) = json.loads((lab.runs / "limited" / "profile" / "001" / "report.json").read_text(encoding="utf-8"))
-    rank = lab.state("limited")["attempts"][0]["nodes"].index("gpu2")
+    (found,) = json.loads(
+        (lab.runs_directory / "limited" / "profile" / "001" / "report.json").read_text(encoding="utf-8")
+    )
+    rank = lab.read_status("limited")["attempts"][0]["nodes"].index("gpu2")
     # On a busy machine another link may be slow, too.
     slowest = min(found["links"], key=lambda link: link["mbits"])
     assert slowest["source"] == rank and slowest["slow"], found["links"]

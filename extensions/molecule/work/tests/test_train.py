@@ -15,12 +15,20 @@ from functools import partial
 from typing import Any
 
 import pytest
-from lab_hosts import chaos
-from train_programs import MANAGER, OTHERS, SHORT, SMALL, TRAINER
-from train_runs import BARE, PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
+from lab_hosts import run_chaos
+from train_programs import MANAGER, OTHER_HOSTS, SHORT_STEP_SECONDS, SMALL_PROGRAM, TRAINER_PATH
+from train_runs import (
+    BARE_HOST,
+    STEP_COUNT,
+    WAIT_TIMEOUT,
+    TrainLab,
+    assert_checkpoints_used,
+    list_causes,
+    sum_of_samples,
+)
 
 NAME = "molecule-work"
-SAMPLES = all_samples(STEPS)
+SAMPLES = sum_of_samples(STEP_COUNT)
 SEED = int(os.environ.get("GPUMESH_SEED") or time.time())
 CHANCE = random.Random(SEED)
 #: Seconds of a step of a run that has to last while the machine is busy.
@@ -29,15 +37,15 @@ LONG = 0.5
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> TrainLab:
-    lab = TrainLab(NAME, SMALL._replace(seconds=SHORT))
-    lab.bring()
+    lab = TrainLab(NAME, SMALL_PROGRAM._replace(step_seconds=SHORT_STEP_SECONDS))
+    lab.copy_program()
     print(f"GPUMESH_SEED={SEED}")
     return lab
 
 
 def at_random_step(lab: TrainLab, name: str, attempt: int) -> dict[str, Any]:
     """Wait until an attempt has made some steps of its own."""
-    return lab.at_step(name, attempt, CHANCE.randrange(2, 20))
+    return lab.await_step(name, attempt, CHANCE.randrange(2, 20))
 
 
 class Patient:
@@ -46,11 +54,11 @@ class Patient:
     Then it is hurried, and sleeps no more.
     """
 
-    def __init__(self, lab: TrainLab, name: str, *options: str, steps: int = STEPS) -> None:
-        self._hurry = lab.shared / f"hurry-{name}"
-        program = SMALL._replace(seconds=LONG)
+    def __init__(self, lab: TrainLab, name: str, *options: str, steps: int = STEP_COUNT) -> None:
+        self._hurry = lab.shared_volume / f"hurry-{name}"
+        program = SMALL_PROGRAM._replace(step_seconds=LONG)
         extra = ("--hurry", f"/mnt/shared/{self._hurry.name}")
-        TrainLab(NAME, program).begin(name, *options, steps=steps, extra=extra)
+        TrainLab(NAME, program).start_run(name, *options, step_count=steps, extra_arguments=extra)
 
     def hurry(self) -> None:
         self._hurry.touch()
@@ -59,26 +67,26 @@ class Patient:
 def hit(lab: TrainLab, *arguments: str, **environment: str) -> None:
     """Run a part of `make chaos` in this lab. How long anything takes is measured there, and depends on the machine."""
     which = ["--experiment", *arguments] if not arguments[0].startswith("--") else arguments
-    limits = (f"--longest={PATIENCE}", f"--named={PATIENCE}")
-    chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *limits, *which, **environment)
+    limits = (f"--longest={WAIT_TIMEOUT}", f"--named={WAIT_TIMEOUT}")
+    run_chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *limits, *which, **environment)
 
 
 def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
-    lab.idle()
-    lab.begin("calm", "--nodes", "4", "--hang-timeout", "60")
-    found = lab.finish("calm")
-    assert causes(found) == [("finished", None, "")], found
+    lab.clear_queue()
+    lab.start_run("calm", "--nodes", "4", "--hang-timeout", "60")
+    found = lab.await_end("calm")
+    assert list_causes(found) == [("finished", None, "")], found
     (attempt,) = found["attempts"]
-    assert (attempt["last"], attempt["world_size"]) == (STEPS, 4)
-    assert sorted(attempt["nodes"]) == [MANAGER, *OTHERS]
-    assert lab.result("calm").samples == f"samples {SAMPLES!r}"
+    assert (attempt["last"], attempt["world_size"]) == (STEP_COUNT, 4)
+    assert sorted(attempt["nodes"]) == [MANAGER, *OTHER_HOSTS]
+    assert lab.read_result("calm").samples == f"samples {SAMPLES!r}"
 
 
 def test_a_rank_that_aborts_at_its_exit_after_the_last_step_is_no_reason_to_start_again(lab: TrainLab) -> None:
-    lab.idle()
-    lab.begin("aborts", "--nodes", "2", steps=20, extra=("--abort",))
-    found = lab.finish("aborts")
-    assert causes(found) == [("finished", None, "")], found
+    lab.clear_queue()
+    lab.start_run("aborts", "--nodes", "2", step_count=20, extra_arguments=("--abort",))
+    found = lab.await_end("aborts")
+    assert list_causes(found) == [("finished", None, "")], found
     assert found["detail"].startswith("warning: after the last step, rank 1 on ") and "SIGABRT" in found["detail"]
 
 
@@ -91,18 +99,18 @@ def test_a_rank_that_aborts_at_its_exit_after_the_last_step_is_no_reason_to_star
     ],
 )
 def test_what_could_not_work_is_refused_before_it_is_submitted(lab: TrainLab, arguments: list[str], words: str) -> None:
-    done = lab.train("--name", "other", *arguments, check=False)
+    done = lab.run_train("--name", "other", *arguments, check=False)
     assert done.returncode == 2 and words in done.stderr, done.stderr
-    assert not (lab.runs / "other").exists()
+    assert not (lab.runs_directory / "other").exists()
 
 
 def test_a_name_is_used_once(lab: TrainLab) -> None:
-    done = lab.train("--name", "calm", "--", "true", check=False)
+    done = lab.run_train("--name", "calm", "--", "true", check=False)
     assert done.returncode == 2 and "There is already a run 'calm'" in done.stderr
 
 
 def test_it_goes_on_after_a_crash_and_a_hang_while_the_controller_is_away(lab: TrainLab) -> None:
-    lab.idle()
+    lab.clear_queue()
     # It is hit twice, and goes on while the controller is away.
     run = Patient(lab, "ranks", "--nodes", "4", "--hang-timeout", "20")
     found = at_random_step(lab, "ranks", 1)
@@ -110,35 +118,39 @@ def test_it_goes_on_after_a_crash_and_a_hang_while_the_controller_is_away(lab: T
     lab.await_run("ranks", "goes on", lambda now: now["step"] >= found["step"] + 10, spacing=0.3)
     lab.run(MANAGER, "systemctl", "start", "slurmctld")
     crashed, hung = CHANCE.randrange(4), CHANCE.randrange(4)
-    crash = ("crash", crashed, lab.signal_rank(lab.state("ranks"), crashed, "KILL"))
+    crash = ("crash", crashed, lab.send_rank_signal(lab.read_status("ranks"), crashed, "KILL"))
     found = at_random_step(lab, "ranks", 2)
-    hang = ("hang", hung, lab.signal_rank(found, hung, "STOP"))
+    hang = ("hang", hung, lab.send_rank_signal(found, hung, "STOP"))
     run.hurry()
-    found = lab.finish("ranks")
-    assert causes(found) == [crash, hang, ("finished", None, "")], found
+    found = lab.await_end("ranks")
+    assert list_causes(found) == [crash, hang, ("finished", None, "")], found
     assert "SIGKILL" in found["attempts"][0]["cause"]["detail"]
     assert "stopped (SIGSTOP); the others wait for it in" in found["attempts"][1]["cause"]["detail"]
     assert len({attempt["job"] for attempt in found["attempts"]}) == 1
-    check_steps(found)
+    assert_checkpoints_used(found)
     # To the bit, since the number of ranks has not changed.
-    assert lab.result("ranks") == lab.result("calm")
+    assert lab.read_result("ranks") == lab.read_result("calm")
 
 
 def test_a_cancelled_run_is_resumed_by_the_playbook_and_not_started_again(lab: TrainLab) -> None:
-    lab.idle()
+    lab.clear_queue()
     # With longer steps: it must not be through before it is cancelled.
-    TrainLab(NAME).begin("again", "--nodes", "2")
+    TrainLab(NAME).start_run("again", "--nodes", "2")
     at_random_step(lab, "again", 1)
-    lab.train("cancel", "again")
-    assert causes(lab.state("again"))[0][0] == "cancelled"
-    options = {"train_name": "again", "train_nodes": 2, "train_command": f"python3 {TRAINER} {STEPS} {SMALL.seconds}"}
+    lab.run_train("cancel", "again")
+    assert list_causes(lab.read_status("again"))[0][0] == "cancelled"
+    options = {
+        "train_name": "again",
+        "train_nodes": 2,
+        "train_command": f"python3 {TRAINER_PATH} {STEP_COUNT} {SMALL_PROGRAM.step_seconds}",
+    }
     for changed in (1, 0):
-        done = lab.play("gpumesh.cluster.train", "-e", json.dumps(options))
-        assert done.code == 0 and done.changed[MANAGER] == changed, done.output
-    found = lab.state("again")
-    assert [kind for kind, _rank, _node in causes(found)] == ["cancelled", "finished"]
-    check_steps(found)
-    assert lab.result("again").samples == f"samples {SAMPLES!r}"
+        done = lab.run_playbook("gpumesh.cluster.train", "-e", json.dumps(options))
+        assert done.exit_status == 0 and done.changed[MANAGER] == changed, done.output
+    found = lab.read_status("again")
+    assert [kind for kind, _rank, _node in list_causes(found)] == ["cancelled", "finished"]
+    assert_checkpoints_used(found)
+    assert lab.read_result("again").samples == f"samples {SAMPLES!r}"
 
 
 def test_a_rank_under_a_limit_is_named_while_the_run_goes_on_and_nothing_is_killed(lab: TrainLab) -> None:
@@ -146,7 +158,7 @@ def test_a_rank_under_a_limit_is_named_while_the_run_goes_on_and_nothing_is_kill
 
 
 def test_it_goes_on_after_a_sample_of_what_make_chaos_does(lab: TrainLab) -> None:
-    hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4", GPUMESH_STEP_SECONDS=str(SHORT))
+    hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4", GPUMESH_STEP_SECONDS=str(SHORT_STEP_SECONDS))
 
 
 #: Hide the shared volume of a host: it is not there, as on a soft mount whose server has not been found; or no access to it
@@ -160,43 +172,47 @@ SHOW = {"absent": "umount /mnt/shared", "hanging": "umount --lazy /mnt/shared; p
 
 
 def test_a_job_waits_for_the_volume_when_it_starts_and_leaves_a_script_that_slurm_has_lost(lab: TrainLab) -> None:
-    lab.idle()
+    lab.clear_queue()
     places = {"absent": "gpu2", "hanging": "gpu3"}
     hidden = []
     try:
         for kind, node in places.items():
-            lab.begin(kind, "--nodes", "1", "--sbatch", f"--nodelist={node}", "--hold")
+            lab.start_run(kind, "--nodes", "1", "--sbatch", f"--nodelist={node}", "--hold")
             lab.run(node, "sh", "-c", HIDE[kind])
             hidden.append(kind)
         lab.run(MANAGER, "sh", "-c", RELEASE)
         comments = ("squeue", "--noheader", "--states=running", "--Format=comment:80")
-        lab.wait(
+        lab.wait_until(
             "both jobs say what they wait for",
             lambda: lab.run(MANAGER, *comments).count("gpumesh-train: waiting for the volume of") == 2,
-            PATIENCE,
+            WAIT_TIMEOUT,
         )
-        assert all(lab.state(kind)["state"] == "queued" for kind in places)
+        assert all(lab.read_status(kind)["state"] == "queued" for kind in places)
     finally:
         for kind in hidden:
             lab.run(places[kind], "sh", "-c", SHOW[kind])
     found = at_random_step(lab, "absent", 1)
     lab.run(places["absent"], "pkill", "-KILL", "-f", rf"^slurmstepd: \[{found['job']}\.batch\]")
     pending = ("squeue", "--noheader", "--states=pending")
-    lab.wait("there is another job", lambda: lab.run(MANAGER, *pending), PATIENCE)
+    lab.wait_until("there is another job", lambda: lab.run(MANAGER, *pending), WAIT_TIMEOUT)
     lab.run(MANAGER, "sh", "-c", RELEASE)
-    runs = {kind: lab.finish(kind) for kind in places}
+    runs = {kind: lab.await_end(kind) for kind in places}
     for kind in places:
-        assert "the volume has answered after" in (lab.runs / kind / "supervisor.log").read_text(encoding="utf-8")
-        check_steps(runs[kind])
-        assert lab.result(kind).samples == f"samples {SAMPLES!r}"
-    assert causes(runs["hanging"]) == [("finished", None, "")], runs
-    assert causes(runs["absent"]) == [("warned", None, ""), ("finished", None, "")], runs
+        assert "the volume has answered after" in (lab.runs_directory / kind / "supervisor.log").read_text(
+            encoding="utf-8"
+        )
+        assert_checkpoints_used(runs[kind])
+        assert lab.read_result(kind).samples == f"samples {SAMPLES!r}"
+    assert list_causes(runs["hanging"]) == [("finished", None, "")], runs
+    assert list_causes(runs["absent"]) == [("warned", None, ""), ("finished", None, "")], runs
     first, second = runs["absent"]["attempts"]
     assert "the process of Slurm that ran the batch script" in first["cause"]["detail"]
     assert first["job"] != second["job"]
-    lab.wait("all is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+    lab.wait_until(
+        "all is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), WAIT_TIMEOUT
+    )
     search = ("pgrep", "-f", "gpumesh-train supervise|slurm_script")
-    lab.wait("no script is left", lambda: not lab.run(places["absent"], *search, check=False), PATIENCE)
+    lab.wait_until("no script is left", lambda: not lab.run(places["absent"], *search, check=False), WAIT_TIMEOUT)
 
 
 @pytest.fixture(name="dead")
@@ -205,26 +221,28 @@ def _dead(lab: TrainLab) -> Iterator[list[str]]:
     dead: list[str] = []
     yield dead
     for node in dead:
-        lab.revive(node)
-    lab.idle()
+        lab.restore_power(node)
+    lab.clear_queue()
 
 
 def test_it_goes_on_after_its_supervisor_is_lost_before_the_first_attempt(lab: TrainLab, dead: list[str]) -> None:
     """While two jobs wait for the volume, one loses its batch script, and the other one the node of its own."""
-    lab.idle()
-    nodes = {"early-script": [BARE], "early-node": ["gpu2", "gpu3"]}
+    lab.clear_queue()
+    nodes = {"early-script": [BARE_HOST], "early-node": ["gpu2", "gpu3"]}
     hidden = [node for names in nodes.values() for node in names]
     jobs, hosts = {}, {}
     for name, names in nodes.items():
         held = ("--sbatch", f"--nodelist={','.join(names)}", "--hold")
-        lab.begin(name, "--nodes", str(len(names)), *held)
+        lab.start_run(name, "--nodes", str(len(names)), *held)
         jobs[name] = lab.run(MANAGER, "squeue", "--noheader", f"--name={name}", "--format=%A").strip()
     try:
         for node in hidden:
             lab.run(node, "sh", "-c", HIDE["absent"])
         lab.run(MANAGER, "sh", "-c", RELEASE)
         steps = ("squeue", "--noheader", "--steps", "--format=%j")
-        lab.wait("standbys watch both", lambda: lab.run(MANAGER, *steps).count("gpumesh-standby") == 2, PATIENCE)
+        lab.wait_until(
+            "standbys watch both", lambda: lab.run(MANAGER, *steps).count("gpumesh-standby") == 2, WAIT_TIMEOUT
+        )
         for name, job in jobs.items():
             shown = lab.run(MANAGER, "scontrol", "--oneliner", "show", "job", job).split()
             hosts[name] = next(word.partition("=")[2] for word in shown if word.startswith("BatchHost="))
@@ -233,20 +251,22 @@ def test_it_goes_on_after_its_supervisor_is_lost_before_the_first_attempt(lab: T
         dead.append(hosts["early-node"])
         # With --no-kill, the job would keep the other node.
         restarts = ("squeue", "--noheader", f"--jobs={','.join(jobs.values())}", "--Format=restartcnt")
-        lab.wait("Slurm starts both again", lambda: lab.run(MANAGER, *restarts).split() == ["1", "1"], PATIENCE)
+        lab.wait_until(
+            "Slurm starts both again", lambda: lab.run(MANAGER, *restarts).split() == ["1", "1"], WAIT_TIMEOUT
+        )
     finally:
         for node in set(hidden) - set(dead):
             lab.run(node, "sh", "-c", SHOW["absent"])
-    lab.revive(*dead)
+    lab.restore_power(*dead)
     dead.clear()
     for name, job in jobs.items():
-        found = lab.finish(name, 2 * PATIENCE)
-        assert causes(found) == [("finished", None, "")], found
-        assert str(found["job"]) == job and lab.result(name).samples == f"samples {SAMPLES!r}"
+        found = lab.await_end(name, 2 * WAIT_TIMEOUT)
+        assert list_causes(found) == [("finished", None, "")], found
+        assert str(found["job"]) == job and lab.read_result(name).samples == f"samples {SAMPLES!r}"
 
 
 def supervisor_says(lab: TrainLab, name: str, words: str) -> bool:
-    return words in (lab.runs / name / "supervisor.log").read_text(encoding="utf-8")
+    return words in (lab.runs_directory / name / "supervisor.log").read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -257,61 +277,61 @@ def refused_jobs(lab: TrainLab, name: str, job: str) -> Iterator[None]:
     try:
         lab.run(MANAGER, "scancel", "--batch", "--signal=USR1", job)
         refused = "another job will be requested again"
-        lab.wait("Slurm refuses a job", lambda: supervisor_says(lab, name, refused), PATIENCE, 0.3)
+        lab.wait_until("Slurm refuses a job", lambda: supervisor_says(lab, name, refused), WAIT_TIMEOUT, 0.3)
         yield
     finally:
         lab.run(MANAGER, *partition, "State=UP")
 
 
 def test_it_goes_on_after_a_refused_job_and_a_time_limit_that_passes_without_the_controller(lab: TrainLab) -> None:
-    lab.idle()
+    lab.clear_queue()
     limits = ("--nodes", "2", "--time", "2m", "--grace", "5", "--sbatch", f"--exclude={MANAGER}")
-    run = Patient(lab, "limit", *limits, steps=4 * STEPS)
+    run = Patient(lab, "limit", *limits, steps=4 * STEP_COUNT)
     with refused_jobs(lab, "limit", str(at_random_step(lab, "limit", 1)["job"])):
         assert supervisor_says(lab, "limit", "Required partition not available")
-    second = lab.again("limit", 2)["attempts"][1]
+    second = lab.await_first_step("limit", 2)["attempts"][1]
     lab.run(MANAGER, "systemctl", "stop", "slurmctld")
     try:
         waits = "waiting for the controller, to submit another job"
-        lab.wait("the next job waits", lambda: supervisor_says(lab, "limit", waits), PATIENCE)
+        lab.wait_until("the next job waits", lambda: supervisor_says(lab, "limit", waits), WAIT_TIMEOUT)
         # The controller is there again only when the time of the job is over.
         time.sleep(max(0.0, second["begin"] + 130.0 - time.time()))
     finally:
         lab.run(MANAGER, "systemctl", "start", "slurmctld")
     run.hurry()
-    found = lab.finish("limit", 2 * PATIENCE)
-    *ended, last = causes(found)
+    found = lab.await_end("limit", 2 * WAIT_TIMEOUT)
+    *ended, last = list_causes(found)
     assert set(ended) == {("warned", None, "")} and last == ("finished", None, ""), found
     assert "time limit" in found["attempts"][1]["cause"]["detail"], found
-    check_steps(found)
-    assert lab.result("limit").samples == f"samples {all_samples(4 * STEPS)!r}"
+    assert_checkpoints_used(found)
+    assert lab.read_result("limit").samples == f"samples {sum_of_samples(4 * STEP_COUNT)!r}"
 
 
 def is_shown_cancelled(lab: TrainLab, name: str) -> bool:
-    return lab.train("show", name).stdout.startswith(f"{name}: cancelled")
+    return lab.run_train("show", name).stdout.startswith(f"{name}: cancelled")
 
 
 def test_scancel_ends_the_run_with_the_job_that_follows_or_has_not_started(lab: TrainLab) -> None:
-    lab.idle()
-    lab.begin("cancelled", "--nodes", "2", "--sbatch", f"--exclude={MANAGER}", steps=100_000)
+    lab.clear_queue()
+    lab.start_run("cancelled", "--nodes", "2", "--sbatch", f"--exclude={MANAGER}", step_count=100_000)
     job = str(at_random_step(lab, "cancelled", 1)["job"])
     cancelled_at = time.time()
     lab.run(MANAGER, "scancel", job)
-    attempt = lab.finish("cancelled")["attempts"][-1]
+    attempt = lab.await_end("cancelled")["attempts"][-1]
     # Ranks have 3 s to exit. The machine may be busy.
     assert attempt["cause"]["kind"] == "cancelled" and attempt["end"] - cancelled_at < 10, attempt
     lab.await_idle(MANAGER)
-    lab.train("resume", "--detach", "cancelled")
-    job = str(lab.again("cancelled", 2)["job"])
+    lab.run_train("resume", "--detach", "cancelled")
+    job = str(lab.await_first_step("cancelled", 2)["job"])
     with refused_jobs(lab, "cancelled", job):
         lab.run(MANAGER, "scancel", job)
-        found = lab.finish("cancelled")
+        found = lab.await_end("cancelled")
     assert found["state"] == "cancelled", found
-    lab.train("resume", "--detach", "cancelled")
-    lab.begin("pending", "--nodes", "2", "--sbatch", "--hold")
+    lab.run_train("resume", "--detach", "cancelled")
+    lab.start_run("pending", "--nodes", "2", "--sbatch", "--hold")
     for name in ("cancelled", "pending"):
         lab.run(MANAGER, "scancel", f"--name={name}")
-        lab.wait("the run is cancelled", partial(is_shown_cancelled, lab, name), PATIENCE)
+        lab.wait_until("the run is cancelled", partial(is_shown_cancelled, lab, name), WAIT_TIMEOUT)
     lab.await_idle(MANAGER)
     assert lab.run(MANAGER, "squeue", "--noheader") == ""
 
@@ -319,39 +339,39 @@ def test_scancel_ends_the_run_with_the_job_that_follows_or_has_not_started(lab: 
 def test_it_goes_on_after_its_supervisor_is_killed_and_its_node_dies_between_two_attempts(
     lab: TrainLab, dead: list[str]
 ) -> None:
-    lab.idle()
+    lab.clear_queue()
     run = Patient(lab, "script", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
     victim = at_random_step(lab, "script", 1)["attempts"][0]["supervisor"]
     lab.run(victim, "pkill", "-KILL", "-f", r"^\S*python\S* .*gpumesh-train supervise ")
-    found = lab.again("script", 2)
+    found = lab.await_first_step("script", 2)
     # No attempt begins while the controller is away.
     lab.run(MANAGER, "systemctl", "stop", "slurmctld")
     try:
-        lab.signal_rank(found, 1, "KILL")
+        lab.send_rank_signal(found, 1, "KILL")
         lab.await_run("script", "waits", lambda now: now["attempts"][-1]["cause"], spacing=0.3)
         lab.kill(victim)
         dead.append(victim)
     finally:
         lab.run(MANAGER, "systemctl", "start", "slurmctld")
     run.hurry()
-    found = lab.finish("script")
+    found = lab.await_end("script")
     survivor = found["attempts"][1]["nodes"][1]
     first, second, third = found["attempts"][:3]
-    assert causes(found)[:2] == [("supervisor", None, ""), ("crash", 1, survivor)], found
-    assert causes(found)[-1] == ("finished", None, ""), found
+    assert list_causes(found)[:2] == [("supervisor", None, ""), ("crash", 1, survivor)], found
+    assert list_causes(found)[-1] == ("finished", None, ""), found
     assert first["cause"]["detail"] == "the supervisor was killed (SIGKILL)"
     assert (first["job"], first["supervisor"]) == (second["job"], second["supervisor"])
     # An agent goes on in this job, or submits another one: Slurm may refuse steps while it removes the node from the job.
     assert third["heir"] or third["job"] != second["job"]
-    check_steps({"attempts": [attempt for attempt in found["attempts"] if attempt["first"] is not None]})
-    assert lab.result("script").samples == f"samples {SAMPLES!r}"
-    lab.wait("it is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+    assert_checkpoints_used({"attempts": [attempt for attempt in found["attempts"] if attempt["first"] is not None]})
+    assert lab.read_result("script").samples == f"samples {SAMPLES!r}"
+    lab.wait_until("it is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), WAIT_TIMEOUT)
 
 
 def test_it_goes_on_after_the_batch_script_and_then_slurmstepd_of_a_node_are_killed(lab: TrainLab) -> None:
-    lab.idle()
+    lab.clear_queue()
     # A third node is idle, with which alone the next job could begin at once.
-    lab.begin("daemons", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
+    lab.start_run("daemons", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
     found = at_random_step(lab, "daemons", 1)
     # With it, Slurm kills the supervisor, and ends the job.
     lab.run(found["attempts"][0]["supervisor"], "pkill", "-KILL", "-f", r"^/bin/sh \S+/slurm_script$")
@@ -359,33 +379,33 @@ def test_it_goes_on_after_the_batch_script_and_then_slurmstepd_of_a_node_are_kil
     supervisor, job = found["attempts"][1]["supervisor"], found["job"]
     other = next(node for node in found["attempts"][1]["nodes"] if node != supervisor)
     lab.run(other, "pkill", "-KILL", "-f", rf"^slurmstepd: \[{job}\.[0-9]+\]")
-    found = lab.finish("daemons")
-    assert causes(found)[:2] == [("supervisor", None, ""), ("node", None, other)], found
+    found = lab.await_end("daemons")
+    assert list_causes(found)[:2] == [("supervisor", None, ""), ("node", None, other)], found
     # With one node, until it is known that the other one is well.
-    assert {kind for kind, _rank, _node in causes(found)[2:-1]} <= {"grown"}, found
-    assert causes(found)[-1] == ("finished", None, ""), found
+    assert {kind for kind, _rank, _node in list_causes(found)[2:-1]} <= {"grown"}, found
+    assert list_causes(found)[-1] == ("finished", None, ""), found
     attempts = found["attempts"]
     details = [attempt["cause"]["detail"] for attempt in attempts]
     assert details[:2] == ["the batch script was killed", f"{other} responds, but its ranks do not report"]
     assert [len(attempt["nodes"]) for attempt in attempts[:2]] == [2, 2], found
     assert attempts[0]["job"] != job == attempts[2]["job"] and not any(attempt["heir"] for attempt in attempts)
-    check_steps(found)
-    assert lab.result("daemons").samples == f"samples {SAMPLES!r}"
+    assert_checkpoints_used(found)
+    assert lab.read_result("daemons").samples == f"samples {SAMPLES!r}"
 
 
 def test_it_goes_on_with_all_nodes_after_its_supervisor_was_stopped_for_a_while(lab: TrainLab) -> None:
     supervise, agents = (rf"^\S*python\S* .*gpumesh-train {word}" for word in ("supervise ", "agent"))
-    lab.idle()
+    lab.clear_queue()
     # With more steps: the ranks go on for as long as the agents wait.
     without = f"--exclude={MANAGER}"
-    run = Patient(lab, "asleep", "--nodes", "2", "--min-nodes", "1", "--sbatch", without, steps=2 * STEPS)
+    run = Patient(lab, "asleep", "--nodes", "2", "--min-nodes", "1", "--sbatch", without, steps=2 * STEP_COUNT)
     first = at_random_step(lab, "asleep", 1)["attempts"][0]
     lab.run(first["supervisor"], "pkill", "-STOP", "-f", supervise)
-    found = lab.again("asleep", 2)
+    found = lab.await_first_step("asleep", 2)
     lab.run(first["supervisor"], "pkill", "-CONT", "-f", supervise)
-    log = lab.runs / "asleep" / "supervisor.log"
+    log = lab.runs_directory / "asleep" / "supervisor.log"
     dismissed = "another node considers this one dead"
-    lab.wait("it has noticed its heir", lambda: dismissed in log.read_text(encoding="utf-8"), PATIENCE)
+    lab.wait_until("it has noticed its heir", lambda: dismissed in log.read_text(encoding="utf-8"), WAIT_TIMEOUT)
     # Now the heir, when nobody can inherit: it goes on itself. It is older than the agent of its own attempt.
     heir = found["attempts"][1]["supervisor"]
     lab.run(MANAGER, "systemctl", "stop", "slurmctld")
@@ -397,56 +417,56 @@ def test_it_goes_on_with_all_nodes_after_its_supervisor_was_stopped_for_a_while(
     finally:
         lab.run(MANAGER, "systemctl", "start", "slurmctld")
     run.hurry()
-    found = lab.finish("asleep")
-    assert causes(found) == [("supervisor", None, "")] * 2 + [("finished", None, "")], found
+    found = lab.await_end("asleep")
+    assert list_causes(found) == [("supervisor", None, "")] * 2 + [("finished", None, "")], found
     details = [attempt["cause"]["detail"] for attempt in found["attempts"]]
     assert details[0] == f"the supervisor has stopped, but {first['supervisor']} responds"
     assert details[1].startswith("the supervisor was stopped for ")
     assert all(sorted(attempt["nodes"]) == sorted(first["nodes"]) for attempt in found["attempts"]), found
     assert len({attempt["job"] for attempt in found["attempts"]}) == 1
-    check_steps(found)
-    assert lab.result("asleep").samples == f"samples {all_samples(2 * STEPS)!r}"
+    assert_checkpoints_used(found)
+    assert lab.read_result("asleep").samples == f"samples {sum_of_samples(2 * STEP_COUNT)!r}"
 
 
 def test_it_goes_on_after_a_power_cut_of_all_machines(lab: TrainLab) -> None:
     """Slurm itself calls the job running, with no process, until it asks the nodes for their jobs half an hour later."""
-    lab.idle()
-    run = Patient(lab, "dark", "--nodes", "2", "--sbatch", f"--exclude={MANAGER},{BARE}")
+    lab.clear_queue()
+    run = Patient(lab, "dark", "--nodes", "2", "--sbatch", f"--exclude={MANAGER},{BARE_HOST}")
     found = at_random_step(lab, "dark", 1)
-    lab.kill(MANAGER, *OTHERS)
-    lab.revive(MANAGER, *OTHERS)
+    lab.kill(MANAGER, *OTHER_HOSTS)
+    lab.restore_power(MANAGER, *OTHER_HOSTS)
     run.hurry()
-    found = lab.finish("dark")
-    assert causes(found) == [("node", None, ""), ("finished", None, "")], found
+    found = lab.await_end("dark")
+    assert list_causes(found) == [("node", None, ""), ("finished", None, "")], found
     assert len({attempt["job"] for attempt in found["attempts"]}) == 1
-    check_steps(found)
-    assert lab.result("dark").samples == f"samples {SAMPLES!r}"
+    assert_checkpoints_used(found)
+    assert lab.read_result("dark").samples == f"samples {SAMPLES!r}"
     # Its node has asked for it, before the controller has missed its script.
     log = lab.run(MANAGER, "cat", "/var/log/slurm/slurmctld.log")
     job = f"JobId={found['job']}"
     assert f"Requeuing {job}\n" in log and f"{job} missing from batch node" not in log
-    lab.idle()
+    lab.clear_queue()
 
 
 def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab, dead: list[str]) -> None:
     """Once Slurm has taken a dead node out of the job, it does not find others of it: another job goes on."""
-    lab.idle()
+    lab.clear_queue()
     options = ("--nodes", "3", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
-    run = Patient(lab, "nodes", *options, steps=4 * STEPS)
+    run = Patient(lab, "nodes", *options, steps=4 * STEP_COUNT)
     first = at_random_step(lab, "nodes", 1)["attempts"][0]["supervisor"]
     lab.kill(first)
     dead.append(first)
-    found = lab.again("nodes", 2)
+    found = lab.await_first_step("nodes", 2)
     left = ("squeue", "--noheader", f"--jobs={found['job']}", "--format=%D")
-    lab.wait("Slurm has taken it out of the job", lambda: lab.run(MANAGER, *left).strip() == "2", PATIENCE)
+    lab.wait_until("Slurm has taken it out of the job", lambda: lab.run(MANAGER, *left).strip() == "2", WAIT_TIMEOUT)
     attempt = found["attempts"][1]
     second = next(node for node in attempt["nodes"] if node != attempt["supervisor"])
     lab.kill(second)
     dead.append(second)
-    lab.again("nodes", 3)
+    lab.await_first_step("nodes", 3)
     run.hurry()
-    found = lab.finish("nodes")
-    assert [(kind, node) for kind, _rank, node in causes(found)] == [
+    found = lab.await_end("nodes")
+    assert [(kind, node) for kind, _rank, node in list_causes(found)] == [
         ("node", first),
         ("node", second),
         ("finished", ""),
@@ -454,49 +474,53 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
     assert [len(attempt["nodes"]) for attempt in found["attempts"]] == [3, 2, 1]
     jobs = [attempt["job"] for attempt in found["attempts"]]
     assert jobs[0] == jobs[1] != jobs[2]
-    log = (lab.runs / "nodes" / "supervisor.log").read_text(encoding="utf-8")
+    log = (lab.runs_directory / "nodes" / "supervisor.log").read_text(encoding="utf-8")
     assert (
         f"Slurm has taken a node out of the job, and starts nothing on {attempt['supervisor']} for it any more" in log
     )
-    check_steps(found)
-    assert lab.result("nodes").samples == f"samples {all_samples(4 * STEPS)!r}"
+    assert_checkpoints_used(found)
+    assert lab.read_result("nodes").samples == f"samples {sum_of_samples(4 * STEP_COUNT)!r}"
     # It was not the batch script that ended the job.
-    lab.wait("the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
+    lab.wait_until(
+        "the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), WAIT_TIMEOUT
+    )
 
 
 def test_a_node_that_was_away_is_used_again_and_another_one_takes_the_place_of_a_dead_one(
     lab: TrainLab, dead: list[str]
 ) -> None:
-    lab.idle()
-    lab.run(MANAGER, "scontrol", "update", f"nodename={BARE}", "state=drain", "reason=later")
+    lab.clear_queue()
+    lab.run(MANAGER, "scontrol", "update", f"nodename={BARE_HOST}", "state=drain", "reason=later")
     try:
-        lab.begin("grow", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}", steps=100_000)
+        lab.start_run(
+            "grow", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}", step_count=100_000
+        )
         found = at_random_step(lab, "grow", 1)
         victim = next(node for node in found["attempts"][0]["nodes"] if node != found["attempts"][0]["supervisor"])
         # It is still in the job, unless it is away for so long that Slurm takes it out.
-        interface = lab.interface(victim)
-        lab.link(victim, interface, "down")
+        interface = lab.find_interface(victim)
+        lab.set_link(victim, interface, "down")
         try:
-            lab.again("grow", 2)
+            lab.await_first_step("grow", 2)
         finally:
-            lab.link(victim, interface, "up")
-        found = lab.again("grow", 3)
+            lab.set_link(victim, interface, "up")
+        found = lab.await_first_step("grow", 3)
         check_grown(found, victim, victim)
         lab.kill(victim)
         dead.append(victim)
-        lab.again("grow", 4)
+        lab.await_first_step("grow", 4)
         away = f" · away: {victim}"
-        lab.wait("it is told", lambda: away in lab.train("show", "grow").stdout, PATIENCE)
-        assert "held idle" not in lab.train("show", "grow").stdout
+        lab.wait_until("it is told", lambda: away in lab.run_train("show", "grow").stdout, WAIT_TIMEOUT)
+        assert "held idle" not in lab.run_train("show", "grow").stdout
     finally:
-        lab.run(MANAGER, "scontrol", "update", f"nodename={BARE}", "state=resume")
+        lab.run(MANAGER, "scontrol", "update", f"nodename={BARE_HOST}", "state=resume")
     # The run has never had this one.
-    found = lab.again("grow", 5)
-    check_grown(found, victim, BARE)
+    found = lab.await_first_step("grow", 5)
+    check_grown(found, victim, BARE_HOST)
     assert found["attempts"][4]["job"] != found["attempts"][3]["job"]
-    assert f"grown: {BARE} is idle, and another job can have all nodes" in lab.train("show", "grow").stdout
-    check_steps(found)
-    lab.train("cancel", "grow")
+    assert f"grown: {BARE_HOST} is idle, and another job can have all nodes" in lab.run_train("show", "grow").stdout
+    assert_checkpoints_used(found)
+    lab.run_train("cancel", "grow")
 
 
 def check_grown(found: dict[str, Any], victim: str, newcomer: str) -> None:

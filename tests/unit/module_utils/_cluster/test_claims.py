@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, configure
 from ansible_collections.gpumesh.cluster.plugins.modules import host_owner
-from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import read_result, start_module
 
 ONE, TWO = Owner("one", "1" * 32), Owner("two", "2" * 32)
 
@@ -77,14 +77,14 @@ def test_request_without_claims_changes_nothing(tmp_path: Path) -> None:
 
 def run_module(folder: Path, cluster: Owner, **given: object) -> dict:
     arguments = {"cluster": cluster.name, "cluster_id": cluster.id, "path": str(folder), **given}
-    return result_of(start("host_owner", arguments))
+    return read_result(start_module("host_owner", arguments))
 
 
 def test_module_records_refuses_and_releases_claims(tmp_path: Path) -> None:
     folder, note = tmp_path / "gpumesh" / "clusters", tmp_path / "gpumesh" / "owners.json"
     members = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
     asked = {"name": "one", "subnet": "10.0.0.0/24", "manager": "n1", "members": members, "path": str(folder)}
-    one = Owner("one", result_of(start("cluster", asked))["record"]["id"])
+    one = Owner("one", read_result(start_module("cluster", asked))["record"]["id"])
     things = {"claims": ["munge", "slurm"]}
     assert run_module(folder, one, **things, _ansible_check_mode=True)["changed"]
     assert not note.exists()

@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 NAMES = ("10.0.0.1", "n1")
 
-pytestmark = pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+pytestmark = pytest.mark.skipif(certificates.OPENSSL_MISSING, reason="not checked: there is no openssl")
 
 
 @pytest.fixture(name="server")
@@ -131,8 +131,8 @@ def test_failed_creation_leaves_no_files(
 @pytest.mark.parametrize("days", [2, 730, 40000])
 def test_expiry_time_matches_openssl(tmp_path: Path, days: int) -> None:
     """The year has four digits after 2049."""
-    ca = certificates.self_signed(tmp_path, "ca")
-    made, _key = certificates.signed(tmp_path, "n1", *ca, days=days)
+    ca = certificates.create_self_signed(tmp_path, "ca")
+    made, _key = certificates.create_signed(tmp_path, "n1", *ca, days=days)
     shown = subprocess.run(
         ["openssl", "x509", "-noout", "-enddate", "-in", str(made)], check=True, capture_output=True, text=True
     ).stdout

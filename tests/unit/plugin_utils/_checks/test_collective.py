@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.action.collective_test import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.collective import describe_unused, place_ranks
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play_action
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
 
 
@@ -63,8 +63,10 @@ def test_a_userspace_only_member_is_not_a_node() -> None:
 
 def test_action_derives_parameters_from_the_record() -> None:
     arguments = {"record": build_record(0, 8, 8), "path": "/opt/build", "launcher": "srun"}
-    done = play(ActionModule, arguments, {"gpumesh.cluster.collective_test": [{"status": "pass", "left_out": None}]})
-    ((name, given),) = done.ran
+    done = play_action(
+        ActionModule, arguments, {"gpumesh.cluster.collective_test": [{"status": "pass", "left_out": None}]}
+    )
+    ((name, given),) = done.module_calls
     assert name == "gpumesh.cluster.collective_test"
     assert given == {
         "path": "/opt/build",
@@ -78,5 +80,5 @@ def test_action_derives_parameters_from_the_record() -> None:
 
 
 def test_module_decides_without_a_record() -> None:
-    done = play(ActionModule, {"ranks": 8}, {"gpumesh.cluster.collective_test": [{"left_out": None}]})
-    assert done.ran == [("gpumesh.cluster.collective_test", {"ranks": 8})]
+    done = play_action(ActionModule, {"ranks": 8}, {"gpumesh.cluster.collective_test": [{"left_out": None}]})
+    assert done.module_calls == [("gpumesh.cluster.collective_test", {"ranks": 8})]

@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.action.node_health import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.node_health import desired_parameters
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play_action
 from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
 
 VOLUMES = [
@@ -75,17 +75,17 @@ def test_action_derives_parameters_from_the_record() -> None:
         "ansible_play_hosts_all": ["n1", "n2"],
         "ansible_play_hosts": ["n1", "n2"],
     }
-    done = play(
+    done = play_action(
         ActionModule,
         {"record": LAB, "ssh_user": "alice"},
         {"gpumesh.cluster.node_health": [answer]},
         variables,
     )
-    ((_name, arguments),) = done.ran
+    ((_name, arguments),) = done.module_calls
     assert (arguments["machine"], arguments["ssh_user"], arguments["ssh_peers"]) == ("n2", "alice", {"n1": "n1"})
     assert "record" not in arguments
-    done = play(ActionModule, {"gpus": 8}, {"gpumesh.cluster.node_health": [answer]}, variables)
-    assert done.ran == [("gpumesh.cluster.node_health", {"gpus": 8})]
+    done = play_action(ActionModule, {"gpus": 8}, {"gpumesh.cluster.node_health": [answer]}, variables)
+    assert done.module_calls == [("gpumesh.cluster.node_health", {"gpus": 8})]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,8 @@ def test_logins_are_tested_for_a_permitted_user(users: list[str] | None, user: s
     variables = {"inventory_hostname": "n2", "ansible_play_hosts_all": ["n1", "n2"], "ansible_play_hosts": ["n1", "n2"]}
     variables.update({} if users is None else {"ssh_trust_users": users})
     answer = {"changed": False, "status": "pass", "checks": []}
-    done = play(ActionModule, {"record": LAB, "ssh_user": ""}, {"gpumesh.cluster.node_health": [answer]}, variables)
-    ((_name, arguments),) = done.ran
+    done = play_action(
+        ActionModule, {"record": LAB, "ssh_user": ""}, {"gpumesh.cluster.node_health": [answer]}, variables
+    )
+    ((_name, arguments),) = done.module_calls
     assert (arguments["ssh_user"], arguments["ssh_peers"]) == (user, peers)

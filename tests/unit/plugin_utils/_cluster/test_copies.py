@@ -26,7 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses
     read_responses,
 )
 from ansible_collections.gpumesh.cluster.tests.support import certificates, decisions
-from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
+from ansible_collections.gpumesh.cluster.tests.support.told_records import replace_records_with_digests
 
 AT = "2026-11-20T20:31:00Z"
 SILENT = {"unreachable": True, "msg": "Task failed: no route to host"}
@@ -59,7 +59,7 @@ def find_cluster(answers: dict[str, Any], name: str, **overrides: Any) -> dict[s
     # It is the same if each host reports the digest of its record, and each record was sent once.
     records = collect_sent_records(answers.values(), {})
     assert selected == decisions.find_cluster(
-        telling(answers), name, machines=list(HOSTS), variables=HOSTS, records=records, **overrides
+        replace_records_with_digests(answers), name, machines=list(HOSTS), variables=HOSTS, records=records, **overrides
     )
     return selected
 
@@ -247,10 +247,14 @@ def decide_removal_of(answers: dict[str, Any], leaving: list[str], **more: Any) 
     lost_to = more.get("new_manager", "") if more.get("manager_lost") else ""
     selected = find_cluster(answers, "lab", successor=lost_to)
     assert selected["refusal"] == ""
-    more = {"known": ["n1", "n2", "n3", "n9"], "record": selected["record"], **more}
+    more = {"inventory_machines": ["n1", "n2", "n3", "n9"], "record": selected["record"], **more}
     decision = decisions.plan_removal(answers, "lab", leaving, **more)
     assert decision == decisions.plan_removal(
-        telling(answers), "lab", leaving, records=collect_sent_records(answers.values(), {}), **more
+        replace_records_with_digests(answers),
+        "lab",
+        leaving,
+        records=collect_sent_records(answers.values(), {}),
+        **more,
     )
     return decision
 
@@ -352,9 +356,9 @@ class TestOverview:
     def test_members_are_listed_with_the_state_of_their_copy(self) -> None:
         answers = {"n1": respond_with(NEW), "n2": respond_with(OLD), "n3": SILENT, "n9": respond_with(OLD)}
         (cluster,) = build_overview(answers, AT)
-        assert build_overview(telling(answers), AT, records_by_digest=collect_sent_records(answers.values(), {})) == [
-            cluster
-        ]
+        assert build_overview(
+            replace_records_with_digests(answers), AT, records_by_digest=collect_sent_records(answers.values(), {})
+        ) == [cluster]
         assert (cluster["generation"], cluster["nodes"], cluster["gpus"]) == (2, 3, 4)
         assert (cluster["manager"], cluster["manager_address"]) == ("n1", "10.99.0.1")
         assert [member["copy"] for member in cluster["members"]] == [
@@ -528,9 +532,9 @@ def test_show_tells_which_keys_of_the_tailnet_expire_soon() -> None:
     assert cluster["members"][0]["key_expiry"] is None and "tailnet" not in render_overview([cluster], {}, width=0)
 
 
-@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+@pytest.mark.skipif(certificates.OPENSSL_MISSING, reason="not checked: there is no openssl")
 def test_show_tells_when_the_certificate_of_the_tracking_server_expires(tmp_path: Path) -> None:
-    pem = certificates.self_signed(tmp_path, "n1")[0].read_text()
+    pem = certificates.create_self_signed(tmp_path, "n1")[0].read_text()
     end = expiry.format_time(expiry_time(pem))
     tracking = {"server": "n1", "port": 5000, "volume": "data", "tls": True, "certificates": [pem]}
     volume = {"name": "data", "mount_point": "/data"}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from action_runs import play
+from action_runs import play_action
 
 from ansible_collections.gpumesh.cluster.plugins.action.slurm_state_info import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, plan
@@ -60,7 +60,7 @@ def run_action(
         "cluster_manager_lost": manager_lost,
     }
     arguments = {"record": record, **arguments}
-    return play(ActionModule, arguments, {"gpumesh.cluster.slurm_state_info": [answer]}, hosts_in_run).result
+    return play_action(ActionModule, arguments, {"gpumesh.cluster.slurm_state_info": [answer]}, hosts_in_run).result
 
 
 def run_decision(

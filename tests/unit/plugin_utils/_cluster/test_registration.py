@@ -379,7 +379,7 @@ def decide_with_renamed_machine(
     """The refusal in a run that is limited to this name of a machine, which has a copy of the record."""
     copy_response = {name: {"clusters": [copy], "damaged": []}}
     requested_hosts = {"addresses": {name: "192.0.2.7"}, "default_manager": "n1", **more}
-    return str(decide_with({name: own_facts}, record=record, held=copy_response, **requested_hosts)["refusal"])
+    return str(decide_with({name: own_facts}, record=record, responses=copy_response, **requested_hosts)["refusal"])
 
 
 @pytest.mark.parametrize(

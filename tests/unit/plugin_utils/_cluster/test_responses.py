@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from module_runs import result_of, start
+from module_runs import read_result, start_module
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
@@ -163,7 +163,7 @@ class Wire:
 
     def call(self, module: str, hosts: int = 1, **arguments: Any) -> dict[str, Any]:
         """One call for each of this many hosts, all of which return the same answer."""
-        result = result_of(start(module, {**arguments, "path": self.folder}))
+        result = read_result(start_module(module, {**arguments, "path": self.folder}))
         assert not result.get("failed"), result
         self.bytes += hosts * (len(json.dumps(arguments)) + len(json.dumps(result)))
         return result

@@ -76,8 +76,10 @@ TASKS: list[dict[str, Any]] = [
 def test_facts_are_ignored_and_foreign_names_are_listed_once(tmp_path: Path) -> None:
     hosts = {f"n{number}": {"slurm_version": "24.11"} for number in range(1, 4)}
     run = run_tasks(tmp_path, hosts, {}, TASKS, "-e", "storage_dir=/data")
-    assert run.code == 0, run.output
-    assert run.words.count("No options of gpumesh.cluster, and ignored: slurm_version, storage_dir.") == 1, run.output
+    assert run.exit_status == 0, run.output
+    assert run.flat_output.count("No options of gpumesh.cluster, and ignored: slurm_version, storage_dir.") == 1, (
+        run.output
+    )
 
 
 @pytest.mark.parametrize("where", ["host", "command line"])
@@ -85,10 +87,10 @@ def test_misspelled_option_stops_the_run_on_all_hosts(tmp_path: Path, where: str
     hosts: dict[str, dict[str, Any]] = {"n1": {}, "n2": {"mesh_prot": 51821} if where == "host" else {}}
     given = json.dumps({"mesh_prot": 51821} if where == "command line" else {})
     run = run_tasks(tmp_path, hosts, {}, TASKS, "-e", given)
-    assert run.code == 2
-    assert "Unknown variables: mesh_prot: did you mean mesh_port?" in run.words and "goes on" not in run.output
+    assert run.exit_status == 2
+    assert "Unknown variables: mesh_prot: did you mean mesh_port?" in run.flat_output and "goes on" not in run.output
 
 
 def test_foreign_names_can_be_allowed(tmp_path: Path) -> None:
     run = run_tasks(tmp_path, {"n1": {"mesh_prot": 51821, "cluster_unknown_variables": "ignore"}}, {}, TASKS)
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output

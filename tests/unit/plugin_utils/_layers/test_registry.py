@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import cl
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_MODULES, role_options
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
-from ansible_collections.gpumesh.cluster.tests.changed import SCENARIOS
+from ansible_collections.gpumesh.cluster.tests.changed import LAYERS_BY_SCENARIO
 
 ROOT = Path(__file__).resolve().parents[4]
 NAMES = [layer.name for layer in registry.LAYERS]
@@ -77,7 +77,7 @@ def test_each_module_of_a_layer_compares_the_generation_of_the_record() -> None:
 
 
 def test_each_layer_is_proven_by_a_scenario() -> None:
-    assert set(NAMES) <= frozenset().union(*SCENARIOS.values())
+    assert set(NAMES) <= frozenset().union(*LAYERS_BY_SCENARIO.values())
 
 
 @pytest.mark.parametrize("layer", registry.LAYERS, ids=lambda layer: layer.name)

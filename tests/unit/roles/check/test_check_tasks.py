@@ -25,8 +25,8 @@ NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not perfor
 def test_check_mode_reports_once_that_nothing_is_verified(tmp_path: Path, options: list[str]) -> None:
     variables = {"check_report_dir": str(tmp_path), "cluster_record": RECORD}
     run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--check", *options)
-    assert run.code == 0, run.output
-    assert run.words.count(NOTHING_VERIFIED) == 1
+    assert run.exit_status == 0, run.output
+    assert run.flat_output.count(NOTHING_VERIFIED) == 1
     assert not list(tmp_path.glob("*/verdict.json"))
 
 
@@ -41,8 +41,8 @@ def test_without_a_record_the_error_explains_how_to_load_it(tmp_path: Path, part
         "check_collective_source": "/nonexistent" if part == "collectives" else "",
     }
     run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--tags", part)
-    assert run.code == 2, run.output
-    assert "Run the role gpumesh.cluster.cluster with tasks_from=load first" in run.words
+    assert run.exit_status == 2, run.output
+    assert "Run the role gpumesh.cluster.cluster with tasks_from=load first" in run.flat_output
 
 
 def test_a_build_that_fails_leaves_the_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +57,6 @@ def test_a_build_that_fails_leaves_the_other_results(tmp_path: Path, monkeypatch
         "cluster_record": RECORD,
     }
     run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--tags", "collectives")
-    assert run.code == 2, run.output
-    assert all(f"{machine}: the collective tests were not built: " in run.words for machine in ("n1", "n2"))
+    assert run.exit_status == 2, run.output
+    assert all(f"{machine}: the collective tests were not built: " in run.flat_output for machine in ("n1", "n2"))
     assert list((tmp_path / "report").glob("**/verdict.json"))

@@ -57,8 +57,8 @@ def run_find(
         ],
     }
     run = run_plays(folder, {name: {} for name in held}, [play])
-    assert run.code == 0, run.output
-    found = re.search(r"found \d of \w+, told [n\d ]+", run.words)
+    assert run.exit_status == 0, run.output
+    found = re.search(r"found \d of \w+, told [n\d ]+", run.flat_output)
     assert found, run.output
     later = [
         name
@@ -111,8 +111,8 @@ def test_a_missing_cluster_is_named(tmp_path: Path, purpose: str) -> None:
     play["vars"] = {"cluster_name": "lap", "cluster_manager": "n1"}
     play["module_defaults"] = {"gpumesh.cluster.cluster_info": {"path": FOLDER}}
     run = run_plays(tmp_path, {"n1": {}, "n2": {}}, [play])
-    assert run.code != 0
-    assert "There is no cluster 'lap': none of n1, n2 has its record." in run.words
+    assert run.exit_status != 0
+    assert "There is no cluster 'lap': none of n1, n2 has its record." in run.flat_output
 
 
 def load_record(folder: Path, noted: str | None, **variables: Any) -> tuple[int, str, list[Any]]:
@@ -132,7 +132,7 @@ def load_record(folder: Path, noted: str | None, **variables: Any) -> tuple[int,
     }
     run = run_plays(folder, {"n1": {}, "n2": {}}, [play])
     kept = [Store(str(folder / name), "lab").read() for name in ("n1", "n2")]
-    return run.code, run.words, [(one["collection_version"], one["generation"]) for one in kept if one]
+    return run.exit_status, run.flat_output, [(one["collection_version"], one["generation"]) for one in kept if one]
 
 
 def test_an_older_version_refuses_before_anything_changes_unless_it_is_allowed(tmp_path: Path) -> None:

@@ -28,6 +28,6 @@ def test_the_record_is_kept_while_a_member_could_not_be_cleaned_up(tmp_path: Pat
         {"hosts": MEMBERS, "tasks": [run_role("forget_last"), {"ansible.builtin.debug": {"msg": "it is gone"}}]},
     ]
     run = run_plays(tmp_path, {name: {"cluster_record": RECORD} for name in ("n1", "n2", "n3")}, plays)
-    assert run.code != 0, run.output
-    assert "n3 could not be cleaned up" in run.words and "kept on n1" in run.words
+    assert run.exit_status != 0, run.output
+    assert "n3 could not be cleaned up" in run.flat_output and "kept on n1" in run.flat_output
     assert "it is gone" not in run.output

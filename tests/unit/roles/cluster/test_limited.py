@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "alice@desk")
@@ -25,7 +25,7 @@ FOLDER = "{{ playbook_dir }}/{{ item.machine | default(inventory_hostname) }}"
 UNREACHABLE_HOST = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
 
 
-def run_limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
+def run_limited(folder: Path, down: str, entry: str, purpose: str) -> AnsibleRun:
     """Read the record on the members that are up, as a play with --limit does."""
     for name in MACHINES:
         (folder / name).mkdir(mode=0o700)
@@ -61,11 +61,11 @@ def run_limited(folder: Path, down: str, entry: str, purpose: str) -> Run:
 )
 def test_the_other_hosts_continue_and_the_reason_is_named(tmp_path: Path, down: str, entry: str, purpose: str) -> None:
     run = run_limited(tmp_path, down, entry, purpose)
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert [name for name in MACHINES if f"{name} has 1." in run.output] == [name for name in MACHINES if name != down]
     said = (
         "The manager n1 does not answer (" if down == "n1" else f"{down} is not in this run and keeps what it has. It"
     )
     said += "" if down == "n1" else " does not answer: "
     assert f"Silent: {down}." in run.output
-    assert f"{said}127.0.0.1 answers, but nothing listens on port 1." in run.words, run.output
+    assert f"{said}127.0.0.1 answers, but nothing listens on port 1." in run.flat_output, run.output

@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
@@ -39,7 +39,7 @@ def other_cluster() -> model.Record:
     return plan.commit(plan.set_storage(made, [VOLUME]), STAMP)
 
 
-def run_change(folder: Path, **changes: Any) -> Run:
+def run_change(folder: Path, **changes: Any) -> AnsibleRun:
     """Change the record of n1, which is in one cluster, and n2, which is in both."""
     enter = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": "change"}}
     play = {
@@ -85,11 +85,11 @@ def test_resources_of_another_cluster_are_refused_before_anything_changes(
     tmp_path: Path, part: str, theirs: dict[str, Any], other_one: dict[str, Any], reason: str
 ) -> None:
     refused = run_change(tmp_path, **{part: theirs})
-    assert refused.code != 0
-    assert reason in refused.words
+    assert refused.exit_status != 0
+    assert reason in refused.flat_output
     assert read_records(tmp_path) == [LAB, LAB], "nothing has changed"
     taken = run_change(tmp_path, **{part: {**theirs, **other_one}})
-    assert taken.code == 0, taken.output
+    assert taken.exit_status == 0, taken.output
     first, second = read_records(tmp_path)
     assert first == second
     assert first is not None and first["generation"] == LAB["generation"] + 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 #: Why no module runs there: there is no Python, or no connection.
@@ -24,7 +24,7 @@ def tasks_of(name: str) -> list[dict[str, Any]]:
     return tasks
 
 
-def run_removal(folder: Path, own: dict[str, Any], force: bool) -> Run:
+def run_removal(folder: Path, own: dict[str, Any], force: bool) -> AnsibleRun:
     """Remove n2, up to the check of its volumes."""
     wanted = [task for task in tasks_of("remove.yml") if task.get("register") == "__cluster_volume_users"]
     wanted += [task for task in tasks_of("remove.yml") if task["name"] == "Check that the volumes are not in use"]
@@ -44,15 +44,15 @@ def run_removal(folder: Path, own: dict[str, Any], force: bool) -> Run:
 @pytest.mark.parametrize("own", [BROKEN, SILENT])
 def test_a_machine_is_not_removed_while_its_use_is_unknown(tmp_path: Path, own: dict[str, Any]) -> None:
     run = run_removal(tmp_path, own, force=False)
-    assert run.code != 0
-    assert "n2 cannot leave cluster 'lab'" in run.words and "n2 leaves" not in run.words, run.output
-    assert "to keep it in the cluster: scontrol update nodename=n2 state=resume." in run.words
-    assert "n2 leaves" in run_removal(tmp_path, own, force=True).words
+    assert run.exit_status != 0
+    assert "n2 cannot leave cluster 'lab'" in run.flat_output and "n2 leaves" not in run.flat_output, run.output
+    assert "to keep it in the cluster: scontrol update nodename=n2 state=resume." in run.flat_output
+    assert "n2 leaves" in run_removal(tmp_path, own, force=True).flat_output
 
 
 def test_an_unused_machine_is_removed(tmp_path: Path) -> None:
     run = run_removal(tmp_path, {}, force=False)
-    assert run.code == 0 and "n2 leaves" in run.words, run.output
+    assert run.exit_status == 0 and "n2 leaves" in run.flat_output, run.output
 
 
 def test_a_member_that_fails_before_it_is_cleaned_up_keeps_the_record(tmp_path: Path) -> None:
@@ -69,4 +69,4 @@ def test_a_member_that_fails_before_it_is_cleaned_up_keeps_the_record(tmp_path: 
         {"ansible.builtin.debug": {"msg": f"cleaned up: {facts['cluster_play_members']}."}, "run_once": True},
     ]
     run = run_tasks(tmp_path, {"n1": {}, "n2": {}, "n3": {}, "n9": {}}, {"__cluster_copies": found}, lost)
-    assert "cleaned up: ['n1', 'n3', 'n2']." in run.words, run.output
+    assert "cleaned up: ['n1', 'n3', 'n2']." in run.flat_output, run.output

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays, run_tasks
-from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
+from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES, load_tasks
 
 #: The user is not the one of the tests, so Ansible tries to become it, and the program does not exist.
 NO_SUDO = {"ansible_become": True, "ansible_become_user": "nobody", "ansible_become_exe": "/opt/none/sudo"}
@@ -40,22 +40,22 @@ def test_no_task_on_the_controller_becomes_another_user() -> None:
     """A keyword is not enough, since a variable wins over it."""
     found = {
         f"{path.relative_to(ROOT)}: {task['name']}"
-        for path in PATHS
-        for task in tasks_of(path)
+        for path in TASK_FILES
+        for task in load_tasks(path)
         if task.get("delegate_to") == "localhost"
         # This needs no connection.
         and "ansible.builtin.set_fact" not in task
         and task.get("vars", {}).get("ansible_become", "") is not False
     }
     assert found == set()
-    (play,) = tasks_of(ROOT / "playbooks" / "awx" / "setup.yml")[:1]
+    (play,) = load_tasks(ROOT / "playbooks" / "awx" / "setup.yml")[:1]
     assert play["vars"]["ansible_become"] is False
 
 
 def test_no_keyword_sets_the_user_of_a_task() -> None:
     """Only whole plays set a user, which is root everywhere."""
-    assert {str(path) for path in PATHS for task in tasks_of(path) if {"become_user"} & task.keys()} == set()
-    plays = {str(path): task.get("become") for path in PATHS for task in tasks_of(path) if "become" in task}
+    assert {str(path) for path in TASK_FILES for task in load_tasks(path) if {"become_user"} & task.keys()} == set()
+    plays = {str(path): task.get("become") for path in TASK_FILES for task in load_tasks(path) if "become" in task}
     assert set(plays.values()) == {True}
 
 
@@ -73,13 +73,13 @@ exec "$@"
 def test_a_run_belongs_to_the_given_user(tmp_path: Path, kind: str, user: str) -> None:
     """The task has the variables of the role's task, and a command in place of its module."""
     module = f"gpumesh.cluster.{kind}_run"
-    (task,) = [task for task in tasks_of(ROOT / "roles" / kind / "tasks" / "run.yml") if module in task]
+    (task,) = [task for task in load_tasks(ROOT / "roles" / kind / "tasks" / "run.yml") if module in task]
     sudo = tmp_path / "sudo"
     sudo.write_text(SUDO, encoding="utf-8")
     sudo.chmod(0o755)
     hosts = {"n1": {"ansible_become": True, "ansible_become_user": "daemon", "ansible_become_exe": str(sudo)}}
     tasks = [{"ansible.builtin.raw": "true", "vars": task.get("vars", {}), "become": True}]
     run = run_tasks(tmp_path, hosts, {f"{kind}_user": user}, tasks)
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     asked = tmp_path / "sudo.user"
     assert (asked.read_text(encoding="utf-8").strip() if asked.exists() else "") == user

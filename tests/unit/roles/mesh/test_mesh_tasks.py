@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.given_results import Went, go
-from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, tasks_of
+from ansible_collections.gpumesh.cluster.tests.support.given_results import RoleRun, run_role
+from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, load_tasks
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 MEMBERS = [{"machine": f"n{n}", "address": f"10.77.0.{n}", "interface": "eth0"} for n in (1, 2, 3, 4)]
@@ -60,7 +60,7 @@ SHOW = {
 }
 
 #: Runs the role: the backend; for each host the results that differ from the usual ones; options of ansible-playbook.
-Mesh = Callable[..., Went]
+Mesh = Callable[..., RoleRun]
 
 
 @pytest.fixture(name="mesh")
@@ -72,8 +72,8 @@ def _mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mesh:
         entry: str = "main",
         tasks: tuple[dict[str, Any], ...] = (),
         **variables: Any,
-    ) -> Went:
-        return go(
+    ) -> RoleRun:
+        return run_role(
             tmp_path,
             monkeypatch,
             {"name": "gpumesh.cluster.mesh", "tasks_from": entry},
@@ -93,7 +93,7 @@ def registered(backend: str, *generations: int) -> dict[str, Any]:
 
 
 def test_an_included_file_of_the_role_includes_no_other() -> None:
-    files = {path.name: tasks_of(path) for path in (ROOT / "roles" / "mesh" / "tasks").glob("*.yml")}
+    files = {path.name: load_tasks(path) for path in (ROOT / "roles" / "mesh" / "tasks").glob("*.yml")}
     assert len(files) > 1
     assert {name for name, tasks in files.items() if any(INCLUDE_MODULES & task.keys() for task in tasks)} == {
         "main.yml"
@@ -102,34 +102,34 @@ def test_an_included_file_of_the_role_includes_no_other() -> None:
 
 def test_without_a_mesh_no_task_follows(mesh: Mesh) -> None:
     went = mesh("none", {"n1": {}, "n2": {}})
-    assert went.run.code == 0, went.run.output
-    assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member"]
-    assert went.steps("n2") == ["mesh"]
+    assert went.run.exit_status == 0, went.run.output
+    assert went.actions_on("n1") == ["mesh_settings", "mesh", "cluster_member"]
+    assert went.actions_on("n2") == ["mesh"]
 
 
 class TestWireGuard:
     def test_an_unchanged_run_takes_one_module_and_starts_only_tunnels_that_are_not_ready(self, mesh: Mesh) -> None:
         down = {**TUNNEL_UP, "ready": False}
         went = mesh("wireguard", {"n1": {}, "n2": {}, "n3": {"mesh": [down], "wireguard": [down]}})
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member"]
-        assert went.steps("n2") == ["mesh"]
-        assert went.steps("n3") == ["mesh", "wireguard", "daemon"]
-        assert (went.slots("n1"), went.slots("n2")) == (7, 5)
-        assert went.of("cluster_member")[0].arguments["registered"] == "__mesh_connection"
-        assert went.of("daemon")[0].arguments["state"] == "started"
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["mesh_settings", "mesh", "cluster_member"]
+        assert went.actions_on("n2") == ["mesh"]
+        assert went.actions_on("n3") == ["mesh", "wireguard", "daemon"]
+        assert (went.count_tasks("n1"), went.count_tasks("n2")) == (7, 5)
+        assert went.calls_of("cluster_member")[0].arguments["registered"] == "__mesh_connection"
+        assert went.calls_of("daemon")[0].arguments["state"] == "started"
 
     def test_the_tunnels_get_new_keys_before_the_record_is_copied(self, mesh: Mesh) -> None:
         down = {"mesh": [TUNNEL_DOWN], "wireguard": [TUNNEL_DOWN]}
         went = mesh("wireguard", {"n1": {**down, **registered("wireguard", 3)}, "n2": down}, tasks=(SHOW,))
-        assert went.run.code == 0, went.run.output
+        assert went.run.exit_status == 0, went.run.output
         before = ["mesh_settings", "mesh", "cluster_member", "mesh_settings"]
-        assert went.steps("n1") == [*before, "wireguard", "daemon", "play_members"]
-        assert went.steps("n2") == ["mesh", "wireguard", "daemon", "cluster"]
-        assert [call.generation for call in went.of("mesh_settings") + went.of("wireguard")] == [2, 3, 3, 3]
-        assert went.of("daemon")[0].arguments["state"] == "restarted"
-        assert went.of("play_members")[0].generation == went.of("cluster")[0].generation == 3
-        assert went.run.words.count("generation 3.") == 2
+        assert went.actions_on("n1") == [*before, "wireguard", "daemon", "play_members"]
+        assert went.actions_on("n2") == ["mesh", "wireguard", "daemon", "cluster"]
+        assert [call.generation for call in went.calls_of("mesh_settings") + went.calls_of("wireguard")] == [2, 3, 3, 3]
+        assert went.calls_of("daemon")[0].arguments["state"] == "restarted"
+        assert went.calls_of("play_members")[0].generation == went.calls_of("cluster")[0].generation == 3
+        assert went.run.flat_output.count("generation 3.") == 2
 
     def test_keys_are_rotated_in_tunnels_with_preshared_keys_and_the_last_record_is_adopted(self, mesh: Mesh) -> None:
         made = {"wireguard_preshared": [{"preshared_keys": {}}]}
@@ -140,35 +140,35 @@ class TestWireGuard:
             mesh_preshared_keys=True,
             tasks=(SHOW,),
         )
-        assert went.run.code == 0, went.run.output
+        assert went.run.exit_status == 0, went.run.output
         rotation = ["wireguard_rotation"] * 3
-        assert went.steps("n2") == ["mesh", "wireguard_preshared", "wireguard", *rotation, "wireguard", "cluster"]
-        read = [(call.arguments["step"], call.generation) for call in went.of("wireguard_rotation")[::2]]
+        assert went.actions_on("n2") == ["mesh", "wireguard_preshared", "wireguard", *rotation, "wireguard", "cluster"]
+        read = [(call.arguments["step"], call.generation) for call in went.calls_of("wireguard_rotation")[::2]]
         assert read == [("prepare", 3), ("arm", 3), ("switch", 3)]
-        names = [call.arguments["registered"] for call in went.of("cluster_member")]
+        names = [call.arguments["registered"] for call in went.calls_of("cluster_member")]
         assert names == ["__mesh_connection", "__mesh_switched_key"]
-        read = [(call.arguments.get("preshared_results"), call.generation) for call in went.of("wireguard")[::2]]
+        read = [(call.arguments.get("preshared_results"), call.generation) for call in went.calls_of("wireguard")[::2]]
         assert read == [("__mesh_preshared", 3), (None, 4)]
-        assert [call.generation for call in went.of("cluster")] == [4]
-        assert went.run.words.count("generation 4.") == 2
+        assert [call.generation for call in went.calls_of("cluster")] == [4]
+        assert went.run.flat_output.count("generation 4.") == 2
 
     def test_a_rotation_in_check_mode_registers_and_adopts_nothing(self, mesh: Mesh) -> None:
         went = mesh("wireguard", {"n1": {}}, "--check", mesh_rotate_keys=True)
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1")[3:] == ["mesh_settings", "wireguard", "wireguard_rotation"]
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1")[3:] == ["mesh_settings", "wireguard", "wireguard_rotation"]
 
     def test_check_mode_shows_the_relayed_pairs_and_adopts_nothing(self, mesh: Mesh) -> None:
         went = mesh("wireguard", {"n1": {"cluster_member": [{"changed": True}]}, "n2": {}}, "--check")
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member", "mesh_settings", "wireguard"]
-        assert went.of("mesh_settings")[1].arguments["list_relayed"] is True
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["mesh_settings", "mesh", "cluster_member", "mesh_settings", "wireguard"]
+        assert went.calls_of("mesh_settings")[1].arguments["list_relayed"] is True
         # The record is given by its name, so it is not searched for templates.
-        assert went.of("wireguard")[0].arguments["record"] == "cluster_record"
+        assert went.calls_of("wireguard")[0].arguments["record"] == "cluster_record"
 
     def test_check_mode_registers_nothing_in_a_record_that_may_not_exist(self, mesh: Mesh) -> None:
         went = mesh("wireguard", {"n1": {}}, "--check", cluster_record=record("wireguard", 1))
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["mesh_settings", "mesh", "mesh_settings", "wireguard"]
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["mesh_settings", "mesh", "mesh_settings", "wireguard"]
 
     @pytest.mark.parametrize("others", [[], ["gpumesh1"]])
     def test_the_script_of_the_tunnels_is_kept_if_another_cluster_has_one(
@@ -178,28 +178,28 @@ class TestWireGuard:
         script.touch()
         hosts = {"n1": {"wireguard": [{"other_interfaces": others, "foreign": False}]}}
         went = mesh("wireguard", hosts, "--extra-vars", f"__mesh_runner={script}", entry="leave")
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["wireguard", "daemon", "wireguard"]
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["wireguard", "daemon", "wireguard"]
         assert script.exists() == bool(others)
 
     def test_an_administrators_own_tunnel_is_not_stopped(self, mesh: Mesh) -> None:
         hosts = {"n1": {"wireguard": [{"other_interfaces": ["lan1"], "foreign": True}]}}
         went = mesh("wireguard", hosts, entry="leave")
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["wireguard", "wireguard"]
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["wireguard", "wireguard"]
 
 
 class TestTailscale:
     def test_an_unchanged_run_takes_one_module_and_the_library_on_pods(self, mesh: Mesh) -> None:
         no_longer = {**POD, "pod": False, "library": "absent"}
         went = mesh("tailscale", {"n1": {}, "n2": {}, "n3": {"mesh": [POD]}, "n4": {"mesh": [no_longer]}})
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member"]
-        assert went.steps("n2") == ["mesh"]
-        assert (went.slots("n1"), went.slots("n2")) == (7, 5)
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["mesh_settings", "mesh", "cluster_member"]
+        assert went.actions_on("n2") == ["mesh"]
+        assert (went.count_tasks("n1"), went.count_tasks("n2")) == (7, 5)
         assert "secret" not in str(went.calls)
-        assert went.steps("n3") == went.steps("n4") == ["mesh", "mesh_preload"]
-        states = {call.host: call.arguments["state"] for call in went.of("mesh_preload")}
+        assert went.actions_on("n3") == went.actions_on("n4") == ["mesh", "mesh_preload"]
+        states = {call.host: call.arguments["state"] for call in went.calls_of("mesh_preload")}
         assert states == {"n3": "present", "n4": "absent"}
 
     def test_hosts_log_in_before_their_addresses_are_registered_and_pods_get_the_library_after_it(
@@ -213,19 +213,19 @@ class TestTailscale:
             "n3": {"mesh": [down], "tailscale": [{**POD, "ready": False}, POD]},
         }
         went = mesh("tailscale", hosts, tasks=(SHOW,))
-        assert went.run.code == 0, went.run.output
+        assert went.run.exit_status == 0, went.run.output
         order = [(call.host, call.action) for call in went.calls]
         assert order.index(("n1", "cluster_member")) > max(order.index((host, "tailscale")) for host in ("n2", "n3"))
-        assert went.steps("n1")[3:] == ["tailscale", "mesh_paths", "play_members"]
-        assert went.steps("n2") == ["mesh", "tailscale", "tailscale", "tailscale", "cluster"]
-        assert went.steps("n3") == ["mesh", "tailscale", "tailscale", "tailscale", "mesh_preload"]
-        entered, again, probed = (call.arguments for call in went.of("tailscale") if call.host == "n2")
+        assert went.actions_on("n1")[3:] == ["tailscale", "mesh_paths", "play_members"]
+        assert went.actions_on("n2") == ["mesh", "tailscale", "tailscale", "tailscale", "cluster"]
+        assert went.actions_on("n3") == ["mesh", "tailscale", "tailscale", "tailscale", "mesh_preload"]
+        entered, again, probed = (call.arguments for call in went.calls_of("tailscale") if call.host == "n2")
         assert entered["auth_key"] == again["auth_key"] == "secret"
         assert (probed["probe"], probed["login"]) == (True, False)
-        generations = [call.generation for call in went.of("tailscale") if call.host == "n3"]
-        assert [*generations, went.of("mesh_preload")[0].generation] == [2, 2, 3, 3]
+        generations = [call.generation for call in went.calls_of("tailscale") if call.host == "n3"]
+        assert [*generations, went.calls_of("mesh_preload")[0].generation] == [2, 2, 3, 3]
         # Members have their addresses in the record.
-        assert went.run.words.count("generation 3. enrolled: False.") == 3
+        assert went.run.flat_output.count("generation 3. enrolled: False.") == 3
 
     def test_a_login_without_an_address_is_explained_and_other_tags_are_set_at_the_control_server(
         self, mesh: Mesh
@@ -237,16 +237,19 @@ class TestTailscale:
             "n3": {"mesh": [differ], "tailscale": [differ]},
         }
         went = mesh("tailscale", hosts, mesh_tags=["tag:gpu"], mesh_api_key="api")
-        assert went.run.code == 2, went.run.output
-        assert "n2 is not in the tailnet: tailscaled reports NeedsLogin" in went.run.words
-        assert went.steps("n3") == ["mesh", "tailscale", "tailscale", "tailscale_device"]
-        assert [call.arguments.get("login") for call in went.of("tailscale") if call.host == "n3"] == [None, False]
+        assert went.run.exit_status == 2, went.run.output
+        assert "n2 is not in the tailnet: tailscaled reports NeedsLogin" in went.run.flat_output
+        assert went.actions_on("n3") == ["mesh", "tailscale", "tailscale", "tailscale_device"]
+        assert [call.arguments.get("login") for call in went.calls_of("tailscale") if call.host == "n3"] == [
+            None,
+            False,
+        ]
 
     def test_paths_are_reported_on_request(self, mesh: Mesh) -> None:
         went = mesh("tailscale", {"n1": {}, "n2": {}}, mesh_report_paths=True)
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member", "tailscale", "mesh_paths"]
-        assert went.steps("n2") == ["mesh", "tailscale"]
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["mesh_settings", "mesh", "cluster_member", "tailscale", "mesh_paths"]
+        assert went.actions_on("n2") == ["mesh", "tailscale"]
 
     def test_expiring_keys_are_renewed_and_failures_are_reported(self, mesh: Mesh) -> None:
         due = {**LOGGED_IN, "renewal_due": True, "renewal_failure": "", "key_expiry": "2027-05-01T08:00:00Z"}
@@ -257,11 +260,14 @@ class TestTailscale:
             "n4": {"mesh": [due], "tailscale": [{**due, "renewal_failure": "key not found"}]},
         }
         went = mesh("tailscale", hosts)
-        assert went.run.code == 0, went.run.output
-        assert went.steps("n1") == ["mesh_settings", "mesh", "cluster_member"]
-        assert (went.steps("n2"), went.steps("n3")) == (["mesh", "tailscale"], ["mesh", "tailscale", "print_text"])
-        assert {call.arguments["renew"] for call in went.of("tailscale")} == {True}
-        told = {call.host: call.arguments["text"] for call in went.of("print_text")}
+        assert went.run.exit_status == 0, went.run.output
+        assert went.actions_on("n1") == ["mesh_settings", "mesh", "cluster_member"]
+        assert (went.actions_on("n2"), went.actions_on("n3")) == (
+            ["mesh", "tailscale"],
+            ["mesh", "tailscale", "print_text"],
+        )
+        assert {call.arguments["renew"] for call in went.calls_of("tailscale")} == {True}
+        told = {call.host: call.arguments["text"] for call in went.calls_of("print_text")}
         assert told["n3"].startswith("n3: ") and ", since no auth key is given. Until then" in told["n3"]
         assert "2027-05-01T08:00:00Z" in told["n4"] and told["n4"].endswith("run site again. key not found")
 
@@ -270,7 +276,7 @@ class TestTailscale:
         future = {"backend": "tailscale", "port": 41641}
         hosts = {"n1": {"tailscale": [LOGGED_OUT, LOGGED_IN]}, "n2": {}}
         went = mesh("none", hosts, entry="enrol", tasks=(show,), mesh_settings=future, cluster_record=None)
-        assert went.run.code == 0, went.run.output
+        assert went.run.exit_status == 0, went.run.output
         assert {call.action for call in went.calls} == {"tailscale"}
         assert went.calls[0].arguments == {"record": {"members": [], "mesh": future}, "auth_key": "secret"}
-        assert "n1 got 100.64.0.1." in went.run.words and "n2 got 100.64.0.1." in went.run.words
+        assert "n1 got 100.64.0.1." in went.run.flat_output and "n2 got 100.64.0.1." in went.run.flat_output

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
@@ -20,7 +20,7 @@ RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend
 TASKS = [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.munge"}}]
 
 
-def give_key(folder: Path, path: Path) -> Run:
+def give_key(folder: Path, path: Path) -> AnsibleRun:
     """Run the role in check mode and with maximum verbosity, on hosts with munge."""
     programs = folder / "bin"
     programs.mkdir()
@@ -42,7 +42,7 @@ def _talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANSIBLE_DISPLAY_ARGS_TO_STDOUT", "true")
 
 
-def hidden(run: Run, key: bytes) -> bool:
+def hidden(run: AnsibleRun, key: bytes) -> bool:
     return base64.b64encode(key).decode() not in run.output and key.decode() not in run.output
 
 
@@ -50,7 +50,7 @@ def test_an_accepted_key_is_not_shown(tmp_path: Path) -> None:
     key = b"nobody-is-to-see-this-key-" * 3
     (tmp_path / "given").write_bytes(key)
     run = give_key(tmp_path, tmp_path / "given")
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output
     assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" in run.output
     assert hidden(run, key)
 
@@ -59,6 +59,6 @@ def test_a_rejected_key_is_not_shown_but_the_reason_is(tmp_path: Path) -> None:
     key = b"nobody-is-to-see-this"
     (tmp_path / "given").write_bytes(key)
     run = give_key(tmp_path, tmp_path / "given")
-    assert run.code != 0
-    assert "n1: The munge key has 21 bytes; munge accepts 32 to 1024." in run.words
+    assert run.exit_status != 0
+    assert "n1: The munge key has 21 bytes; munge accepts 32 to 1024." in run.flat_output
     assert hidden(run, key)

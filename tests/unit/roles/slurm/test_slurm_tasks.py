@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import write_programs
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays, run_tasks
 
@@ -21,32 +21,32 @@ STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
 
 
-def run_check(folder: Path, entry: str = "main", **variables: object) -> Run:
+def run_check(folder: Path, entry: str = "main", **variables: object) -> AnsibleRun:
     """Run the role in check mode, on the members n1, the manager, and n2."""
     role = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": entry}}
     given = {"cluster_record": RECORD, **variables}
     return run_tasks(folder, {"n1": {}, "n2": {}}, given, [role], "--check", "--diff")
 
 
-def recap(run: Run, host: str) -> dict[str, int]:
+def recap(run: AnsibleRun, host: str) -> dict[str, int]:
     line = re.search(rf"^{host} +: (.*)$", run.output, re.MULTILINE)
     assert line, run.output
     return {name: int(count) for name, count in (pair.split("=") for pair in line.group(1).split())}
 
 
 @pytest.fixture(name="fresh", scope="module")
-def _fresh(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def _fresh(tmp_path_factory: pytest.TempPathFactory) -> AnsibleRun:
     return run_check(tmp_path_factory.mktemp("fresh"), slurm_rest=True)
 
 
-def test_check_mode_reports_the_planned_changes(fresh: Run) -> None:
-    assert fresh.code == 0, fresh.output
+def test_check_mode_reports_the_planned_changes(fresh: AnsibleRun) -> None:
+    assert fresh.exit_status == 0, fresh.output
     for file in ("node/slurmd.env", "slurm.conf"):
         assert f"+## {file}" in fresh.output
     assert "+slurmd" in fresh.output and "+slurmrestd" in fresh.output
 
 
-def test_a_member_takes_part_in_few_tasks(fresh: Run) -> None:
+def test_a_member_takes_part_in_few_tasks(fresh: AnsibleRun) -> None:
     # Two of them are Ansible's own, for the role.
     assert recap(fresh, "n2")["ok"] == 3, fresh.output
     # The queue, the controller's configuration, its services, and a node that has changed.
@@ -57,8 +57,8 @@ def test_a_member_takes_part_in_few_tasks(fresh: Run) -> None:
 
 def test_slurm_can_run_after_a_handover(tmp_path: Path) -> None:
     run = run_check(tmp_path, cluster_record=plan.commit(plan.hand_over(RECORD, "n2"), STAMP))
-    assert run.code == 0, run.output
-    assert "Check whether the former manager has the queue" in run.words
+    assert run.exit_status == 0, run.output
+    assert "Check whether the former manager has the queue" in run.flat_output
     _before, _task, configured = run.output.partition(
         "TASK [gpumesh.cluster.slurm : Write the controller's configuration]"
     )
@@ -96,8 +96,8 @@ def test_a_node_that_does_not_become_ready_is_explained(tmp_path: Path) -> None:
         "environment": {"PATH": f"{tmp_path}/{{{{ inventory_hostname }}}}:{os.environ['PATH']}"},
     }
     run = run_plays(tmp_path, {name: {} for name in ("n1", *NOT_READY)}, [play])
-    assert run.code == 2, run.output
-    said = run.words.partition("TASK [gpumesh.cluster.slurm : Explain why the node does not accept jobs]")[2]
+    assert run.exit_status == 2, run.output
+    said = run.flat_output.partition("TASK [gpumesh.cluster.slurm : Explain why the node does not accept jobs]")[2]
     for name, (_shown, words) in NOT_READY.items():
         of_node = said.partition(f"{name}: The node does not accept jobs after 2 s. ")[2].partition("fatal:")[0]
         assert words in of_node, said
@@ -106,4 +106,4 @@ def test_a_node_that_does_not_become_ready_is_explained(tmp_path: Path) -> None:
 
 def test_hosts_without_slurm_can_be_removed(tmp_path: Path) -> None:
     run = run_check(tmp_path, entry="leave")
-    assert run.code == 0, run.output
+    assert run.exit_status == 0, run.output

@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.given_results import replace_actions
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
@@ -62,7 +62,7 @@ def _collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(folder: Path, results: dict[str, Any], *options: str, **variables: Any) -> tuple[Run, list[str]]:
+def run(folder: Path, results: dict[str, Any], *options: str, **variables: Any) -> tuple[AnsibleRun, list[str]]:
     """Run the role, and return what happened on which host."""
     log = folder / "log"
     log.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def run(folder: Path, results: dict[str, Any], *options: str, **variables: Any) 
 
 def test_a_manager_with_the_current_queue_continues(collection: Path) -> None:
     done, steps = run(collection, {"n2 slurm_state_info present": {**QUEUE, "handover": CONTINUE_DECISION}})
-    assert done.code == 0, done.output
+    assert done.exit_status == 0, done.output
     assert steps[:3] == ["n2 slurm_state_info present", "n2 slurm configured", "n2 slurm served False"]
     assert set(steps[3:-1]) == NODES
     assert steps[-1] == "n2 slurm_info present"
@@ -91,7 +91,7 @@ def test_a_new_queue_is_marked_before_the_controller_starts(collection: Path) ->
     marking = {"action": "mark", "query": "", "retire": "keep", "tenures": [1]}
     known = {"n2 slurm_state_info present": {**QUEUE, "handover": marking}}
     done, steps = run(collection, known)
-    assert done.code == 0, done.output
+    assert done.exit_status == 0, done.output
     assert steps[:6] == [
         "n2 slurm_state_info present",
         "n2 slurm configured",
@@ -126,7 +126,7 @@ def test_a_queue_is_handed_over_before_the_controller_starts(collection: Path) -
         },
     }
     done, steps = run(collection, results, slurm_former_manager="n1")
-    assert done.code == 0, done.output
+    assert done.exit_status == 0, done.output
     assert steps[:11] == [
         "n2 slurm_state_info present",
         "n1 slurm_state_info present",
@@ -141,7 +141,7 @@ def test_a_queue_is_handed_over_before_the_controller_starts(collection: Path) -
         "n2 slurm served False",
     ]
     checked, steps = run(collection, results, "--check", slurm_former_manager="n1")
-    assert checked.code == 0, checked.output
+    assert checked.exit_status == 0, checked.output
     assert steps[:4] == [
         "n2 slurm_state_info present",
         "n1 slurm_state_info present",
@@ -157,8 +157,8 @@ def test_no_host_changes_while_the_queue_is_elsewhere(collection: Path, options:
         "n1 slurm_state_info present": {"failed": True, "msg": "The hand-over was interrupted."},
     }
     done, steps = run(collection, results, *options)
-    assert done.code == 2
-    assert "The hand-over was interrupted." in done.words
+    assert done.exit_status == 2
+    assert "The hand-over was interrupted." in done.flat_output
     assert steps == ["n2 slurm_state_info present", "n1 slurm_state_info present"]
 
 
@@ -172,6 +172,6 @@ def test_a_node_that_the_controller_lost_registers_again(collection: Path, start
         "n3 slurm present": {**RESULTS["slurm present"], "changed": started},
     }
     done, steps = run(collection, results, slurm_ready_timeout=2)
-    assert "n3: The node does not accept jobs after 2 s." in done.words, done.output
+    assert "n3: The node does not accept jobs after 2 s." in done.flat_output, done.output
     assert steps.count("n3 slurm present") == (1 if started else 2)
     assert steps.count("n1 slurm present") == 1

@@ -92,7 +92,8 @@ def test_daemon_is_queried_if_the_cluster_has_a_tailnet(tmp_path: Path) -> None:
 def check_rest_certificate(folder: Path, *days: int) -> CheckResult:
     """The check of what a host trusts of Slurm's REST API: certificates that are valid for so many days."""
     certificate = [
-        certificates.self_signed(folder, f"s{number}", "-days", str(count))[0] for number, count in enumerate(days)
+        certificates.create_self_signed(folder, f"s{number}", "-days", str(count))[0]
+        for number, count in enumerate(days)
     ]
     if certificate:
         trust = folder / rest.TRUST_PATH.lstrip("/")
@@ -105,7 +106,7 @@ def check_rest_certificate(folder: Path, *days: int) -> CheckResult:
     return result
 
 
-@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+@pytest.mark.skipif(certificates.OPENSSL_MISSING, reason="not checked: there is no openssl")
 @pytest.mark.parametrize(
     ("days", "status", "days_left"),
     [

@@ -14,7 +14,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import server
-from ansible_collections.gpumesh.cluster.tests.support.ssh_server import SSHD, SshServer
+from ansible_collections.gpumesh.cluster.tests.support.ssh_server import SSHD_PATH, SshServer
 
 CONFIG = "sshd_config"
 ROOT = server.UserAccount(0, "/root", True, ["root"])
@@ -22,7 +22,7 @@ LOOPBACK_NETWORK = "127.0.0.0/8"
 # The last two if the key was accepted, but lacks a forced command.
 REFUSAL_MESSAGES = ("Permission denied", "closed by remote host", "Broken pipe")
 
-needs_sshd = pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
+needs_sshd = pytest.mark.skipif(SSHD_PATH is None, reason="there is no sshd here")
 
 
 class SshdSite:

@@ -184,9 +184,9 @@ def test_closed_connection_is_not_reopened_with_the_password(
     assert not logins
 
 
-@pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
+@pytest.mark.skipif(certificates.OPENSSL_MISSING, reason="not checked: there is no openssl")
 def test_certificate_expiry_is_read_from_the_connection(tmp_path: Path, listener: tuple[str, list[str]]) -> None:
-    made, key = certificates.self_signed(tmp_path, "localhost")
+    made, key = certificates.create_self_signed(tmp_path, "localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made, key)
     with http.server.HTTPServer(("127.0.0.1", 0), Listener) as server:

@@ -13,7 +13,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import plan, runtime, spec, ssh
-from ansible_collections.gpumesh.cluster.tests.support.ssh_server import SSHD, SshServer
+from ansible_collections.gpumesh.cluster.tests.support.ssh_server import SSHD_PATH, SshServer
 
 TOKEN = plan.parse_token("+;demo;main,sub;1,0+0,1")
 MAIN, SUB = plan.place_containers(TOKEN, 5, ["n1", "n2"], {"n1": "10.0.0.1", "n2": "10.0.0.2"}, ["10.192.0.0/10"])
@@ -44,11 +44,11 @@ def test_ssh_requires_a_private_network() -> None:
     assert "gpumesh-ssh" not in " ".join(runtime.list_mounts(task._replace(container=MAIN._replace(vni=0))))
 
 
-@pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
+@pytest.mark.skipif(SSHD_PATH is None, reason="there is no sshd here")
 def test_sshd_exposes_nothing_of_the_host(tmp_path: Path) -> None:
     ssh.make_key(run, str(tmp_path / ssh.KEY_FILE))
     (tmp_path / ssh.SERVER_CONFIG).write_text(ssh.format_server_config(MAIN, str(tmp_path), "/bin/echo"))
-    known = run([str(SSHD), "-T", "-f", str(tmp_path / ssh.SERVER_CONFIG)]).stdout.splitlines()
+    known = run([str(SSHD_PATH), "-T", "-f", str(tmp_path / ssh.SERVER_CONFIG)]).stdout.splitlines()
     for line in (
         "allowstreamlocalforwarding no",
         "allowagentforwarding no",
@@ -62,7 +62,7 @@ def test_sshd_exposes_nothing_of_the_host(tmp_path: Path) -> None:
     assert not [line for line in known if line.startswith("allowusers")]
 
 
-@pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
+@pytest.mark.skipif(SSHD_PATH is None, reason="there is no sshd here")
 def test_only_the_session_key_can_log_in(tmp_path: Path) -> None:
     user, own = getpass.getuser(), SUB._replace(address="127.0.0.1")
     private = ssh.make_key(run, str(tmp_path / ssh.KEY_FILE))

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import Scene
+from traces import TraceScenario
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import messages, page, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import find_sources, load_traces
-from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
+from ansible_collections.gpumesh.cluster.tests.support.broken_input import assert_endures
 
-SCENE = Scene(ranks=2, steps=2, links={0: 9400.0, 1: 92.0}, offsets={1: 3.0})
+SCENE = TraceScenario(ranks=2, steps=2, link_rates={0: 9400.0, 1: 92.0}, clock_offsets={1: 3.0})
 
 
 @pytest.fixture(name="folder", params=[False, True], ids=["cpu", "gpu"])
 def _folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return Scene(**{**vars(SCENE), "gpu": request.param}).write(tmp_path, compress=False)
+    return TraceScenario(**{**vars(SCENE), "on_gpu": request.param}).write(tmp_path, compress=False)
 
 
 def report(folder: Path) -> None:
@@ -44,7 +44,7 @@ def test_invalid_metadata(folder: Path, name: str) -> None:
         path.write_text(json.dumps(document), encoding="utf-8")
         report(folder)
 
-    endures(take, (json.loads(path.read_text(encoding="utf-8")),), (GpumeshError,), share=4)
+    assert_endures(take, (json.loads(path.read_text(encoding="utf-8")),), (GpumeshError,), try_divisor=4)
 
 
 @pytest.mark.parametrize("name", ["rank-1.json", "rank-1.trace.json"])
@@ -55,4 +55,4 @@ def test_invalid_text(folder: Path, name: str) -> None:
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         report(folder)
 
-    endures(take, (path.read_text(encoding="utf-8"),), (GpumeshError,), share=4)
+    assert_endures(take, (path.read_text(encoding="utf-8"),), (GpumeshError,), try_divisor=4)

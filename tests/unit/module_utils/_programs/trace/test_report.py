@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import FIRST, Scene
+from traces import FIRST_STEP, TraceScenario
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import load, program, timeline
 
@@ -66,7 +66,7 @@ def test_the_page_is_self_contained_and_names_slow_ranks_and_links(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     links = {rank: 92.0 if rank == 1 else 9400.0 for rank in range(4)}
-    Scene(more_own={2: 30.0}, links=links).write(tmp_path)
+    TraceScenario(extra_other_ms={2: 30.0}, link_rates=links).write(tmp_path)
     assert trace(tmp_path) == 0
     said = capsys.readouterr().out
     assert "  30.0 ms of which are lost because rank 2 on n3 is slower than the others\n" in said
@@ -88,7 +88,7 @@ def test_the_page_is_self_contained_and_names_slow_ranks_and_links(
 
 def test_drawings_have_no_gaps(tmp_path: Path) -> None:
     """However short the activities of a rank are: 2000 kernels and as many gaps in a step of a thousand pixels."""
-    Scene(ranks=2, gpu=True, details=2000).write(tmp_path)
+    TraceScenario(ranks=2, on_gpu=True, detail_count=2000).write(tmp_path)
     assert trace(tmp_path) == 0
     (drawn,) = re.findall(r'id="timeline".*?(<svg.*?</svg>)', (tmp_path / "report.html").read_text(), re.DOTALL)
     pieces = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v", drawn)
@@ -100,7 +100,7 @@ def test_drawings_have_no_gaps(tmp_path: Path) -> None:
 
 
 def test_names_from_traces_are_escaped(tmp_path: Path) -> None:
-    Scene(ranks=2).write(tmp_path, compress=False)
+    TraceScenario(ranks=2).write(tmp_path, compress=False)
     evil = "<img src=x onerror=alert(1)>&amp;"
     for rank in range(2):
         path = tmp_path / f"rank-{rank}.trace.json"
@@ -115,8 +115,8 @@ def test_names_from_traces_are_escaped(tmp_path: Path) -> None:
 
 
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
-    Scene(more_own={2: 30.0}).write(tmp_path / "a")
-    Scene().write(tmp_path / "b")
+    TraceScenario(extra_other_ms={2: 30.0}).write(tmp_path / "a")
+    TraceScenario().write(tmp_path / "b")
     assert trace(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "both") == 0
     assert sorted(path.name for path in (tmp_path / "both").iterdir()) == [
         "report-2.html",
@@ -143,7 +143,7 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
 def test_runs_with_the_same_name_get_distinct_titles(
     tmp_path: Path, folders: tuple[str, str], names: list[str]
 ) -> None:
-    written = [Scene(ranks=2).write(tmp_path / folder) for folder in folders]
+    written = [TraceScenario(ranks=2).write(tmp_path / folder) for folder in folders]
     assert trace(*written, "--output", tmp_path / "out") == 0
     report = json.loads((tmp_path / "out" / "report-2.json").read_text(encoding="utf-8"))
     assert [one["name"] for one in report] == names
@@ -156,7 +156,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 def test_all_ranks_are_on_one_time_line(tmp_path: Path) -> None:
-    Scene(offsets={1: 5_000.0, 2: -70.0}, more_computing={1: 30.0}, gpu=True).write(tmp_path)
+    TraceScenario(clock_offsets={1: 5_000.0, 2: -70.0}, extra_compute_ms={1: 30.0}, on_gpu=True).write(tmp_path)
     assert trace(tmp_path) == 0
     found = events(tmp_path / "timeline.json.gz")
     names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
@@ -182,7 +182,7 @@ def test_the_longest_events_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(timeline, "MAX_EVENTS", 600)
-    Scene(details=100).write(tmp_path)
+    TraceScenario(detail_count=100).write(tmp_path)
     assert trace(tmp_path) == 0
     written = events(tmp_path / "timeline.json.gz")
     found = [event for event in written if event["ph"] == "X" and event["tid"]]
@@ -195,7 +195,7 @@ def test_the_event_limit_holds_with_many_ranks(tmp_path: Path, monkeypatch: pyte
     """Including those of the first track, which has no gaps. Each rank has about 60, and may have 16."""
     most = 16_384
     monkeypatch.setattr(timeline, "MAX_EVENTS", most)
-    Scene(ranks=1_024, jitter=5.0).write(tmp_path)
+    TraceScenario(ranks=1_024, jitter_ms=5.0).write(tmp_path)
     assert trace(tmp_path) == 0
     found = events(tmp_path / "timeline.json.gz")
     assert most * 0.7 < len(found) <= most
@@ -210,7 +210,7 @@ def test_the_event_limit_holds_with_many_ranks(tmp_path: Path, monkeypatch: pyte
 
 def test_a_foreign_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     runs, own = tmp_path / "runs", tmp_path / "own"
-    Scene(ranks=2).write(runs)
+    TraceScenario(ranks=2).write(runs)
     own.write_text("of whoever reads the traces", encoding="ascii")
     for name in ("timeline.json.gz.new", "timeline.json.gz", "report.html", "report.json"):
         (runs / name).symlink_to(own)
@@ -239,7 +239,7 @@ def mark(folder: Path) -> str:
 
 
 def test_a_report_without_warnings_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Scene().write(tmp_path)
+    TraceScenario().write(tmp_path)
     assert trace(tmp_path) == 0 and mark(tmp_path) == "pass"
     assert "  clocks agree within 0.05 ms\n" in capsys.readouterr().out
 
@@ -257,23 +257,23 @@ def write_doubtful_report(folder: Path, capsys: pytest.CaptureFixture[str], what
 
 
 def test_ranks_without_a_trace_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Scene().write(tmp_path, only=range(3))
+    TraceScenario().write(tmp_path, selected_ranks=range(3))
     assert "clocks agree within" in write_doubtful_report(tmp_path, capsys, "1 rank has no trace")
     assert "These are missing: rank 3." in page(tmp_path / "report.html").text
     # The slow one is among them.
-    Scene(ranks=8, more_own={1: 30.0}).write(tmp_path / "b", only=range(2, 8))
+    TraceScenario(ranks=8, extra_other_ms={1: 30.0}).write(tmp_path / "b", selected_ranks=range(2, 8))
     write_doubtful_report(tmp_path / "b", capsys, "2 ranks have no trace")
 
 
 def test_unknown_clocks_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Scene(probes=False).write(tmp_path, compress=False)
+    TraceScenario(clock_probes=False).write(tmp_path, compress=False)
     for path in tmp_path.glob("*.trace.json"):
         path.write_text(path.read_text(encoding="utf-8").replace("gloo:all_reduce", "gloo:send"), encoding="utf-8")
     assert "clocks agree" not in write_doubtful_report(tmp_path, capsys, "the clocks of 3 ranks are unknown")
 
 
 def test_a_trace_of_an_earlier_recording_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Scene().write(tmp_path, compress=False)
+    TraceScenario().write(tmp_path, compress=False)
     path = tmp_path / "rank-2.trace.json"
     earlier = re.sub(
         r"gpumesh clock (\d+)",
@@ -287,7 +287,7 @@ def test_a_trace_of_an_earlier_recording_is_reported(tmp_path: Path, capsys: pyt
 
 
 def test_damaged_events_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Scene().write(tmp_path, compress=False)
+    TraceScenario().write(tmp_path, compress=False)
     path = tmp_path / "rank-2.trace.json"
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("aten::addmm", 'a "b"', 2), encoding="utf-8")
@@ -297,7 +297,7 @@ def test_damaged_events_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_single_rank_is_analysed(tmp_path: Path) -> None:
-    Scene(ranks=1).write(tmp_path)
+    TraceScenario(ranks=1).write(tmp_path)
     assert trace(tmp_path) == 0
     assert "no rank holds the others up" in page(tmp_path / "report.html").text
 
@@ -312,7 +312,7 @@ def test_invalid_requests_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "There is no trace in" in read_refusal(capsys, tmp_path)
     (tmp_path / "rank-0.qdstrm").touch()
     assert "has reports of Nsight Systems" in read_refusal(capsys, tmp_path)
-    folder = Scene(ranks=2).write(tmp_path / "a")
+    folder = TraceScenario(ranks=2).write(tmp_path / "a")
     assert "3 runs cannot be compared" in read_refusal(capsys, folder, folder, folder)
     assert "cannot be written" in read_refusal(capsys, folder, "--output", "/proc/x")
     assert "a has no cycle 2 of the profiler. It has 1" in read_refusal(capsys, folder, "--cycle", 2)
@@ -332,7 +332,9 @@ def figures(folder: Path) -> dict[str, Any]:
 def test_the_last_common_cycle_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str], anew: bool) -> None:
     """The job has ended while the last one was written, and the clock of rank 1 is ahead by more than a cycle."""
     for cycle, (slow, only) in enumerate([({0: 30.0}, None), ({1: 30.0}, None), ({}, range(1, 2))]):
-        scene = Scene(ranks=2, more_own=slow, offsets={1: 15_000.0}, cycle=cycle, anew=anew)
+        scene = TraceScenario(
+            ranks=2, extra_other_ms=slow, clock_offsets={1: 15_000.0}, cycle_number=cycle, restart_step_numbers=anew
+        )
         scene.write_foreign(tmp_path / "nano", only)
     for arguments, cycle, slow, missing in (
         ((), 2, [1], []),
@@ -352,7 +354,7 @@ def test_the_last_common_cycle_is_the_default(tmp_path: Path, capsys: pytest.Cap
 
 def test_the_cycles_of_a_program_without_ranks(tmp_path: Path) -> None:
     for cycle in range(2):
-        Scene(ranks=1, cycle=cycle).write_foreign(tmp_path)
+        TraceScenario(ranks=1, cycle_number=cycle).write_foreign(tmp_path)
     for path in tmp_path.iterdir():
         text = gzip.decompress(path.read_bytes()).decode()
         path.write_bytes(gzip.compress(text.replace("distributedInfo", "none").encode()))
@@ -363,7 +365,7 @@ def test_the_cycles_of_a_program_without_ranks(tmp_path: Path) -> None:
 def create_run(folder: Path, *attempts: int) -> Path:
     """The directory of a run with these attempts."""
     for attempt in attempts:
-        Scene(ranks=2).write(folder / "profile" / f"{attempt:03}")
+        TraceScenario(ranks=2).write(folder / "profile" / f"{attempt:03}")
     return folder
 
 
@@ -386,7 +388,7 @@ def test_an_attempt_without_a_profile_is_refused_first(tmp_path: Path, capsys: p
 
 def record(folder: Path, ranks: int, recording: str, only: range | None = None) -> None:
     """Write the traces of a recording, over those of an earlier one."""
-    Scene(ranks=ranks).write(folder, only=only)
+    TraceScenario(ranks=ranks).write(folder, selected_ranks=only)
     for rank in only or range(ranks):
         path = folder / f"rank-{rank}.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "recording": recording}))
@@ -421,7 +423,7 @@ def test_a_killed_reader_process_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kernel kills a process when memory is used up."""
-    Scene(ranks=2).write(tmp_path)
+    TraceScenario(ranks=2).write(tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
     monkeypatch.setattr(load, "_digest", lambda _source: os.kill(os.getpid(), signal.SIGKILL))
     said = read_refusal(capsys, tmp_path)
@@ -429,12 +431,12 @@ def test_a_killed_reader_process_is_reported(
 
 
 def test_steps_that_ranks_do_not_share_are_omitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Scene(ranks=2).write(tmp_path)
+    folder = TraceScenario(ranks=2).write(tmp_path)
     path = folder / "rank-1.json"
     described = json.loads(path.read_text())
-    path.write_text(json.dumps({**described, "first": FIRST + 3}))
+    path.write_text(json.dumps({**described, "first": FIRST_STEP + 3}))
     assert trace(folder) == 0
     (report,) = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert report["steps"] == [FIRST + 3, FIRST + 4]
-    path.write_text(json.dumps({**described, "first": FIRST + 30}))
+    assert report["steps"] == [FIRST_STEP + 3, FIRST_STEP + 4]
+    path.write_text(json.dumps({**described, "first": FIRST_STEP + 30}))
     assert "have no step in common" in read_refusal(capsys, folder)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from traces import FIRST, Scene
+from traces import FIRST_STEP, TraceScenario
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.analyse import analyse
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.load import find_sources, load_traces
@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.mo
 OFFSETS = {1: 3.0, 2: -700.0, 3: 45_000.0}
 
 
-def analyse_scene(scene: Scene, folder: Path) -> Analysis:
+def analyse_scene(scene: TraceScenario, folder: Path) -> Analysis:
     return analyse("nano", load_traces(find_sources(scene.write(folder)), processes=1).traces)
 
 
@@ -35,16 +35,16 @@ def near(milliseconds: float) -> object:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_where_the_time_of_a_step_goes(tmp_path: Path, gpu: bool) -> None:
-    scene = Scene(gpu=gpu, offsets=OFFSETS)
+    scene = TraceScenario(on_gpu=gpu, clock_offsets=OFFSETS)
     run = analyse_scene(scene, tmp_path)
-    assert run.uses_gpu is gpu and run.steps == [FIRST + step for step in range(scene.steps)]
+    assert run.uses_gpu is gpu and run.steps == [FIRST_STEP + step for step in range(scene.steps)]
     for share in run.shares:
         assert share.node == f"n{share.rank + 1}"
-        assert share.step == near(scene.computing + scene.transfer + scene.own)
-        assert share.computing == near(scene.computing)
-        assert share.communicating == near(scene.transfer)
-        assert share.hidden == near(scene.hidden_transfer)
-        assert share.other == near(scene.own)
+        assert share.step == near(scene.compute_ms + scene.transfer_ms + scene.other_ms)
+        assert share.computing == near(scene.compute_ms)
+        assert share.communicating == near(scene.transfer_ms)
+        assert share.hidden == near(scene.hidden_transfer_ms)
+        assert share.other == near(scene.other_ms)
         assert share.waiting < 100
     assert run.slow is None and run.missing_ranks == [] and run.unmatched_count == 0
     whole = sum(run.mean(part) for part in ("computing", "communicating", "waiting", "other"))
@@ -56,12 +56,12 @@ def test_where_the_time_of_a_step_goes(tmp_path: Path, gpu: bool) -> None:
 @pytest.mark.parametrize(("kind", "extra"), [("computing", 40.0), ("own", 40.0), ("computing", 8.0)])
 def test_a_slow_rank_is_named_with_its_cost(tmp_path: Path, gpu: bool, probes: bool, kind: str, extra: float) -> None:
     more = {2: extra}
-    scene = Scene(
-        gpu=gpu,
-        probes=probes,
-        offsets=OFFSETS,
-        more_computing=more if kind == "computing" else {},
-        more_own=more if kind == "own" else {},
+    scene = TraceScenario(
+        on_gpu=gpu,
+        clock_probes=probes,
+        clock_offsets=OFFSETS,
+        extra_compute_ms=more if kind == "computing" else {},
+        extra_other_ms=more if kind == "own" else {},
     )
     run = analyse_scene(scene, tmp_path)
     assert run.slow is not None
@@ -73,31 +73,31 @@ def test_a_slow_rank_is_named_with_its_cost(tmp_path: Path, gpu: bool, probes: b
         else (near(0), near(extra))
     )
     for share in run.shares:
-        lost = scene.transfer + (0.0 if share.rank == 2 else extra)
+        lost = scene.transfer_ms + (0.0 if share.rank == 2 else extra)
         assert share.communicating + share.waiting == near(lost)
         # The first exchange may start too late to be hidden.
-        assert share.waiting >= (0.0 if share.rank == 2 else (extra - scene.hidden_transfer) * 950)
-        assert share.step == near(scene.computing + scene.transfer + scene.own + extra)
+        assert share.waiting >= (0.0 if share.rank == 2 else (extra - scene.hidden_transfer_ms) * 950)
+        assert share.step == near(scene.compute_ms + scene.transfer_ms + scene.other_ms + extra)
 
 
 def test_a_node_is_named_if_all_of_its_ranks_are_slow(tmp_path: Path) -> None:
     slow = {4: 38.0, 5: 40.0, 6: 41.0, 7: 40.0}
-    run = analyse_scene(Scene(ranks=12, per_node=4, more_computing=slow), tmp_path / "node")
+    run = analyse_scene(TraceScenario(ranks=12, ranks_per_node=4, extra_compute_ms=slow), tmp_path / "node")
     assert run.slow is not None
     assert (run.slow.ranks, run.slow.node, run.slow.cost) == ((4, 5, 6, 7), "n2", near(40.0))
-    run = analyse_scene(Scene(ranks=12, per_node=4, more_computing={5: 40.0}), tmp_path / "rank")
+    run = analyse_scene(TraceScenario(ranks=12, ranks_per_node=4, extra_compute_ms={5: 40.0}), tmp_path / "rank")
     assert run.slow is not None and (run.slow.ranks, run.slow.node, run.slow.cost) == ((5,), "n2", near(40.0))
 
 
 def test_ranks_that_are_slow_in_turn_are_not_named(tmp_path: Path) -> None:
-    run = analyse_scene(Scene(more_computing={0: 10.0, 1: 10.0}), tmp_path)
+    run = analyse_scene(TraceScenario(extra_compute_ms={0: 10.0, 1: 10.0}), tmp_path)
     assert run.slow is None
     assert find_share(run, 2).waiting == near(10.0)
 
 
 def test_a_rank_that_is_slow_by_chance_is_not_named(tmp_path: Path) -> None:
     """The rank is slow in one step of five: the mean is 8 ms of 80."""
-    run = analyse_scene(Scene(once={2: 40.0}), tmp_path)
+    run = analyse_scene(TraceScenario(fourth_step_extra_ms={2: 40.0}), tmp_path)
     assert run.slow is None
     assert find_share(run, 2).awaited == near(8.0)
     assert find_share(run, 2).local_times == [near(64.0)] * 3 + [near(104.0)] + [near(64.0)]
@@ -105,7 +105,7 @@ def test_a_rank_that_is_slow_by_chance_is_not_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("probes", [True, False])
 def test_clocks_are_aligned_within_the_stated_error(tmp_path: Path, probes: bool) -> None:
-    scene = Scene(offsets=OFFSETS, probes=probes, more_computing={1: 30.0}, jitter=0.2)
+    scene = TraceScenario(clock_offsets=OFFSETS, clock_probes=probes, extra_compute_ms={1: 30.0}, jitter_ms=0.2)
     run = analyse_scene(scene, tmp_path)
     method = "probes" if probes else "collectives"
     assert {rank: clock.method for rank, clock in run.clocks.items()} == {
@@ -120,7 +120,9 @@ def test_clocks_are_aligned_within_the_stated_error(tmp_path: Path, probes: bool
 
 def test_a_drifting_clock_is_aligned(tmp_path: Path) -> None:
     """100 ppm in 20 s are 2 ms: with a constant offset, waiting would be wrong by as much."""
-    scene = Scene(offsets=OFFSETS, drift={2: 1e-4}, computing=3_000.0, more_computing={1: 30.0}, steps=7)
+    scene = TraceScenario(
+        clock_offsets=OFFSETS, clock_drift={2: 1e-4}, compute_ms=3_000.0, extra_compute_ms={1: 30.0}, steps=7
+    )
     run = analyse_scene(scene, tmp_path)
     assert run.clocks[2].drift == pytest.approx(-1e-4, rel=0.05)
     for rank in (0, 2, 3):
@@ -128,7 +130,7 @@ def test_a_drifting_clock_is_aligned(tmp_path: Path) -> None:
 
 
 def test_clocks_that_contradict_collectives_are_reported(tmp_path: Path) -> None:
-    scene = Scene(offsets=OFFSETS, probe_error=0.05)
+    scene = TraceScenario(clock_offsets=OFFSETS, probe_error_ms=0.05)
     scene.write(tmp_path)
     path = tmp_path / "rank-3.json"
     told = json.loads(path.read_text())
@@ -141,7 +143,7 @@ def test_clocks_that_contradict_collectives_are_reported(tmp_path: Path) -> None
 
 def test_a_slow_link_is_named(tmp_path: Path) -> None:
     links = {0: 9400.0, 1: 92.0, 2: 9100.0, 3: 9500.0}
-    scene = Scene(offsets=OFFSETS, transfer=160.0, links=links)
+    scene = TraceScenario(clock_offsets=OFFSETS, transfer_ms=160.0, link_rates=links)
     run = analyse_scene(scene, tmp_path)
     assert [(link.source, link.target, link.mbits) for link in run.slow_links] == [(1, 2, 92.0)]
     assert run.mean("communicating") == near(160.0)
@@ -150,13 +152,13 @@ def test_a_slow_link_is_named(tmp_path: Path) -> None:
 
 def test_links_within_a_node_do_not_hide_a_slow_one_between_nodes(tmp_path: Path) -> None:
     links = {rank: 9400.0 if rank == 3 else 900.0 if rank == 7 else 40_000.0 for rank in range(8)}
-    run = analyse_scene(Scene(ranks=8, per_node=4, links=links), tmp_path)
+    run = analyse_scene(TraceScenario(ranks=8, ranks_per_node=4, link_rates=links), tmp_path)
     assert [(link.source, link.target) for link in run.links] == [(3, 4), (7, 0)]
     assert [link.source for link in run.slow_links] == [7]
 
 
 def test_the_longest_operations_are_listed(tmp_path: Path) -> None:
-    run = analyse_scene(Scene(more_computing={1: 20.0}), tmp_path)
+    run = analyse_scene(TraceScenario(extra_compute_ms={1: 20.0}), tmp_path)
     times = {one.name: one for one in run.operations}
     # An operator without the one that it calls, which takes four fifths of its time.
     assert times["aten::addmm"].time == near((60 + 5) * 0.8)
@@ -167,7 +169,10 @@ def test_the_longest_operations_are_listed(tmp_path: Path) -> None:
 
 def test_missing_ranks_are_reported(tmp_path: Path) -> None:
     run = analyse(
-        "nano", load_traces(find_sources(Scene(ranks=4).write(tmp_path, only=range(1, 4))), processes=1).traces
+        "nano",
+        load_traces(
+            find_sources(TraceScenario(ranks=4).write(tmp_path, selected_ranks=range(1, 4))), processes=1
+        ).traces,
     )
     assert run.missing_ranks == [0]
     # No rank has the clock of rank 0 now, but it is still the reference for the others.
@@ -176,11 +181,11 @@ def test_missing_ranks_are_reported(tmp_path: Path) -> None:
 
 
 #: Two groups that do not wait for each other, the second one slower. In each group all ranks are equal.
-GROUPS = Scene(groups=((0, 1), (2, 3)), more_computing={2: 50.0, 3: 50.0})
+GROUPS = TraceScenario(process_groups=((0, 1), (2, 3)), extra_compute_ms={2: 50.0, 3: 50.0})
 
 
 def test_groups_that_exchange_data_independently_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    run = analyse_scene(replace(GROUPS, gpu=True), tmp_path)
+    run = analyse_scene(replace(GROUPS, on_gpu=True), tmp_path)
     assert run.unmatched_count == run.ungrouped_count == 0 and run.slow is None
     for share in run.shares:
         assert share.waiting < 100 and share.communicating == near(8.0)
@@ -190,7 +195,7 @@ def test_groups_that_exchange_data_independently_do_not_wait_for_each_other(tmp_
 @pytest.mark.parametrize("gpu", [False, True])
 def test_exchanges_of_an_unknown_group_are_not_compared(tmp_path: Path, gpu: bool, probes: bool) -> None:
     """Gloo never names a group. NCCL does not with older versions of PyTorch."""
-    scene = replace(GROUPS, gpu=gpu, probes=probes)
+    scene = replace(GROUPS, on_gpu=gpu, clock_probes=probes)
     scene.write(tmp_path, compress=False)
     for path in tmp_path.glob("*.trace.json"):
         text = path.read_text(encoding="utf-8")
@@ -203,14 +208,14 @@ def test_exchanges_of_an_unknown_group_are_not_compared(tmp_path: Path, gpu: boo
 
 
 def test_a_group_is_unambiguous_if_all_groups_have_the_same_ranks(tmp_path: Path) -> None:
-    run = analyse_scene(replace(GROUPS, groups=((0, 1, 2, 3),), more_computing={2: 50.0}), tmp_path)
+    run = analyse_scene(replace(GROUPS, process_groups=((0, 1, 2, 3),), extra_compute_ms={2: 50.0}), tmp_path)
     assert run.ungrouped_count == 0 and run.slow is not None and run.slow.ranks == (2,)
 
 
 def test_group_names_without_ranks_are_ambiguous(tmp_path: Path) -> None:
     """All ranks are assumed only if there is just the default group."""
-    for name, groups in (("one", ()), ("two", GROUPS.groups)):
-        scene = replace(GROUPS, gpu=True, groups=groups)
+    for name, groups in (("one", ()), ("two", GROUPS.process_groups)):
+        scene = replace(GROUPS, on_gpu=True, process_groups=groups)
         for path in scene.write(tmp_path / name, compress=False).glob("*.trace.json"):
             path.write_text(path.read_text(encoding="utf-8").replace('"pg_config"', '"pg"'), encoding="utf-8")
         run = analyse("nano", load_traces(find_sources(tmp_path / name), processes=1).traces)
