@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names in plugins say what a value is: see "Words" in docs/guides/architecture.md."""
+"""Names in plugins and in what tests share say what a value is: see "Words" in docs/guides/architecture.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = ROOT / "plugins"
+#: What is no test itself, or starts a host or a network of its own.
+TEST_DIRECTORIES = ("bench", "chaos", "integration", "runner", "security", "support", "upgrade")
 #: Names that could stand for anything.
 VAGUE = {
     "asked",
@@ -100,6 +103,19 @@ def test_no_name_is_vague() -> None:
         if name in VAGUE
     }
     assert vague == PUBLIC
+
+
+def test_no_name_of_the_tests_helpers_is_vague() -> None:
+    paths = [path for name in TEST_DIRECTORIES for path in sorted((ROOT / "tests" / name).rglob("*.py"))]
+    # A directory without a file has another name now.
+    assert {path.relative_to(ROOT / "tests").parts[0] for path in paths} == set(TEST_DIRECTORIES)
+    vague = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in [*paths, ROOT / "tests" / "changed.py"]
+        for name in bindings(path)
+        if name in VAGUE
+    }
+    assert vague == set()
 
 
 def test_names_are_specific() -> None:
