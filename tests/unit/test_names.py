@@ -180,3 +180,17 @@ def test_no_registered_variable_is_vague() -> None:
     }
     assert len(registered) > 20
     assert {name for name in registered if name.rpartition("_")[2] in VAGUE_IN_PUBLIC | {"judged"}} == set()
+
+
+#: Ansible's names, and an error whose name users see, in a module that imports nothing of the collection.
+SHARED_CLASSES = {"ActionModule", "CallbackModule", "FilterModule", "ModuleDocFragment", "StrangerError"}
+
+
+def test_each_class_name_stands_for_one_class() -> None:
+    counts = Counter(
+        node.name
+        for path in PLUGINS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in counts.items() if count > 1} == SHARED_CLASSES

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import filter_preload
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import plugin_preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import entry_points, role_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import HostModule
 
@@ -71,7 +71,7 @@ def options_read(path: Path) -> set[str]:
 @pytest.fixture(autouse=True)
 def _filters_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only Ansible's own loader can load the filters, as some actions do."""
-    monkeypatch.setattr(filter_preload, "load_filters", lambda: None)
+    monkeypatch.setattr(plugin_preload, "load_plugins", lambda: None)
 
 
 @cache

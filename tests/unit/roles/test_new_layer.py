@@ -66,27 +66,27 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift as host_drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import verdict
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import drift, overview
-from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play_action
 from ansible_collections.gpumesh.cluster.plugins.action import firewall, layer_info, role_options
 
 stamp = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 members = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
 record = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, members, stamp), stamp)
 host = {"inventory_hostname": "n1", "ansible_play_batch": ["n1"], "scratch_path": sys.argv[1]}
-asked = play(layer_info.ActionModule, {"record": record}, {"gpumesh.cluster.layer_info": [{"drift": {}}]}, host)
-(_module, options), = asked.ran
+asked = play_action(layer_info.ActionModule, {"record": record}, {"gpumesh.cluster.layer_info": [{"drift": {}}]}, host)
+(_module, options), = asked.module_calls
 drifts = host_drift.compare_modules(None, {"scratch": options["modules"]["scratch"]})
 states = {"n1": {"host": {**asked.result, "munge_key": "a", "drift": drifts}}}
-ports = play(
+ports = play_action(
     firewall.ActionModule, {"record": record}, {"gpumesh.cluster.firewall": [{"changed": False, "tools": True}]}, host
 )
-wrong = play(role_options.ActionModule, {"roles": ["scratch"]}, {}, {**host, "scratch_size": "wide"})
+wrong = play_action(role_options.ActionModule, {"roles": ["scratch"]}, {}, {**host, "scratch_size": "wide"})
 sections = verdict._summarise_sections(record, [{"id": "scratch.space", "status": "pass"}])
 print(json.dumps({
     "should have": asked.result["layers"],
     "drift": drift.compare_member(record, "n1", states),
     "without connections": drift.compare_member(record, "n1", {"n1": {"host": {**states["n1"]["host"], "userspace_only": True}}}),
-    "ports": ports.ran[0][1]["tcp_ports"],
+    "ports": ports.module_calls[0][1]["tcp_ports"],
     "options": wrong.result.get("invalid"),
     "section": [section for section in sections if section["id"] == "scratch"],
 }))

@@ -24,10 +24,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
     agent,
     gpumesh_profile,
+    paths,
     profile,
     request,
     run_environment,
-    supervisor,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
 
@@ -133,7 +133,7 @@ def free_master_port() -> int:
 
 
 def test_clock_port_is_a_job_port_and_not_an_agent_port() -> None:
-    clocks = {port: gpumesh_profile.clock_port(port) for port in [*supervisor._MASTER_PORTS, *range(15_000, 25_000)]}
+    clocks = {port: gpumesh_profile.clock_port(port) for port in [*paths.MASTER_PORTS, *range(15_000, 25_000)]}
     assert all(15_000 <= port < 25_000 for port in clocks.values())
     assert not [port for port, clock in clocks.items() if clock in (port, port - agent._PROBE_PORT_OFFSET)]
 
