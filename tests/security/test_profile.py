@@ -66,7 +66,7 @@ def test_response_of_another_listener_is_limited_and_not_trusted() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        with pytest.raises(gpumesh_profile.StrangerError):
+        with pytest.raises(gpumesh_profile.ForeignPeerError):
             PeerConnection(listening.getsockname()[:2], PROFILE_KEY)
         thread.join(30)
     assert sum(sent) < LARGE_SIZE
@@ -91,11 +91,11 @@ def test_key_is_private_and_foreign_key_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "key"
     assert gpumesh_profile.read_key(str(tmp_path)) == key and path.stat().st_mode & 0o777 == 0o600
     os.chown(path, 12345, 12345)
-    with pytest.raises(gpumesh_profile.StrangerError):
+    with pytest.raises(gpumesh_profile.ForeignPeerError):
         gpumesh_profile.read_key(str(tmp_path))
     os.chown(path, 0, 0)
     path.chmod(0o640)
-    with pytest.raises(gpumesh_profile.StrangerError):
+    with pytest.raises(gpumesh_profile.ForeignPeerError):
         gpumesh_profile.read_key(str(tmp_path))
     path.rename(tmp_path / "other")
     path.symlink_to("other")

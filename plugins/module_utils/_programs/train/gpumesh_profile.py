@@ -67,7 +67,7 @@ CLOCK_EVENT_PREFIX = "gpumesh clock "
 SocketAddress = Tuple[str, int]
 
 
-class StrangerError(OSError):
+class ForeignPeerError(OSError):
     """A peer that does not know the key of this recording."""
 
 
@@ -102,7 +102,7 @@ def read_key(profile_directory: str) -> str:
             or file_status.st_mode & 0o077
             or file_status.st_uid not in trusted_owners
         ):
-            raise StrangerError(f"{key_path} is not a file that only its user can read and write")
+            raise ForeignPeerError(f"{key_path} is not a file that only its user can read and write")
         return key_stream.read(_KEY_DIGITS)
 
 
@@ -188,12 +188,12 @@ class ClockServer(threading.Thread):
             self._connection_slots.release()
 
     def _verify(self, stream: Any) -> None:
-        """Check that the peer knows the key, and prove it in turn. Raises StrangerError."""
+        """Check that the peer knows the key, and prove it in turn. Raises ForeignPeerError."""
         own_nonce = secrets.token_hex(16).encode()
         _send_line(stream, own_nonce)
         peer_nonce, peer_proof = _read_line(stream).split()
         if not hmac.compare_digest(peer_proof, _proof(self._key, "client", own_nonce, peer_nonce)):
-            raise StrangerError
+            raise ForeignPeerError
         _send_line(stream, _proof(self._key, "server", own_nonce, peer_nonce))
 
     def _answer(self, request_fields: List[bytes], peer_address: str, stream: Any) -> str:
@@ -271,7 +271,7 @@ class PeerConnection:
             peer_verified = False
         if not peer_verified:
             self.close()
-            raise StrangerError(
+            raise ForeignPeerError(
                 f"the process that listens at {server_address[0]} port {server_address[1]} does not belong to this run"
             )
 

@@ -209,7 +209,7 @@ def test_nothing_is_sent_to_a_foreign_service() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(gpumesh_profile.StrangerError):
+        with pytest.raises(gpumesh_profile.ForeignPeerError):
             gpumesh_profile.PeerConnection(listening.getsockname()[:2], KEY)
         thread.join(240)
     said = b"".join(heard)
