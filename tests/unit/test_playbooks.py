@@ -37,7 +37,9 @@ def plays_of(path: Path) -> list[dict[str, Any]]:
 def test_only_the_first_play_sees_hosts_that_are_not_members(path: Path) -> None:
     first, *later = plays_of(path)
     assert GROUP in first["hosts"]
-    allowed = {HANDED_ON % who for who in ("members", "nodes", "leaving", "former_manager", "scheduling", "rekeying")}
+    allowed = {
+        HANDED_ON % who for who in ("members", "nodes", "leaving", "former_manager", "slurm_hosts", "key_rotation")
+    }
     assert {play["hosts"] for play in later} <= allowed
 
 
@@ -63,7 +65,7 @@ def test_the_layers_that_connect_are_those_of_the_list() -> None:
 @pytest.mark.parametrize("path", sorted(PLAYBOOKS.glob("*.yml")), ids=lambda path: path.stem)
 def test_members_that_cannot_connect_get_no_layer_that_connects(path: Path) -> None:
     for play in plays_of(path):
-        skipped = play["hosts"] in {HANDED_ON % who for who in ("former_manager", "nodes", "scheduling")}
+        skipped = play["hosts"] in {HANDED_ON % who for who in ("former_manager", "nodes", "slurm_hosts")}
         for step in [*play.get("pre_tasks", []), *play.get("roles", []), *flat_tasks(play.get("tasks", []))]:
             ends = "ansible.builtin.meta" in step and USERSPACE_ONLY in step.get("when", "")
             skipped = skipped or ends
