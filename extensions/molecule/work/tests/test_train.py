@@ -512,6 +512,10 @@ def test_a_node_that_was_away_is_used_again_and_another_one_takes_the_place_of_a
         away = f" · away: {victim}"
         lab.wait_until("it is told", lambda: away in lab.run_train("show", "grow").stdout, WAIT_TIMEOUT)
         assert "held idle" not in lab.run_train("show", "grow").stdout
+        state = ("sinfo", "--noheader", f"--nodes={victim}", "--format=%T")
+        lab.wait_until(
+            "Slurm has taken it out of the job", lambda: lab.run(MANAGER, *state).startswith("down"), WAIT_TIMEOUT
+        )
     finally:
         lab.run(MANAGER, "scontrol", "update", f"nodename={BARE_HOST}", "state=resume")
     # The run has never had this one.

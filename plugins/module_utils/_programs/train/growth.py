@@ -76,7 +76,7 @@ def find_growth(
         return Growth(tuple(usable_nodes[:missing_count]), False)
     former_nodes = {node for attempt in attempts for node in (*attempt.nodes, *attempt.allocated)}
     idle_nodes = sorted(set(offered_nodes).intersection(_idle_nodes(attempts, node_states)))[:missing_count]
-    if len(idle_nodes) < missing_count:
+    if len(idle_nodes) < missing_count or any(_is_lost(node_states.get(node, "")) for node in allocated_nodes):
         return None
     return Growth(tuple(idle_nodes), True, former_nodes.issuperset(idle_nodes))
 
@@ -91,6 +91,11 @@ def _spare_nodes(attempts: Sequence[Attempt], allocated_nodes: Sequence[str]) ->
     """Return the nodes of the job that the last attempt does not use, and a later one may."""
     barred_nodes = decide.barred_nodes(attempts)
     return [node for node in allocated_nodes if node not in attempts[-1].nodes and node not in barred_nodes]
+
+
+def _is_lost(node_state: str) -> bool:
+    """Whether Slurm has not taken a node that does not respond out of its job yet, which delays the end of the job."""
+    return node_state.endswith("*") and not node_state.startswith("down")
 
 
 def _can_run(node_state: str) -> bool:

@@ -85,6 +85,8 @@ def test_node_that_the_run_has_never_had_does_as_well() -> None:
     growth = find_growth(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, states, [], ["n9"])
     assert growth == Growth(("n9",), True, former=False)
     assert growth.cause.detail == "n9 is idle, and another job can have all nodes"
+    # This job would not end, and the next one not start, before Slurm has given up the dead node.
+    assert find_growth(REQUEST, SHRUNK_ATTEMPTS, THREE_NODES, {**states, "n3": "allocated*"}, [], ["n9"]) is None
 
 
 def test_slurm_is_asked_for_nodes_if_enough_are_idle_and_less_and_less_often() -> None:
