@@ -38,6 +38,7 @@ VOLATILE_PATHS = (
     "/var/lib/systemd/",
     "/var/lib/apt/",
     "/var/cache/apt/",
+    "/var/cache/gpumesh-lab/",
     "/var/lib/lastlog/",
     # Timers of Debian, at midnight.
     "/var/backups/",
