@@ -36,5 +36,7 @@ class ActionModule(HostAction):
     def _layer_ports(self, record: model.Record) -> list[Ports]:
         """Return the ports of each layer, which may follow from options of its role."""
         return [
-            layer.ports(record, self.options(*layer.options)) for layer in registry.LAYERS if layer.ports is not None
+            layer.ports(record, self.options(*layer.port_options))
+            for layer in registry.LAYERS
+            if layer.ports is not None
         ]

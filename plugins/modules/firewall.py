@@ -20,6 +20,7 @@ description:
   - A systemd service loads the table at boot, and C(nftables.service) loads it again whenever it loads the host's own
     rules. Without systemd, the table is loaded now, and again on the next run.
   - If C(nft) is not installed, the module does nothing and RV(tools) says so. With O(record), nftables is installed.
+  - "Reads these options of roles: C(job_environment_port_range), C(slurm_rest_port)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

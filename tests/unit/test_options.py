@@ -23,6 +23,7 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import plugin_preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import entry_points, role_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import HostModule
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTION = "ansible_collections.gpumesh.cluster"
@@ -31,12 +32,18 @@ CONTROLLER_CODE = [*ACTIONS, *sorted((ROOT / "plugins" / "plugin_utils").rglob("
 READERS = ("options", "options_by_host")
 #: Options that are read as they were given, with ``read_option``, since validation would change them.
 GIVEN = {"cluster_registration": {"storage_volumes"}, "storage": {"storage_volumes"}}
+#: What actions read for each layer in the list.
+READ_FOR_LAYERS = {
+    "firewall": {option for layer in registry.LAYERS for option in layer.port_options},
+    "layer_info": {option for layer in registry.LAYERS for option in layer.options},
+}
 #: Methods of the base class that read an option themselves.
 READ_BY_METHOD = {"older_version": {"cluster_older_version"}}
 #: Internal modules that get options from tasks, and why.
 NO_LAYER = {
     "host_module": "runs any module with the options of that one",
     "job_account": "is for the accounts of two roles",
+    "node_health_program": "installs the program where it is told, and is told by one role",
     "play_members": "compares a record with the name and the manager that it must have at this step",
     "print_text": "prints any text",
 }
@@ -60,9 +67,12 @@ def options_read(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     read: set[str] = set()
     for call in calls_of(tree, *READERS):
+        if path.stem in READ_FOR_LAYERS and "layer." in ast.unparse(call):
+            continue
         names = ast.Expression(ast.Tuple(call.args, ast.Load()))
         read.update(eval(compile(ast.fix_missing_locations(names), path.name, "eval"), vars(action)))
     read |= GIVEN.get(path.stem, set())
+    read |= READ_FOR_LAYERS.get(path.stem, set())
     for method, names_read in READ_BY_METHOD.items():
         read |= names_read if any(calls_of(tree, method)) else set()
     return read

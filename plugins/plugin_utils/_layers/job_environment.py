@@ -145,4 +145,5 @@ LAYER = Layer(
     claim="job_environment",
     lists_members=True,
     ports=_job_ports,
+    port_options=("job_environment_port_range",),
 )

@@ -28,7 +28,7 @@ class Ports(NamedTuple):
     open_udp: Sequence[str] = ()
 
 
-class ExpectedState(NamedTuple):
+class LayerState(NamedTuple):
     """Files and units of a layer that the module layer_info looks for; its options ``files`` and ``services``."""
 
     files: Sequence[Mapping[str, Any]] = ()
@@ -47,7 +47,7 @@ class Layer(NamedTuple):
     """A layer. Its role, its room and its tests have its name, and so have its drift and its checks.
 
     name, stage: of STAGES.
-    options: the names of those of its role that the following functions get.
+    options: the names of those of its role that the next two functions get.
     desired_parameters: from the record, a machine and the options to the parameters with which the module of the layer
     compares the host (``module_utils/_layers/drift.py`` has its reader); None if there is nothing to compare.
     expected_state: from the same to what the module layer_info compares itself.
@@ -57,7 +57,7 @@ class Layer(NamedTuple):
     claim: what a cluster must have claimed on a host for this layer to be its own; only one cluster can.
     leaves_before: a layer that would leave before this one in the reverse order of the setup, but needs it.
     lists_members: whether it must be updated on the remaining members when one has left.
-    ports: from the record and options to what the firewall restricts to members.
+    ports: from the record and the options named in port_options to what the firewall restricts to members.
     title: the heading of its checks in the report; empty for a layer without checks.
     describe: one line for the report, from the record; empty if the cluster does not have the layer.
     """
@@ -66,7 +66,7 @@ class Layer(NamedTuple):
     stage: str
     options: tuple[str, ...] = ()
     desired_parameters: Callable[[Record, str, Options], dict[str, Any] | None] | None = None
-    expected_state: Callable[[Record, str, Options], ExpectedState] | None = None
+    expected_state: Callable[[Record, str, Options], LayerState] | None = None
     compare_states: Callable[[Record, str, Mapping[str, Mapping[str, Any]]], str] | None = None
     is_used: Callable[[Record, str], bool] = _is_always_used
     connects: bool = False
@@ -74,5 +74,6 @@ class Layer(NamedTuple):
     leaves_before: str = ""
     lists_members: bool = False
     ports: Callable[[Record, Options], Ports] | None = None
+    port_options: tuple[str, ...] = ()
     title: str = ""
     describe: Callable[[Mapping[str, Any]], str] = _describe_nothing

@@ -11,15 +11,15 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
     SCHEDULER,
-    ExpectedState,
     Layer,
+    LayerState,
     Options,
 )
 
 
-def expected_state(_record: model.Record, _machine: str, _options: Options) -> ExpectedState:
+def expected_state(_record: model.Record, _machine: str, _options: Options) -> LayerState:
     """Return the unit that must run, and the key that it must have read."""
-    return ExpectedState(services=[{"unit": "munge.service", "reads": ["/etc/munge/munge.key"]}])
+    return LayerState(services=[{"unit": "munge.service", "reads": ["/etc/munge/munge.key"]}])
 
 
 def compare_keys(record: model.Record, machine: str, states_by_machine: Mapping[str, Mapping[str, Any]]) -> str:

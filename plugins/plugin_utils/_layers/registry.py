@@ -50,5 +50,5 @@ def leave_order() -> list[Layer]:
     for layer in LAYERS:
         if layer.leaves_before:
             layers.remove(layer)
-            layers.insert([other.name for other in layers].index(layer.leaves_before), layer)
+            layers.insert([following.name for following in layers].index(layer.leaves_before), layer)
     return layers

@@ -11,8 +11,8 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
     SCHEDULER,
-    ExpectedState,
     Layer,
+    LayerState,
     Options,
     Ports,
 )
@@ -33,7 +33,7 @@ _FILES_BY_DAEMON = {
 _DAEMON_PORTS = "6817-6819"
 
 
-def expected_state(record: model.Record, machine: str, options: Options) -> ExpectedState:
+def expected_state(record: model.Record, machine: str, options: Options) -> LayerState:
     """Return the files and units of a node, and those of the controller on the manager. ``options``: slurm_accounting."""
     is_manager = machine == record["manager"]
     controller_address = derive.cluster_address(record, derive.find_member(record, record["manager"]))
@@ -44,7 +44,7 @@ def expected_state(record: model.Record, machine: str, options: Options) -> Expe
         *(["slurmctld"] if is_manager else []),
         *(["slurmdbd"] if is_manager and options["slurm_accounting"] else []),
     ]
-    return ExpectedState(
+    return LayerState(
         node_files + (controller_files if is_manager else []),
         [{"unit": f"{name}.service", "reads": _FILES_BY_DAEMON[name]} for name in daemon_names],
     )
@@ -61,11 +61,12 @@ def _describe_controller(record: Mapping[str, Any]) -> str:
 LAYER = Layer(
     "slurm",
     SCHEDULER,
-    options=("slurm_accounting", "slurm_rest_port"),
+    options=("slurm_accounting",),
     expected_state=expected_state,
     connects=True,
     claim="slurm",
     ports=_daemon_ports,
+    port_options=("slurm_rest_port",),
     title="Slurm",
     describe=_describe_controller,
 )

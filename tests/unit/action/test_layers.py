@@ -175,7 +175,9 @@ RULES = {"tcp_ports": ["2049"], "open_udp_ports": ["53"]}
 
 
 def test_the_firewall_admits_the_members() -> None:
-    network = {"cluster": "lab", "members": ["10.0.0.1", "10.0.0.2"], "mesh_interface": "gpumesh0", **RULES}
+    tcp_ports = ["2049", "111", "2049", "15000-24999", "6817-6819", "6820", "25000-28999"]
+    ports = {"tcp_ports": tcp_ports, "udp_ports": ["111"], "open_udp_ports": ["53"]}
+    network = {"cluster": "lab", "members": ["10.0.0.1", "10.0.0.2"], "mesh_interface": "gpumesh0", **ports}
     assert module_arguments_of(firewall, {"record": RECORD, **RULES}) == {**network, "mesh_members": []}
     tunnels = {"mesh_members": ["10.99.0.1", "10.99.0.2"], "open_udp_ports": ["53", str(MESHED["mesh"]["port"])]}
     assert module_arguments_of(firewall, {"record": MESHED, **RULES}) == {**network, **tunnels}

@@ -23,7 +23,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.tracking import tracking_checks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import job_environment
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking as derived
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import desired_parameters as firewall
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action
 
@@ -359,8 +358,9 @@ def test_jobs_get_the_address_of_the_server_only_if_tracking_is_on() -> None:
 
 
 def test_only_members_can_reach_the_port_of_the_server() -> None:
-    assert firewall(TRACKING_OFF, {"tcp_ports": ["22"]})["tcp_ports"] == ["22"]
-    assert firewall(TRACKING_ON, {"tcp_ports": ["22"]})["tcp_ports"] == ["22", "5000"]
+    assert derived.LAYER.ports is not None
+    assert derived.LAYER.ports(TRACKING_OFF, {}).tcp == []
+    assert derived.LAYER.ports(TRACKING_ON, {}).tcp == ["5000"]
 
 
 def test_a_server_that_would_not_be_a_member_is_refused() -> None:

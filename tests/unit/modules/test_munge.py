@@ -113,7 +113,7 @@ def test_a_clock_skew_is_refused_before_anything_changes(given: dict[str, Any], 
     assert "The clock is 9" in told["msg"] and "ahead of that of the manager n1" in told["msg"]
     assert not Path(given["path"]).exists()
     assert "msg" not in run_module(
-        "munge", programs, **given, content=KEY, **{**asked, "manager_ahead": -30.0}, start=False
+        "munge", programs, **given, content=KEY, **{**asked, "manager_clock_ahead": -30.0}, start=False
     )
 
 

@@ -312,7 +312,7 @@ def test_mesh_is_not_the_network_of_a_site() -> None:
         (LAN, {"endpoints": {"n1": "h:1", "n2": "h:1"}}, "n1 and n2 have the same endpoint h:1"),
         (
             LAN,
-            {"held": {"n2": {"clusters": [{**RECORD, "name": "other"}], "damaged": []}}},
+            {"responses": {"n2": {"clusters": [{**RECORD, "name": "other"}], "damaged": []}}},
             "n2 is in cluster 'other' on the same subnet 10.0.0.0/24. If you mean the other cluster, set cluster_name to",
         ),
     ],
