@@ -172,7 +172,7 @@ RETURN = r"""
 record:
   description:
     - The record as it is now or, in check mode, as it would be. Null after a deletion.
-  returned: success, its digest is not among O(known), and O(state) is not V(replica)
+  returned: success, its digest is not among O(known_digests), and O(state) is not V(replica)
   type: dict
   sample:
     schema_version: 6

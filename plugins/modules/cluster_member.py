@@ -91,7 +91,7 @@ EXAMPLES = r"""
 RETURN = r"""
 record:
   description: The complete record as it is now or, in check mode, as it would be. See M(gpumesh.cluster.cluster).
-  returned: success, and its digest is not among O(known)
+  returned: success, and its digest is not among O(known_digests)
   type: dict
   sample: {}
 digest:

@@ -149,8 +149,6 @@ def main() -> None:
             "record": {"type": "raw"},
             "manager_state": {"type": "dict"},
             "member_state": {"type": "dict"},
-            "former_manager": {"type": "str", "default": ""},
-            "manager_lost": {"type": "bool", "default": False},
             "part": {"type": "int"},
             "folder": {"type": "path", "default": "/var/lib/slurm/slurmctld"},
             "user": {"type": "str", "default": "slurm"},
