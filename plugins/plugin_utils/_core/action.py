@@ -307,9 +307,12 @@ class HostAction(ActionBase):
     def read_option(self, option_name: str, machine: str = "") -> Any:
         """Return the value of a role's option as it was given, on this host or another one; None if it is not set.
 
-        An empty answer in a survey that is not among ``choices`` counts as not set.
+        An empty answer in a survey that is not among ``choices`` counts as not set; an empty list only where the default
+        is another one, since it may be chosen where it is the default.
         """
-        empty_answers: tuple[Any, ...] = ("", []) if "choices" in option_spec(option_name) else ("",)
+        specification = option_spec(option_name)
+        has_choices = "choices" in specification and bool(specification.get("default"))
+        empty_answers: tuple[Any, ...] = ("", []) if has_choices else ("",)
         if not machine or machine == self.machine:
             return self.resolve_variable(option_name, empty_answers=empty_answers)
         if self._extra_vars.get(option_name, _UNSET) in empty_answers:

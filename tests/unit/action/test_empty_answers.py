@@ -78,10 +78,13 @@ def test_an_empty_value_of_the_inventory_counts(tmp_path: Path) -> None:
     assert read_values(tmp_path, {}, *values) == values
 
 
-def test_an_empty_list_without_choices_is_an_answer(tmp_path: Path) -> None:
-    """A run without volumes."""
-    tasks = [{"gpumesh.cluster.role_options": {"roles": ["storage"]}}]
-    run = run_tasks(tmp_path, {"a": {"storage_volumes": "wrong"}}, {}, tasks, "-e", '{"storage_volumes": []}')
+@pytest.mark.parametrize(
+    ("role", "option"), [("storage", "storage_volumes"), ("job_environment", "job_environment_dialects")]
+)
+def test_an_empty_list_is_an_answer_where_it_is_the_default(tmp_path: Path, role: str, option: str) -> None:
+    """A run without volumes, or without the variables of other launchers."""
+    tasks = [{"gpumesh.cluster.role_options": {"roles": [role]}}]
+    run = run_tasks(tmp_path, {"a": {option: "wrong"}}, {}, tasks, "-e", json.dumps({option: []}))
     assert run.exit_status == 0, run.output
 
 
