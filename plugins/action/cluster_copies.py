@@ -38,7 +38,7 @@ _EMPTY_RESULT: Mapping[str, Any] = {
     "machines": [],
     "comparable": [],
     "out_of_reach": [],
-    "unreachable": [],
+    "unreachable_machines": [],
 }
 
 

@@ -82,7 +82,7 @@ class ActionModule(ControllerAction):
             "record": record,
             "leaving": leaving_machines,
             "members_leaving": [machine for machine in member_machines if machine in leaving_machines],
-            "unreachable": [
+            "unreachable_machines": [
                 machine for machine in silent_members if machine in leaving_machines and machine in variables_by_host
             ],
         }

@@ -161,7 +161,7 @@ out_of_reach:
   returned: RV(queries) is empty
   type: list
   elements: str
-unreachable:
+unreachable_machines:
   description: The members in the play that did not answer.
   returned: RV(queries) is empty
   type: list

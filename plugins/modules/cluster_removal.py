@@ -60,7 +60,7 @@ members_leaving:
   returned: success
   type: list
   elements: str
-unreachable:
+unreachable_machines:
   description: The leaving machines that are in the play and do not answer.
   returned: success
   type: list

@@ -162,6 +162,17 @@ def test_no_public_key_is_vague(folder: str) -> None:
     assert {(module, key) for module, key in keys if key in VAGUE_IN_PUBLIC | QUERIES} == set()
 
 
+def test_no_result_has_a_name_by_which_ansible_judges_a_task() -> None:
+    """A list of hosts that do not answer, as ``unreachable``, would make the host of the task one of them."""
+    results = {
+        (path.stem, key)
+        for path in (PLUGINS / "modules").glob("*.py")
+        for key in documentation_of(path).get("RETURN") or {}
+    }
+    assert len(results) > 50
+    assert {(module, key) for module, key in results if key in ("failed", "unreachable", "skipped", "results")} == set()
+
+
 def test_a_module_that_only_reads_has_no_state() -> None:
     """Its name ends in ``_info``, unless it decides something, and it supports check mode."""
     for path in sorted((PLUGINS / "modules").glob("*_info.py")):

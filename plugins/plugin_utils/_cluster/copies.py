@@ -198,7 +198,7 @@ def classify_members(
     """Classify the members by whether they can be reached.
 
     ``play_hosts``: the hosts of the play; ``reachable_machines``: those of them that answered. Returns ``machines``:
-    all members; ``comparable``: those that answered; ``out_of_reach``: the others; ``unreachable``: those of the others that
+    all members; ``comparable``: those that answered; ``out_of_reach``: the others; ``unreachable_machines``: those of the others that
     are in the play; ``authority``: the machine that knows the jobs, the manager if it answered, even if the copy of
     another member is used.
     """
@@ -210,7 +210,7 @@ def classify_members(
         "machines": member_machines,
         "comparable": [machine for machine in member_machines if machine in reachable_machines],
         "out_of_reach": unreachable_machines,
-        "unreachable": [machine for machine in unreachable_machines if machine in play_hosts],
+        "unreachable_machines": [machine for machine in unreachable_machines if machine in play_hosts],
     }
 
 

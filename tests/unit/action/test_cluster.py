@@ -435,7 +435,7 @@ class TestRemoval:
     def test_a_dead_machine_is_removed(self) -> None:
         decided = self.run_removal("n2")
         assert (decided["authority"], decided["former_manager"]) == ("n1", "")
-        assert decided["leaving"] == decided["members_leaving"] == decided["unreachable"] == ["n2"]
+        assert decided["leaving"] == decided["members_leaving"] == decided["unreachable_machines"] == ["n2"]
 
     @pytest.mark.parametrize("is_node", [False, True])
     def test_a_userspace_only_machine_cannot_become_the_manager(self, is_node: bool) -> None:
