@@ -71,6 +71,11 @@ outdated:
   returned: success
   type: list
   elements: str
+unfinished:
+  description: The members in the play on which an installation of packages was interrupted.
+  returned: success
+  type: list
+  elements: str
 userspace_only:
   description: The members in the play without an interface in their tailnet, which cannot connect to others.
   returned: success

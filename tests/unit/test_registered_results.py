@@ -1,0 +1,57 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What roles and playbooks read of registered results is what the modules document. Jinja would fail only when it runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from functools import cache
+
+import pytest
+import yaml
+
+from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES, load_tasks
+
+PREFIX = "gpumesh.cluster."
+#: What Ansible itself adds to results.
+COMMON = {"changed", "diff", "error", "failed", "msg", "results", "skipped", "unreachable"}
+
+
+@cache
+def documented_results(module: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / "plugins" / "modules" / f"{module}.py").read_text(encoding="utf-8"))
+    (text,) = (
+        node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == "RETURN"
+        and isinstance(node.value, ast.Constant)
+    )
+    return frozenset(yaml.safe_load(str(text)) or {})
+
+
+def modules_by_variable() -> dict[str, set[str]]:
+    """The modules of ours whose results are registered, by variable; without those that run any module."""
+    modules: dict[str, set[str]] = defaultdict(set)
+    for path in TASK_FILES:
+        for task in load_tasks(path):
+            for action in task:
+                if "register" in task and action.startswith(PREFIX):
+                    modules[task["register"]].add(action.removeprefix(PREFIX))
+    return {variable: names for variable, names in modules.items() if "host_module" not in names}
+
+
+@pytest.mark.parametrize(("variable", "modules"), sorted(modules_by_variable().items()), ids=str)
+def test_a_result_that_is_read_is_documented(variable: str, modules: set[str]) -> None:
+    documented = COMMON.union(*(documented_results(module) for module in modules))
+    texts = [*TASK_FILES, *ROOT.glob("roles/*/vars/*.yml"), *ROOT.glob("roles/*/defaults/*.yml")]
+    read = {
+        (str(path.relative_to(ROOT)), key)
+        for path in texts
+        for key in re.findall(rf"(?<![\w.]){variable}\.(\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert {(path, key) for path, key in read if key not in documented} == set()
