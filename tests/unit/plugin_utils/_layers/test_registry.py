@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import reg
 from ansible_collections.gpumesh.cluster.tests.changed import LAYERS_BY_SCENARIO
 
 ROOT = Path(__file__).resolve().parents[4]
+SCHEMA = ROOT / "plugins" / "plugin_utils" / "_checks" / "report" / "verdict.schema.json"
 NAMES = [layer.name for layer in registry.LAYERS]
 
 
@@ -74,6 +77,14 @@ def test_each_layer_that_compares_the_host_has_a_reader_there() -> None:
 def test_each_module_of_a_layer_compares_the_generation_of_the_record() -> None:
     modules = {path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")}
     assert {f"gpumesh.cluster.{name}" for name in modules & set(NAMES) - {"mesh"}} <= RECORD_MODULES
+
+
+def test_the_schema_of_the_report_accepts_the_checks_of_each_layer() -> None:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    identifier = schema["properties"]["checks"]["items"]["properties"]["id"]["pattern"]
+    titled_layers = [layer.name for layer in registry.LAYERS if layer.title]
+    assert titled_layers
+    assert [name for name in titled_layers if not re.fullmatch(identifier, f"{name}.login_2")] == []
 
 
 def test_each_layer_is_proven_by_a_scenario() -> None:
