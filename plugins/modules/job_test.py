@@ -134,8 +134,8 @@ def work(module: AnsibleModule) -> ModuleResult:
         return ModuleResult(False, values)
     node_placement, completed, lost_nodes, attempt_count = launch.prove_launch(run, launch_request)
     values.update(
-        held=node_placement.blocking_jobs,
-        barred=node_placement.unavailable_nodes,
+        occupied=node_placement.blocking_jobs,
+        unavailable=node_placement.unavailable_nodes,
         launched=node_placement.nodes,
         away=lost_nodes,
         attempts=attempt_count,
