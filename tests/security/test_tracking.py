@@ -100,13 +100,12 @@ STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 RECORD_MEMBERS = [{"machine": "n1", "address": "10.77.0.1", "interface": "lo"}]
 #: The settings of a user who tracks experiments and sets nothing else.
 DEFAULT_SETTINGS = {
-    "state": "present",
-    "start": True,
-    "server": "",
-    "port": 0,
-    "volume": "",
-    "tls": None,
-    "certificate_file": "",
+    "tracking_state": "present",
+    "tracking_server": "",
+    "tracking_port": 0,
+    "tracking_volume": "",
+    "tracking_tls": None,
+    "tracking_certificate_file": "",
 }
 
 
@@ -150,7 +149,7 @@ def _jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     record_with_tracking: Any = plan.set_storage(
         plan.commit(record, STAMP), [{"name": "shared", "mount_point": "/mnt/shared"}]
     ).record
-    tracking_settings = tracking.changed_settings(record_with_tracking, DEFAULT_SETTINGS)
+    tracking_settings = tracking.changed_settings(record_with_tracking, DEFAULT_SETTINGS, start=True)
     assert tracking_settings is not None
     record_with_tracking = plan.set_tracking(record_with_tracking, {**tracking_settings, "port": port}).record
     monkeypatch.setattr(tracking, "server_address", lambda _record, _tracking: "127.0.0.1")

@@ -34,7 +34,7 @@ def documented_results(module: str) -> frozenset[str]:
     return frozenset(yaml.safe_load(str(text)) or {})
 
 
-def modules_by_variable() -> dict[str, set[str]]:
+def modules_by_variable() -> dict[str, list[str]]:
     """The modules of ours whose results are registered, by variable; without those that run any module."""
     modules: dict[str, set[str]] = defaultdict(set)
     for path in TASK_FILES:
@@ -42,11 +42,11 @@ def modules_by_variable() -> dict[str, set[str]]:
             for action in task:
                 if "register" in task and action.startswith(PREFIX):
                     modules[task["register"]].add(action.removeprefix(PREFIX))
-    return {variable: names for variable, names in modules.items() if "host_module" not in names}
+    return {variable: sorted(names) for variable, names in modules.items() if "host_module" not in names}
 
 
 @pytest.mark.parametrize(("variable", "modules"), sorted(modules_by_variable().items()), ids=str)
-def test_a_result_that_is_read_is_documented(variable: str, modules: set[str]) -> None:
+def test_a_result_that_is_read_is_documented(variable: str, modules: list[str]) -> None:
     documented = COMMON.union(*(documented_results(module) for module in modules))
     texts = [*TASK_FILES, *ROOT.glob("roles/*/vars/*.yml"), *ROOT.glob("roles/*/defaults/*.yml")]
     read = {

@@ -683,7 +683,7 @@ def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
             assert "note" not in listed(lab, "k2")
         refuse_programs_of_users(lab)
         again = {"record": json.loads(lab.read("k1", RECORD))}
-        ganesha: dict[str, object] = {"storage_server": "ganesha"}
+        ganesha: dict[str, object] = {"storage_backend": "nfs", "storage_server": "ganesha"}
         assert "SUCCESS" in lab.run_module("k3", "gpumesh.cluster.storage", ganesha, **again).output
         since = serving_since(lab)
         serve(lab, volume, {**volume, "name": "more", "path": f"{VOLUME}/more", "mount_point": "/mnt/more"})
