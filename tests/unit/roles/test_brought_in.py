@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.tests.support import task_files
 from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES, load_tasks
 
 TEMPLATE = re.compile(r"\{\{.*?\}\}")
@@ -22,7 +23,12 @@ def templated_includes(path: Path, task: dict[str, Any]) -> list[Path]:
     if call := task.get("ansible.builtin.include_tasks"):
         file = call if isinstance(call, str) else call["file"]
         found = f"{path.parent.relative_to(ROOT)}/{file}"
-    elif call := task.get("ansible.builtin.include_role"):
+    elif (call := task.get("ansible.builtin.include_role")) and TEMPLATE.search(call["name"]):
+        return [
+            ROOT / "roles" / role / "tasks" / f"{call.get('tasks_from', 'main')}.yml"
+            for role in task_files.roles_of(task)
+        ]
+    elif call:
         found = f"roles/{call['name'].removeprefix('gpumesh.cluster.')}/tasks/{call.get('tasks_from', 'main')}.yml"
     return list(ROOT.glob(TEMPLATE.sub("*", found))) if TEMPLATE.search(found) else []
 
@@ -43,8 +49,10 @@ def included_files(path: Path) -> list[Path]:
             if call := task.get(f"ansible.builtin.{verb}_tasks") or task.get(f"ansible.builtin.{verb}_playbook"):
                 name = path.parent / (call if isinstance(call, str) else call["file"])
             elif call := task.get(f"ansible.builtin.{verb}_role"):
-                role = call["name"].removeprefix("gpumesh.cluster.")
-                name = ROOT / "roles" / role / "tasks" / f"{call.get('tasks_from', 'main').removesuffix('.yml')}.yml"
+                file = f"{call.get('tasks_from', 'main').removesuffix('.yml')}.yml"
+                for role in task_files.roles_of(task):
+                    found += ROOT.glob(TEMPLATE.sub("*", f"roles/{role}/tasks/{file}"))
+                continue
             else:
                 continue
             found += ROOT.glob(TEMPLATE.sub("*", str(name.relative_to(ROOT))))
