@@ -22,14 +22,18 @@ _TASK_LIST_KEYS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_task
 
 def load_tasks(path: Path) -> list[dict[str, Any]]:
     """Return every task, block and play in a file."""
-    return _flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
+    return flatten_tasks(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
 
 
-def _flatten(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def flatten_tasks(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return these plays, blocks and tasks, each followed by those within it."""
     return [
         task
         for entry in entries
-        for task in [entry, *_flatten([inner_task for name in _TASK_LIST_KEYS for inner_task in entry.get(name, [])])]
+        for task in [
+            entry,
+            *flatten_tasks([inner_task for name in _TASK_LIST_KEYS for inner_task in entry.get(name, [])]),
+        ]
     ]
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from ansible_collections.gpumesh.cluster.tests.support.documentation import read_documentation
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
@@ -134,28 +135,13 @@ def documented_keys(options: Mapping[str, Any]) -> Iterator[str]:
         yield from documented_keys(option.get("suboptions") or option.get("contains") or {})
 
 
-def documentation_of(path: Path) -> dict[str, Any]:
-    """The documentation of a module or of a fragment: what it assigns to names in capitals, as YAML."""
-    return {
-        node.targets[0].id: yaml.safe_load(node.value.value)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id.isupper()
-        and node.targets[0].id != "EXAMPLES"
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-        and ":" in node.value.value
-    }
-
-
 @pytest.mark.parametrize("folder", ["modules", "doc_fragments"])
 def test_no_public_key_is_vague(folder: str) -> None:
     """The options, the results and the accepted values of the modules are what other people's playbooks depend on."""
     keys = {
         (path.stem, key)
         for path in (PLUGINS / folder).glob("*.py")
-        for name, document in documentation_of(path).items()
+        for name, document in read_documentation(path).items()
         for key in documented_keys(document if name == "RETURN" else document.get("options") or {})
     }
     assert len(keys) > 20
@@ -167,7 +153,7 @@ def test_no_result_has_a_name_by_which_ansible_judges_a_task() -> None:
     results = {
         (path.stem, key)
         for path in (PLUGINS / "modules").glob("*.py")
-        for key in documentation_of(path).get("RETURN") or {}
+        for key in read_documentation(path).get("RETURN") or {}
     }
     assert len(results) > 50
     assert {(module, key) for module, key in results if key in ("failed", "unreachable", "skipped", "results")} == set()
@@ -176,7 +162,7 @@ def test_no_result_has_a_name_by_which_ansible_judges_a_task() -> None:
 def test_a_module_that_only_reads_has_no_state() -> None:
     """Its name ends in ``_info``, unless it decides something, and it supports check mode."""
     for path in sorted((PLUGINS / "modules").glob("*_info.py")):
-        documentation = documentation_of(path)["DOCUMENTATION"]
+        documentation = read_documentation(path)["DOCUMENTATION"]
         assert "gpumesh.cluster.attributes.info_module" in documentation["extends_documentation_fragment"], path.stem
         assert "state" not in (documentation.get("options") or {}), path.stem
 

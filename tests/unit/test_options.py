@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import plugin_preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import entry_points, role_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.host_module import HostModule
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
+from ansible_collections.gpumesh.cluster.tests.support.documentation import read_documentation
+from ansible_collections.gpumesh.cluster.tests.support.task_files import TASK_FILES, load_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTION = "ansible_collections.gpumesh.cluster"
@@ -90,10 +91,8 @@ def role_options() -> frozenset[str]:
     return frozenset(name for role in role_names() for options in entry_points(role).values() for name in options)
 
 
-@cache
 def documentation_of(module: str) -> dict[str, Any]:
-    text = (ROOT / "plugins" / "modules" / f"{module}.py").read_text(encoding="utf-8")
-    return dict(yaml.safe_load(text.split('DOCUMENTATION = r"""')[1].split('"""')[0]))
+    return dict(read_documentation(ROOT / "plugins" / "modules" / f"{module}.py")["DOCUMENTATION"])
 
 
 def options_documented(module: str) -> set[str]:
@@ -150,14 +149,11 @@ def only_runs_its_module(module: str) -> bool:
     return issubclass(action, HostModule) and "work" not in vars(action)
 
 
-def tasks_of(document: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(document, list):
-        for part in document:
-            yield from tasks_of(part)
-    elif isinstance(document, dict):
-        yield document
-        for part in ("block", "rescue", "always", "pre_tasks", "tasks", "post_tasks", "module_defaults"):
-            yield from tasks_of(document.get(part))
+def tasks_and_defaults(path: Path) -> Iterator[dict[str, Any]]:
+    """The tasks of a file, and the options that its blocks and plays set for modules."""
+    for task in load_tasks(path):
+        yield task
+        yield task.get("module_defaults", {})
 
 
 def values_in(arguments: Any) -> Iterator[str]:
@@ -168,16 +164,10 @@ def values_in(arguments: Any) -> Iterator[str]:
         yield str(arguments)
 
 
-def task_files() -> list[Path]:
-    return sorted(
-        [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml"), *ROOT.glob("playbooks/layers/*.yml")]
-    )
-
-
-@pytest.mark.parametrize("path", task_files(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", sorted(TASK_FILES), ids=lambda path: str(path.relative_to(ROOT)))
 def test_tasks_pass_options_only_to_public_modules(path: Path) -> None:
     free = public_modules() | NO_LAYER.keys()
-    for task in tasks_of(yaml.safe_load(path.read_text(encoding="utf-8"))):
+    for task in tasks_and_defaults(path):
         for action, arguments in task.items():
             module = action.removeprefix("gpumesh.cluster.")
             if module == action or module in free or not (ROOT / "plugins" / "modules" / f"{module}.py").exists():

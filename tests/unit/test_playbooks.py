@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun, run_ansible
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
-from ansible_collections.gpumesh.cluster.tests.support.task_files import load_tasks, roles_of
+from ansible_collections.gpumesh.cluster.tests.support.task_files import flatten_tasks, load_tasks, roles_of
 
 STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "tester@here")
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
@@ -54,10 +54,6 @@ CONNECTED_ONLY = {"storage", "munge", "slurm", "job_environment", "session", "tr
 USERSPACE_ONLY = "in cluster_userspace_only | default([])"
 
 
-def flat_tasks(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [inner for task in tasks for inner in (flat_tasks(task["block"]) if "block" in task else [task])]
-
-
 def test_the_layers_that_connect_are_those_of_the_list() -> None:
     assert {layer.name for layer in registry.LAYERS if layer.connects} == CONNECTED_ONLY
 
@@ -66,7 +62,7 @@ def test_the_layers_that_connect_are_those_of_the_list() -> None:
 def test_members_that_cannot_connect_get_no_layer_that_connects(path: Path) -> None:
     for play in plays_of(path):
         skipped = play["hosts"] in {HANDED_ON % who for who in ("former_manager", "nodes", "slurm_hosts")}
-        for step in [*play.get("pre_tasks", []), *play.get("roles", []), *flat_tasks(play.get("tasks", []))]:
+        for step in [*play.get("pre_tasks", []), *play.get("roles", []), *flatten_tasks(play.get("tasks", []))]:
             ends = "ansible.builtin.meta" in step and USERSPACE_ONLY in step.get("when", "")
             skipped = skipped or ends
             call = step.get("ansible.builtin.import_role") or step.get("ansible.builtin.include_role") or {}
@@ -80,7 +76,7 @@ def test_members_that_cannot_connect_get_no_layer_that_connects(path: Path) -> N
 def steps_of(play: dict[str, Any]) -> list[str]:
     """The roles of a play in their order, and `end_host` where hosts are skipped."""
     found = []
-    for step in [*play.get("pre_tasks", []), *play.get("roles", []), *flat_tasks(play.get("tasks", []))]:
+    for step in [*play.get("pre_tasks", []), *play.get("roles", []), *flatten_tasks(play.get("tasks", []))]:
         if "ansible.builtin.meta" in step:
             found.append(step["ansible.builtin.meta"])
         found += [step["role"].rpartition(".")[2]] if "role" in step else roles_of(step)

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
-from functools import cache
 
 import pytest
-import yaml
 
+from ansible_collections.gpumesh.cluster.tests.support.documentation import read_documentation
 from ansible_collections.gpumesh.cluster.tests.support.task_files import ROOT, TASK_FILES, load_tasks
 
 PREFIX = "gpumesh.cluster."
@@ -20,18 +18,9 @@ PREFIX = "gpumesh.cluster."
 COMMON = {"changed", "diff", "error", "failed", "msg", "results", "skipped", "unreachable"}
 
 
-@cache
 def documented_results(module: str) -> frozenset[str]:
-    tree = ast.parse((ROOT / "plugins" / "modules" / f"{module}.py").read_text(encoding="utf-8"))
-    (text,) = (
-        node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id == "RETURN"
-        and isinstance(node.value, ast.Constant)
-    )
-    return frozenset(yaml.safe_load(str(text)) or {})
+    documentation = read_documentation(ROOT / "plugins" / "modules" / f"{module}.py")
+    return frozenset(documentation.get("RETURN") or {})
 
 
 def modules_by_variable() -> dict[str, list[str]]:

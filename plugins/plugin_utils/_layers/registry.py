@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import (
     firewall,
@@ -39,9 +39,9 @@ LAYERS: tuple[Layer, ...] = (
 )
 
 
-def setup_order(stages: Iterable[str] = STAGES) -> list[Layer]:
+def setup_order(stages: Collection[str] = STAGES) -> list[Layer]:
     """Return the layers of these stages in the order in which they are set up."""
-    return [layer for layer in LAYERS if layer.stage in set(stages)]
+    return [layer for layer in LAYERS if layer.stage in stages]
 
 
 def leave_order() -> list[Layer]:

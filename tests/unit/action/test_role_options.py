@@ -20,17 +20,13 @@ from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_task
 PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
 
 
-def flat_tasks(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [inner for task in tasks for inner in (flat_tasks(task["block"]) if "block" in task else [task])]
-
-
 def roles_of(path: Path) -> list[str]:
     """The roles that a playbook runs, including those of imported playbooks."""
     found = []
     for each in yaml.safe_load(path.read_text(encoding="utf-8")):
         if "ansible.builtin.import_playbook" in each:
             found += roles_of(path.parent / each["ansible.builtin.import_playbook"])
-        for task in flat_tasks(each.get("tasks", [])):
+        for task in task_files.flatten_tasks(each.get("tasks", [])):
             call = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role") or {}
             found += [] if "tasks_from" in call else task_files.roles_of(task)
     return found
