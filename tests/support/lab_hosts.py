@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import waiting
 from lab_commands import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,10 +252,7 @@ class Lab:
 
     def wait_until(self, description: str, condition, seconds: float = WAIT_TIMEOUT, spacing: float = 1.0) -> None:
         """Wait until ``condition`` returns true. Raises AssertionError after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {description}"
-            time.sleep(spacing)
+        waiting.wait_until(description, condition, seconds, spacing)
 
     def await_idle(self, manager: str) -> None:
         """Wait until all nodes are idle."""

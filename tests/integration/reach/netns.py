@@ -24,6 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 from namespaces import run_checked
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.tests.integration.reach.forked import ModuleHost, run_module
 
@@ -314,10 +315,8 @@ def describe_members(members: Sequence[NamespaceHost]) -> list[dict[str, str]]:
 
 def await_no_processes(*hosts: NamespaceHost) -> None:
     """Wait until nothing runs on these hosts any more."""
-    deadline = time.monotonic() + 120
-    while busy_machines := [host.machine for host in hosts if host.find_processes()]:
-        assert time.monotonic() < deadline, f"something still runs on {busy_machines}"
-        time.sleep(0.1)
+    for host in hosts:
+        wait_until(f"nothing runs on {host.machine}", lambda host=host: not host.find_processes())
 
 
 def measure_reachability(

@@ -13,13 +13,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from program_builds import build_zipapp
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, node, plan, program
@@ -40,7 +40,6 @@ JOB_ID = 900500
 CONTAINER_ADDRESS = str(
     plan.slot_subnet([SUBNET_POOL], plan.session_slot(plan.parse_token("+;demo;main;1"), JOB_ID, [SUBNET_POOL]))[1]
 )
-WAIT_TIMEOUT = 180.0
 NOBODY_UID = 65534
 NODE_SETTINGS = SessionSettings(
     "node",
@@ -166,13 +165,6 @@ def read_peer(process: subprocess.Popen[str]) -> tuple[str, int]:
 
 def read_forwarding(interface: str) -> str:
     return run_in_namespace(NODE_SPACE, "sysctl", "-n", f"net.ipv4.conf.{interface}.forwarding").strip()
-
-
-def wait_until(description: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, description
-        time.sleep(0.1)
 
 
 @pytest.fixture(name="hosts")

@@ -12,12 +12,12 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
@@ -196,25 +196,19 @@ def test_watcher_does_not_touch_running_jobs(top: Path, monkeypatch: pytest.Monk
 
 
 def test_steps_are_found_by_their_process_names() -> None:
-    argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(3600)"]
     with subprocess.Popen(["bash", "-c", 'exec -a "slurmstepd: [4294901.extern]" "$@"', "x", *argv]) as process:
         try:
-            end = time.monotonic() + 120
-            while 4294901 not in node._jobs_with_steps():
-                assert time.monotonic() < end
-                time.sleep(0.1)
+            wait_until("the step is found", lambda: 4294901 in node._jobs_with_steps())
         finally:
             process.kill()
 
 
 def test_user_process_is_not_mistaken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["bash", "-c", 'exec -a "slurmstepd: [4294902.extern]" sleep 60']
+    argv = ["bash", "-c", 'exec -a "slurmstepd: [4294902.extern]" sleep 3600']
     with subprocess.Popen(argv) as process:
         try:
-            end = time.monotonic() + 120
-            while 4294902 not in node._jobs_with_steps():
-                assert time.monotonic() < end
-                time.sleep(0.1)
+            wait_until("the step is found", lambda: 4294902 in node._jobs_with_steps())
             monkeypatch.setattr(node.os, "geteuid", lambda: 4242)
             assert 4294902 not in node._jobs_with_steps()
         finally:

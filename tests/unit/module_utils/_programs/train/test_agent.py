@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
@@ -66,9 +67,7 @@ def test_final_progress_report_is_read_within_one_clock_tick(tmp_path: Path) -> 
         # Within one tick of the clock.
         os.utime(told, ns=(10**18, 10**18))
         rank.read_progress()
-    deadline = time.monotonic() + 240
-    while not rank.reap() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until("the rank has ended", rank.reap)
     assert rank.progress.step == 19
     assert rank.read_progress(is_final=True) and rank.progress.step == 20
     # What cannot be read is a sign of life.
@@ -420,9 +419,7 @@ def test_error_of_a_failed_rank_that_does_not_exit_is_reported(tmp_path: Path) -
     )
     agent.start()
     log = folder.attempt_dir(1) / "rank-0.log"
-    deadline = time.monotonic() + 240
-    while not (log.exists() and "ValueError: loss is nan\n" in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until("the rank has failed", lambda: log.exists() and "ValueError: loss is nan\n" in log.read_text())
     reading, writing = os.pipe()
     os.write(writing, b"look\nend\n")
     agent.run(reading)
@@ -475,17 +472,16 @@ def test_stopped_rank_is_blamed_when_peer_gives_up(tmp_path: Path) -> None:
     running.start()
 
     def hear(event: str, now: float) -> None:
-        deadline = time.monotonic() + 240
-        while not any(one.event == event for one in messages(output)) and time.monotonic() < deadline:
+        def is_heard() -> bool:
             os.write(writing, b"tick\n")
-            time.sleep(0.05)
+            return any(one.event == event for one in messages(output))
+
+        wait_until(f"the agent reports {event}", is_heard)
         for one in messages(output):
             watch.process_message(one, now)
 
     try:
-        deadline = time.monotonic() + 240
-        while not any(processes.stop_reason(rank) for rank in children()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until("a rank is stopped", lambda: any(processes.stop_reason(rank) for rank in children()))
         (tmp_path / "give-up").touch()
         hear("ended", 10.0)
         hear("beat", 13.2)
@@ -539,10 +535,7 @@ def test_runtime_directory_is_private_to_user(task: AgentTask, tmp_path: Path) -
     agent = Agent(task._replace(command=["sh", "-c", show, str(tmp_path / "mode")]), "n1", io.StringIO())
     try:
         agent.start()
-        deadline = time.monotonic() + 240
-        while not agent._ranks[0].reap():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until("the rank has ended", agent._ranks[0].reap)
     finally:
         agent.close()
     assert (tmp_path / "mode").read_text(encoding="ascii") == "700\n"

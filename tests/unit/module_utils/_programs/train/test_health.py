@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import BUSY_MACHINE_TIMEOUT
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
@@ -136,7 +137,10 @@ def test_returning_node_is_examined_before_reuse() -> None:
     asking = NodeProber(slurm, 41, EXAMINE_COMMAND)
     for node in ("n1", "n2"):
         asking.recheck_node(node)
-    assert sorted(asking.recheck_results.get(timeout=60) for _node in range(2)) == [("n1", True), ("n2", False)]
+    assert sorted(asking.recheck_results.get(timeout=BUSY_MACHINE_TIMEOUT) for _node in range(2)) == [
+        ("n1", True),
+        ("n2", False),
+    ]
 
 
 def test_gpus_are_examined_only_in_runs_that_use_them(tmp_path: Path) -> None:

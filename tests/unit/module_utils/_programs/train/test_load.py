@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import load, processes
 
@@ -76,15 +77,16 @@ def test_load_is_measured_until_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     # Threads of other tests may end meanwhile.
     before = set(threading.enumerate())
     measuring = load.LoadMonitor({3: os.getpgrp()}, {"n2": "127.0.0.1"}, 1)
-    deadline = time.monotonic() + 30
-    found = measuring.take_sample()
-    while (found is None or not found["held"]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-        found = measuring.take_sample()
-    assert found is not None and set(found["held"]) == {3} and found["trips"] == {}
+    samples = [measuring.take_sample()]
+
+    def is_measured() -> bool:
+        samples.append(measuring.take_sample())
+        return bool(samples[-1] and samples[-1]["held"])
+
+    wait_until("the load is measured", is_measured)
+    sample = samples[-1]
+    assert sample is not None and set(sample["held"]) == {3} and sample["trips"] == {}
     started = set(threading.enumerate()) - before
     assert started
     measuring.close()
-    while any(thread.is_alive() for thread in started) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not [thread for thread in started if thread.is_alive()]
+    wait_until("its threads have ended", lambda: not any(thread.is_alive() for thread in started))

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 from program_builds import build_zipapp
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_archive import (
     add_bytecode,
@@ -184,10 +184,7 @@ class Host:
         )
 
     def wait(self, name: str, value: object) -> None:
-        deadline = time.monotonic() + 240
-        while self.run[name] != value:
-            assert time.monotonic() < deadline, self.run
-            time.sleep(0.2)
+        wait_until(f"{name} is {value}", lambda: self.run[name] == value)
 
     @property
     def kinds(self) -> list[str]:
@@ -347,10 +344,8 @@ def test_an_agent_takes_over_between_two_attempts(host: Host) -> None:
     # No attempt begins while the controller does not answer.
     sinfo.write_text("#!/bin/sh\nexit 1\n", encoding="ascii")
     kill_ranks(host)
-    deadline = time.monotonic() + 240
-    while "waiting for the controller" not in (host.runs / "nano" / "supervisor.log").read_text(encoding="utf-8"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    log = host.runs / "nano" / "supervisor.log"
+    wait_until("it waits for the controller", lambda: "waiting for the controller" in log.read_text(encoding="utf-8"))
     for process in supervisors(host):
         os.kill(process, signal.SIGKILL)
     sinfo.write_bytes(answer)

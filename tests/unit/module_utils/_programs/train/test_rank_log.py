@@ -9,10 +9,10 @@ import errno
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import rank_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.agent import RankProcess
@@ -39,10 +39,7 @@ def test_a_hanging_volume_does_not_block_a_printing_rank(tmp_path: Path, monkeyp
     program = "import sys\nfor n in range(20000): print('step', n, 'x' * 40)\n"
     variables = {**os.environ, "GPUMESH_PROGRESS_FILE": str(tmp_path / "progress")}
     rank = RankProcess(0, [sys.executable, "-c", program], str(tmp_path), variables, tmp_path / "log")
-    deadline = time.monotonic() + 240
-    while not rank.reap():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until("the rank has ended", rank.reap)
     assert rank.status == 0 and "step 19999" in rank.output_tail()
     volume.back.set()
     rank._rank_log.close(60)
@@ -78,10 +75,7 @@ def test_a_full_volume_takes_the_later_output(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(rank_log, "write_all", full)
     log = RankLog(tmp_path / "log")
     log.add(b"lost\n")
-    deadline = time.monotonic() + 240
-    while not attempts[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until("it has tried to write", lambda: attempts[0])
     log.add(b"kept\n")
     log.close(60)
     assert (tmp_path / "log").read_text() == "kept\n"

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import request
@@ -113,10 +113,10 @@ class Script:
 
     def wait(self, lines: int) -> list[str]:
         """Wait until the supervisors have noted this many lines, and return them."""
-        deadline = time.monotonic() + 60
-        while not self.noted.exists() or len(self.noted.read_text().splitlines()) < lines:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(
+            f"{lines} lines are noted",
+            lambda: self.noted.exists() and len(self.noted.read_text().splitlines()) >= lines,
+        )
         return self.noted.read_text().splitlines()
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from waiting import wait_until
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
     GpumeshError,
@@ -47,10 +48,7 @@ class Node:
 
 
 def wait(staging: stage.Staging) -> None:
-    deadline = time.monotonic() + 120
-    while not staging.data_path and not staging.failure:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until("the copy is complete, or has failed", lambda: staging.data_path or staging.failure)
 
 
 @pytest.fixture(name="source")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import BUSY_MACHINE_TIMEOUT
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import volume
@@ -144,7 +145,7 @@ def start_waiting(folder: RunDirectory, seconds: float) -> subprocess.Popen[str]
 def test_a_job_is_requeued_after_waiting_too_long(folder: RunDirectory) -> None:
     (folder.path / "request.json").rename(folder.path / "kept")
     process = start_waiting(folder, 1.0)
-    said, _none = process.communicate(timeout=60)
+    said, _none = process.communicate(timeout=BUSY_MACHINE_TIMEOUT)
     note = f"scontrol update job=41 comment=gpumesh-train: waiting for the volume of {folder.path}"
     assert (process.returncode, said.splitlines()) == (1, [note, "scontrol requeue 41"])
     assert not (folder.path / "supervisor.log").exists()
@@ -157,7 +158,7 @@ def test_a_preemption_announced_while_waiting_is_kept(folder: RunDirectory) -> N
     assert "waiting for the volume" in process.stdout.readline()
     process.send_signal(signal.SIGUSR1)
     kept.rename(folder.path / "request.json")
-    assert process.communicate(timeout=60)[0] == ""
+    assert process.communicate(timeout=BUSY_MACHINE_TIMEOUT)[0] == ""
     assert process.returncode == 0
     log = (folder.path / "supervisor.log").read_text(encoding="utf-8")
     assert "the volume has answered after" in log
@@ -166,5 +167,5 @@ def test_a_preemption_announced_while_waiting_is_kept(folder: RunDirectory) -> N
 
 def test_the_log_contains_the_output_of_the_supervisor_and_its_commands(folder: RunDirectory) -> None:
     process = start_waiting(folder, 60.0)
-    assert process.communicate(timeout=60)[0] == ""
+    assert process.communicate(timeout=BUSY_MACHINE_TIMEOUT)[0] == ""
     assert (folder.path / "supervisor.log").read_text(encoding="utf-8") == "none\n"
