@@ -49,7 +49,7 @@ class ActionModule(HostAction):
             unreachable={"type": "list", "elements": "str", "default": []},
             handing_over={"type": "bool", "default": False},
             drain={"type": "bool", "default": True},
-            holders={"type": "str"},
+            usage={"type": "str"},
         )
         options = self.options("cluster_drain_timeout", "cluster_force")
         is_forced = options["cluster_force"]
@@ -67,7 +67,7 @@ class ActionModule(HostAction):
         changed = False
         if task_args["machines"] is None:
             if not is_forced:
-                self._refuse_use(record, jobs, task_args["holders"])
+                self._refuse_use(record, jobs, task_args["usage"])
             changed = bool(is_forced and node_names) and self._end_jobs(node_names, jobs)
         elif node_names:
             drain_timeout = options["cluster_drain_timeout"]

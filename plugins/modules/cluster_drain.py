@@ -14,7 +14,7 @@ author:
 description:
   - Run it on the manager, with C(run_once) and C(delegate_to).
   - Fails while jobs run on O(machines), unless C(cluster_drain_timeout) or C(cluster_force) is set. Without O(machines),
-    it fails while the cluster is in use by a job or one of the users in O(holders).
+    it fails while the cluster is in use by a job or one of the users in O(usage).
   - Without a controller, or with one that belongs to another cluster, there is nothing to drain.
   - "Reads these options of roles: C(cluster_drain_timeout), C(cluster_force)."
 extends_documentation_fragment:
@@ -43,8 +43,8 @@ options:
     description: Whether to drain. V(false) only checks if there is a scheduler.
     type: bool
     default: true
-  holders:
-    description: The name of the variable in which M(gpumesh.cluster.holder_info) is registered on the hosts.
+  usage:
+    description: The name of the variable in which M(gpumesh.cluster.usage_info) is registered on the hosts.
     type: str
 """
 

@@ -42,7 +42,7 @@ FORGED_RESULT = {
 HOST_TASKS: list[dict[str, Any]] = [
     {"gpumesh.cluster.cluster_info": {}},
     {"gpumesh.cluster.interface_info": {}},
-    {"gpumesh.cluster.holder_info": {}},
+    {"gpumesh.cluster.usage_info": {}},
     {"gpumesh.cluster.host_owner": {"cluster": "lab", "cluster_id": "0" * 32}},
     {"gpumesh.cluster.slurm_info": {"gather": ["nodes"]}},
     {"gpumesh.cluster.daemon": {"name": "slurmd", "state": "absent"}},

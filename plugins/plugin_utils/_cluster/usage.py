@@ -22,11 +22,11 @@ def format_job(job: Mapping[str, Any]) -> str:
 
 
 def format_volume_users(results_by_machine: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """List the machines on which the cluster is in use, with the users, from the results of holder_info."""
+    """List the machines on which the cluster is in use, with the users, from the results of usage_info."""
     return [
-        f"{machine}: {', '.join(result['holders'])}"
+        f"{machine}: {', '.join(result['descriptions'])}"
         for machine, result in results_by_machine.items()
-        if result.get("holders")
+        if result.get("descriptions")
     ]
 
 
@@ -35,5 +35,5 @@ def format_unreachable(results_by_machine: Mapping[str, Mapping[str, Any]]) -> l
     return [
         f"{machine}: unknown ({' '.join(str(result.get('msg') or 'no message').split())})"
         for machine, result in results_by_machine.items()
-        if result and not result.get("skipped") and "holders" not in result
+        if result and not result.get("skipped") and "descriptions" not in result
     ]

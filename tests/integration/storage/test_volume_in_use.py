@@ -140,7 +140,7 @@ def test_volume_user_is_found(host: list[str], command: list[str], uses: bool) -
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"there\n"
-            volume_info = read_result(start_module("holder_info", {"mount_points": ["/mnt/data"]}, prefix=host))
+            volume_info = read_result(start_module("usage_info", {"mount_points": ["/mnt/data"]}, prefix=host))
         finally:
             process.kill()
     assert [(volume_user["pid"], volume_user["mount_point"]) for volume_user in volume_info["volume_users"]] == (

@@ -477,7 +477,7 @@ class TestDrain:
             "gpumesh.cluster.slurm_node": [{"changed": True}] * 3,
             **other_results,
         }
-        hosts = registered_results(n1={"holders": []}, n2={"holders": ["vim (7) in /data"]})
+        hosts = registered_results(n1={"descriptions": []}, n2={"descriptions": ["vim (7) in /data"]})
         options = {"cluster_drain_timeout": timeout, "cluster_force": force}
         return play_on_hosts(cluster_drain, {"record": NEW, **arguments}, hosts, results, **options)
 
@@ -512,7 +512,7 @@ class TestDrain:
         used = self.run_drain(
             self.JOBS,
             {"gpumesh.cluster.host_owner": [{"foreign_claims": ["slurm"]}]},
-            holders="held",
+            usage="held",
             force=force,
             **given,
         )
@@ -572,10 +572,10 @@ class TestDrain:
         assert ("n2 accepts jobs again." in played.result["msg"]) == (not flags)
 
     def test_an_unused_cluster_can_be_deleted(self) -> None:
-        refused = self.run_drain(self.JOBS, {}, holders="held").result
+        refused = self.run_drain(self.JOBS, {}, usage="held").result
         assert "job 17 of alice" in refused["msg"] and "n2: vim (7) in /data" in refused["msg"]
         assert not self.run_drain([], {}).result["changed"]
-        forced = self.run_drain([], {}, holders="held", force=True).result
+        forced = self.run_drain([], {}, usage="held", force=True).result
         assert forced["changed"] and forced["nodes"] == ["n1", "n2"]
 
     @pytest.mark.parametrize("silence", [SILENT, {"failed": True, "msg": "no such file"}])
@@ -584,8 +584,8 @@ class TestDrain:
             "gpumesh.cluster.host_owner": [{"foreign_claims": []}],
             self.STAT: self.stat_results(False, False, False),
         }
-        hosts = registered_results(n1={"holders": []}, n2=silence, n9={"skipped": True})
-        given = {"record": NEW, "holders": "held"}
+        hosts = registered_results(n1={"descriptions": []}, n2=silence, n9={"skipped": True})
+        given = {"record": NEW, "usage": "held"}
         refused = play_on_hosts(cluster_drain, given, hosts, results).result
         assert refused["failed"] and f"n2: unknown ({silence['msg']})" in refused["msg"]
         assert not play_on_hosts(cluster_drain, given, hosts, results, cluster_force=True).result.get("failed")

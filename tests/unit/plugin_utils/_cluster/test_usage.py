@@ -33,14 +33,14 @@ def test_running_jobs_are_selected_by_node() -> None:
 
 
 def test_volume_users_are_listed_by_machine() -> None:
-    results = {"n1": {"holders": ["vim (7) in /data", "sshd (8)"]}, "n2": {"holders": []}, "n3": {}}
+    results = {"n1": {"descriptions": ["vim (7) in /data", "sshd (8)"]}, "n2": {"descriptions": []}, "n3": {}}
     assert format_volume_users(results) == ["n1: vim (7) in /data, sshd (8)"]
 
 
 def test_unreachable_machines_are_listed() -> None:
     """The task goes on, so that its result is not that of a failure."""
     results = {
-        "n1": {"holders": []},
+        "n1": {"descriptions": []},
         "n2": {"failed": False, "failed_when_result": False, "msg": "no\nPython"},
         "n3": {"skipped": True, "skip_reason": "Conditional result was False"},
         "n4": {},

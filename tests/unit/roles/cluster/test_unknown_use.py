@@ -26,7 +26,7 @@ def tasks_of(name: str) -> list[dict[str, Any]]:
 
 def run_removal(folder: Path, own: dict[str, Any], force: bool) -> AnsibleRun:
     """Remove n2, up to the check of its volumes."""
-    wanted = [task for task in tasks_of("remove.yml") if task.get("register") == "__cluster_volume_users"]
+    wanted = [task for task in tasks_of("remove.yml") if task.get("register") == "__cluster_usage"]
     wanted += [task for task in tasks_of("remove.yml") if task["name"] == "Check that the volumes are not in use"]
     assert len(wanted) == 2
     variables = {

@@ -23,10 +23,10 @@ RECORD: dict[str, Any] = {
 
 
 def test_a_control_server_is_queried_without_sudo(tmp_path: Path) -> None:
-    role = {"name": "gpumesh.cluster.mesh", "tasks_from": "forget"}
+    role = {"name": "gpumesh.cluster.mesh", "tasks_from": "delete_devices"}
     variables = {
         "cluster_record": RECORD,
-        "mesh_forgotten": ["n2"],
+        "mesh_deleted_machines": ["n2"],
         "mesh_api_key": "k",
         # Nothing listens there.
         "mesh_login_server": "https://127.0.0.1:1",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: holder_info
+module: usage_info
 short_description: Find the users of a cluster's volumes and network on a host
 version_added: 1.0.0
 author:
@@ -34,15 +34,15 @@ options:
 
 EXAMPLES = r"""
 - name: Find out who still uses the cluster
-  gpumesh.cluster.holder_info:
+  gpumesh.cluster.usage_info:
     mount_points: [/mnt/shared]
     addresses: [10.99.0.1, 10.99.0.2]
-  register: holders
+  register: cluster_usage
 """
 
 RETURN = r"""
-holders:
-  description: A short description of each user.
+descriptions:
+  description: A short description of each use.
   type: list
   elements: str
   returned: always
@@ -90,7 +90,7 @@ def work(params: Dict[str, Any]) -> ModuleResult:
     return ModuleResult(
         False,
         {
-            "holders": descriptions,
+            "descriptions": descriptions,
             "volume_users": [user._asdict() for user in users],
             "logins": [login._asdict() for login in login_sessions],
         },
