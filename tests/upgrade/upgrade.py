@@ -57,12 +57,14 @@ from session_lab import (
     run_in_containers,
     start_session,
 )
-from tracking_lab import MACHINES, MANAGER, PASSWORDS, TrackingLab
+from tracking_lab import PASSWORDS, TrackingLab
+from train_programs import MANAGER, OTHER_HOSTS
 from train_runs import BARE_HOST, ENDED_STATES, WAIT_TIMEOUT, sum_of_samples
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.version import VERSION
 
 SCENARIO = session_lab.SCENARIO
+MACHINES = (MANAGER, *OTHER_HOSTS)
 #: The commit from which origin/main itself is upgraded: the main branch when this test was written.
 FIRST_COMMIT = "fe4dba67c0394a85649eb216d1011cc3ffbb6b15"
 #: The steps of the training, and the seconds of one until the run may end: it must last longer than the upgrade.
