@@ -26,9 +26,11 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
         record = self.record()
-        result = self.run_module(
+        result = self.ensure_packages(
             "gpumesh.cluster.ssh_trust",
             desired_parameters(record, self.machine, self.options(*ROLE_OPTIONS), task_args["state"]),
+            lambda module_result: ["openssh-client"] if module_result.get("missing") else [],
         )
+        self.refuse_missing_programs(result.get("missing", []))
         registration_entry = key_registration(record, self.machine, result)
         return {**result, "registration": registration_entry} if registration_entry else result

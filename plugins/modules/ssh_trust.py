@@ -19,6 +19,7 @@ description:
     other members, the module fails before it changes anything.
   - If other accounts own or can read a private key in the cluster's folder, all of the host's keys for its users are
     certified again with a new signing key.
+  - Installs the SSH client if it is missing.
   - Set O(record). The other options are derived from it on the controller.
   - Keys of this host that are not in the record yet are returned as RV(registration), for M(gpumesh.cluster.cluster_member).
   - "Reads these options of roles: C(ssh_trust_port), C(ssh_trust_users)."
@@ -106,6 +107,11 @@ signing_key:
   description: The public key with which this host certifies its users. Null if there is none yet.
   type: str
   returned: with O(state=present)
+missing:
+  description: The programs of the SSH client that the host lacks. Nothing else was done then.
+  type: list
+  elements: str
+  returned: when there are any
 unqueried:
   description: The number of members among O(peers) for whose logins the SSH server was not queried.
   type: int
@@ -137,6 +143,9 @@ def work(module_params: Dict[str, Any], check_mode: bool) -> ModuleResult:
     """Inspect the host, create missing keys, then write the files."""
     params = {**module_params, "users": module_params["users"] if module_params["state"] == "present" else []}
     cluster, users = params["cluster"], params["users"]
+    missing_programs = host.find_missing_programs() if users else []
+    if missing_programs:
+        return ModuleResult(check_mode, {"missing": missing_programs})
     key_directory, identifier = host.trust_directory_path(cluster), files.certificate_identifier(params)
     expected_logins = files.peer_logins(params) if users else []
     host_state = host.read_host_trust(run, key_directory, users, identifier, expected_logins)

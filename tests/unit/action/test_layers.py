@@ -136,6 +136,27 @@ def test_a_host_key_that_the_record_lacks_is_returned_for_registration() -> None
     assert "registration" not in play_on_host(ssh_trust, {"record": RECORD}, unknown).result
 
 
+def test_the_ssh_client_is_installed_where_it_is_missing() -> None:
+    def run_ssh_trust(*results: dict[str, Any], check_mode: bool = False) -> ActionRun:
+        variables = {"inventory_hostname": "n1", "ansible_facts": {"pkg_mgr": "apt"}}
+        modules = {"gpumesh.cluster.ssh_trust": results, "ansible.builtin.apt": [{"changed": True}]}
+        return play_action(ssh_trust.ActionModule, {"record": RECORD}, modules, variables, check_mode)
+
+    lacking = {"changed": False, "missing": ["ssh"]}
+    complete = {"changed": False, "signing_key": KEY, "host_keys": [KEY]}
+    installed = run_ssh_trust(lacking, complete)
+    assert [name for name, _parameters in installed.module_calls] == [
+        "gpumesh.cluster.ssh_trust",
+        "ansible.builtin.apt",
+        "gpumesh.cluster.ssh_trust",
+    ]
+    assert installed.module_calls[1][1]["name"] == ["openssh-client"]
+    assert installed.result["changed"] and "registration" in installed.result
+    assert run_ssh_trust(lacking, lacking).result["failed"]
+    predicted = run_ssh_trust({"changed": True, "missing": ["ssh"]}, check_mode=True)
+    assert len(predicted.module_calls) == 1 and predicted.result["changed"]
+
+
 def test_the_registrations_of_all_hosts_are_one_change_of_the_record() -> None:
     entries = {"n1": {"machine": "n1", "ssh_public_key": KEY}, "n3": {"machine": "n3", "ssh_public_key": KEY}}
     results = {machine: {"keys": {"registration": entry}} for machine, entry in entries.items()}

@@ -18,6 +18,31 @@ from ansible_collections.gpumesh.cluster.plugins.modules import ssh_trust
 ACCEPTS = server.parse_sshd_settings("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
 
 
+@pytest.fixture(autouse=True)
+def _ssh_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the module find the programs of the SSH client, whether this machine has them or not."""
+    monkeypatch.setattr(host, "find_missing_programs", list)
+
+
+def test_programs_that_the_host_lacks_are_returned_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "find_missing_programs", lambda: ["ssh", "ssh-keygen"])
+    monkeypatch.setattr(host, "read_host_trust", lambda *_: pytest.fail("the host is read without a client"))
+    params = {"state": "present", "cluster": "lab", "users": ["root"], "machine": "n1"}
+    for check_mode in (False, True):
+        outcome = ssh_trust.work(params, check_mode)
+        assert outcome.changed == check_mode
+        assert outcome.return_values == {"missing": ["ssh", "ssh-keygen"]}
+
+
+def test_a_host_without_a_client_leaves_the_trust_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "find_missing_programs", lambda: ["ssh", "ssh-keygen"])
+    monkeypatch.setattr(host, "trust_directory_path", lambda _cluster: str(tmp_path / "lab"))
+    monkeypatch.setattr(host, "read_host_trust", lambda *_: host.HostTrust({}, {}, [], None, [], {}))
+    texts = dict.fromkeys(("known_hosts", "client_config", "authorized_keys"))
+    params = {"state": "absent", "cluster": "lab", "users": ["root"], "machine": "n1", "peers": {}, **texts}
+    assert "missing" not in ssh_trust.work(params, True).return_values
+
+
 @pytest.mark.parametrize("state", ["present", "absent"])
 def test_an_incomplete_block_is_refused_before_keys_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str

@@ -78,6 +78,9 @@ def find_stale_keys(params: Mapping[str, Any], host_trust: ssh_host.HostTrust) -
 def find_differences(run: Runner, params: Mapping[str, Any]) -> managed_files.LayerDifferences:
     """Describe how this host differs from the module's parameters."""
     trust_directory, users = ssh_host.trust_directory_path(params["cluster"]), params["users"]
+    missing_programs = ssh_host.find_missing_programs()
+    if missing_programs:
+        return managed_files.LayerDifferences([f"{', '.join(missing_programs)} not installed"], False)
     host_trust = ssh_host.read_host_trust(
         run, trust_directory, users, certificate_identifier(params), peer_logins(params)
     )

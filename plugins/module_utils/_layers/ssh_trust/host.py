@@ -13,7 +13,7 @@ import pwd
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import list_names, read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import server
@@ -25,6 +25,7 @@ _CERTIFICATE_SUFFIX = "-cert.pub"
 _PUBLIC_SUFFIX = ".pub"
 #: The kinds of keys in the order in which clients prefer them. DSA is omitted: clients have refused it for long.
 _HOST_KEY_KINDS = ("ed25519", "ecdsa", "rsa")
+_CLIENT_PROGRAMS = ("ssh", "ssh-keygen")
 
 
 class UserCertificate(NamedTuple):
@@ -83,6 +84,11 @@ class HostTrust(NamedTuple):
 def trust_directory_path(cluster: str) -> str:
     """Return the directory with a host's keys and known hosts of a cluster."""
     return f"/etc/gpumesh/ssh/{cluster}"
+
+
+def find_missing_programs() -> List[str]:
+    """Return the programs of the SSH client that the host lacks. From Debian 14 on, the server comes without them."""
+    return [program for program in _CLIENT_PROGRAMS if find_program(program) is None]
 
 
 def read_host_trust(

@@ -116,11 +116,14 @@ def query_server(
 
 
 def parse_sshd_settings(sshd_output: str) -> SshdSettings:
-    """Parse the output of ``sshd -T``: one setting per line, in lower case. Users and groups have a line each."""
+    """Parse the output of ``sshd -T``: one setting per line. Users and groups have a line each.
+
+    Up to 10.0, OpenSSH prints the names in lower case, and later as the manual page writes them.
+    """
     values_by_setting: Dict[str, List[str]] = {}
     for line in sshd_output.splitlines():
         setting, _space, value = line.strip().partition(" ")
-        values_by_setting.setdefault(setting, []).append(value)
+        values_by_setting.setdefault(setting.lower(), []).append(value.strip())
     if "pubkeyauthentication" not in values_by_setting:
         raise ParseError("sshd -T", "it has no line 'pubkeyauthentication'")
     return SshdSettings(

@@ -201,3 +201,21 @@ def test_ipv6_addresses_match(pattern: str, here: bool) -> None:
     )
     reasons = server.explain_refusals("root", ROOT, found, server.PeerLogin("n2", "fd00::2", "fd00::1", 22))
     assert bool(reasons) == here
+
+
+@pytest.mark.parametrize("version", ["9.2", "10.6"])
+def test_settings_are_read_from_all_versions_of_the_server(version: str) -> None:
+    # Recorded on Debian 12 and 14 with the same configuration: from 10.1 on, names are not in lower case.
+    sshd_output = (Path(__file__).parent / "fixtures" / f"sshd-{version}.txt").read_text("ascii")
+    assert server.parse_sshd_settings(sshd_output) == server.SshdSettings(
+        use_dns=True,
+        public_key_login=False,
+        root_login="forced-commands-only",
+        authentication_methods=["any"],
+        deny_users=["mallory"],
+        allow_users=["root", "alice@10.0.0.*"],
+        deny_groups=["guests"],
+        allow_groups=["root", "gpu"],
+        authorized_keys_files=[".ssh/authorized_keys", "/etc/ssh/keys/%u"],
+        host_key_files=["/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_rsa_key"],
+    )
