@@ -19,7 +19,7 @@ class ActionModule(HostAction):
         task_args = self.arguments(registration={"type": "str", "required": True})
         decision = self.variables[task_args["registration"]]
         preflight_plan = decision["preflight"]
-        options = self.options("cluster_name", *preflight.READ_OPTIONS)
+        options = self.options("cluster_name", "cluster_unsupported_release", *preflight.READ_OPTIONS)
         host_needs = preflight.host_requirements(
             options["cluster_name"],
             self.machine,

@@ -16,9 +16,9 @@ description:
   - Reports all that is wrong at once. Changes nothing.
   - The options of the module are derived from the options of the roles and the decision of
     M(gpumesh.cluster.cluster_registration). This happens on the controller.
-  - "Reads these options of roles: C(cluster_name), C(session_allow), C(session_enabled), C(session_mounts_allowed),
-    C(session_nat), C(session_storage_dir), C(session_subnets), C(slurm_accounting), C(slurm_rest),
-    C(slurm_rest_address), C(ssh_trust_users), C(storage_backend)."
+  - "Reads these options of roles: C(cluster_name), C(cluster_unsupported_release), C(session_allow), C(session_enabled),
+    C(session_mounts_allowed), C(session_nat), C(session_storage_dir), C(session_subnets), C(slurm_accounting),
+    C(slurm_rest), C(slurm_rest_address), C(ssh_trust_users), C(storage_backend)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -52,6 +52,14 @@ options:
       - Packages are only looked for where apt has read its sources since they were changed.
     type: dict
     default: {}
+  slurm:
+    description: Whether the host gets Slurm, which must not be older than the first release with dynamic nodes.
+    type: bool
+    default: false
+  unsupported_release:
+    description: Whether the release of the host may be another one than those on which the collection is known to run.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -94,7 +102,13 @@ def work(params: Dict[str, Any]) -> ModuleResult:
         run,
         Tree(),
         preflight.HostRequirements(
-            params["cluster"], params["users"], params["external"], params["quotas"], params["programs"]
+            params["cluster"],
+            params["users"],
+            params["external"],
+            params["quotas"],
+            params["programs"],
+            params["slurm"],
+            params["unsupported_release"],
         ),
     )
     return ModuleResult(False, {})
@@ -112,6 +126,8 @@ def main() -> None:
             "external": entries_option,
             "quotas": entries_option,
             "programs": {"type": "dict", "default": {}},
+            "slurm": {"type": "bool", "default": False},
+            "unsupported_release": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )

@@ -28,7 +28,7 @@ NOT_ASKED = {
     "a variable of each host": {"cluster_site", "cluster_endpoint"},
     "AWX says who started the job": {"cluster_actor"},
     "a file on the machine that runs Ansible, which is gone with the job": {"discover_facts_file"},
-    "a decision on the inventory, which has the variables": {"cluster_unknown_variables"},
+    "a decision on the inventory and its hosts": {"cluster_unknown_variables", "cluster_unsupported_release"},
     "patterns of the site's names": {"discover_prefer", "discover_exclude", "discover_include"},
     "for one run, once somebody has looked: in the inventory": {
         "cluster_older_version",

@@ -17,6 +17,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import releases
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release as slurm_release
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.host import explain_missing_accounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import quota, volumes
 
@@ -30,6 +32,7 @@ class HostRequirements(NamedTuple):
     """The requirements for a host. ``packages_by_program``: the packages with each program or file that options need.
 
     ``external_volumes``: volumes without a server; ``quota_volumes``: volumes with a quota that this host serves.
+    ``runs_slurm``: whether it gets Slurm's daemons. ``unsupported_release``: whether its release may be any.
     """
 
     cluster: str
@@ -37,11 +40,15 @@ class HostRequirements(NamedTuple):
     external_volumes: Sequence[Mapping[str, Any]]
     quota_volumes: Sequence[Mapping[str, str]]
     packages_by_program: Mapping[str, Sequence[str]]
+    runs_slurm: bool
+    unsupported_release: bool
 
 
 def refuse_unmet(run: Runner, tree: Tree, requirements: HostRequirements) -> None:
     """Raise HostStateError with everything that the layers would refuse on this host, and the remedies."""
     reasons = []
+    if not requirements.unsupported_release:
+        reasons += filter(None, [releases.explain_unsupported(releases.read_release(tree))])
     unknown_users = [user for user in requirements.users if not _user_exists(user)]
     if unknown_users:
         reasons.append(f"ssh_trust_users: {explain_missing_accounts(unknown_users)}")
@@ -53,6 +60,8 @@ def refuse_unmet(run: Runner, tree: Tree, requirements: HostRequirements) -> Non
             refuse_volumes()
         except HostStateError as error:
             reasons.append(str(error))
+    if requirements.runs_slurm:
+        reasons += filter(None, [_explain_old_slurm(run)])
     unavailable_packages = _find_unavailable_packages(run, tree, requirements.packages_by_program)
     if unavailable_packages:
         pronoun = "it" if len(unavailable_packages) == 1 else "them"
@@ -91,6 +100,13 @@ def _refuse_quotas(run: Runner, requirements: HostRequirements) -> None:
         for quota_volume in requirements.quota_volumes
     ]
     quota.plan_quotas(requirements.cluster, quota_states, project_files)
+
+
+def _explain_old_slurm(run: Runner) -> str:
+    """Explain why the Slurm that the host has, or would get, is too old; empty if it is not, or is unknown."""
+    installed_version = slurm_release.installed_version(run, "slurmd")
+    version = installed_version or slurm_release.available_version(run)
+    return slurm_release.explain_too_old(version, installed_version is not None) if version else ""
 
 
 def _find_unavailable_packages(run: Runner, tree: Tree, packages_by_program: Mapping[str, Sequence[str]]) -> List[str]:

@@ -60,6 +60,7 @@ def host_requirements(
 ) -> dict[str, Any]:
     """Return the parameters of the module preflight on one machine.
 
+    ``options``: those of READ_OPTIONS, and cluster_unsupported_release.
     ``is_pod``: whether it has neither volumes nor Slurm's daemons.
     """
     served_volumes = [] if is_pod or options["storage_backend"] != "nfs" else volumes
@@ -73,6 +74,8 @@ def host_requirements(
             for volume in served_volumes
             if volume.get("server") == machine and volume.get("quota")
         ],
+        "slurm": not is_pod,
+        "unsupported_release": options["cluster_unsupported_release"],
         "programs": {} if is_pod else _packages_by_program(machine == manager, options),
     }
 

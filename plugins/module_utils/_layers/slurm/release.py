@@ -23,6 +23,8 @@ Version = Tuple[int, int, int]
 _MAJOR_RELEASES = ((20, 2), (20, 11), (21, 8), (22, 5), (23, 2), (23, 11), (24, 5))
 _LAST_LISTED = len(_MAJOR_RELEASES) - 1
 _WIDER_WINDOW_SINCE = (24, 11)
+#: The first release with dynamic nodes, which join a controller that runs.
+OLDEST_SUPPORTED = (22, 5)
 
 
 def format_version(version: Version) -> str:
@@ -87,6 +89,17 @@ def refuse_incompatible(
         f"Upgrade {manager} first, or use the release of its distribution on {machine} as well."
         if node_is_newer
         else f"Upgrade {machine} to the release of the distribution that {manager} has.",
+    )
+
+
+def explain_too_old(version: Version, is_installed: bool) -> str:
+    """Explain why a version of Slurm is too old, and what to do; empty if it is not."""
+    if version[:2] >= OLDEST_SUPPORTED:
+        return ""
+    return (
+        f"Slurm {format_version(version)} {'is installed' if is_installed else 'is what apt would install'}, but nodes can "
+        f"join a running cluster only from {OLDEST_SUPPORTED[0]:02d}.{OLDEST_SUPPORTED[1]:02d} on. Add a package source "
+        "with a newer Slurm, the same on all members, or use a newer release of the distribution."
     )
 
 
