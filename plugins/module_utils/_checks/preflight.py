@@ -46,7 +46,7 @@ class HostRequirements(NamedTuple):
 
 def refuse_unmet(run: Runner, tree: Tree, requirements: HostRequirements) -> None:
     """Raise HostStateError with everything that the layers would refuse on this host, and the remedies."""
-    reasons = []
+    reasons: List[str] = []
     if not requirements.unsupported_release:
         reasons += filter(None, [releases.explain_unsupported(releases.read_release(tree))])
     unknown_users = [user for user in requirements.users if not _user_exists(user)]
