@@ -4,7 +4,7 @@
 """The controller's view of nodes, partitions and jobs, in one form for every version of Slurm.
 
 Source: `scontrol show -o` and, since 23.02, `scontrol show --json`, whose fields change less than the text and whose
-reasons cannot be mistaken for other fields; recorded from 22.05.8 and 24.11.5.
+reasons cannot be mistaken for other fields; recorded from 22.05.8, 24.11.5 and 26.05.5.
 """
 
 from __future__ import annotations

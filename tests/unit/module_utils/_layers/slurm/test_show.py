@@ -30,7 +30,7 @@ def local_timestamp(text: str) -> int:
     return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
 
 
-@pytest.mark.parametrize(("name", "version"), [("22.05", (22, 5, 8)), ("24.11", (24, 11, 5))])
+@pytest.mark.parametrize(("name", "version"), [("22.05", (22, 5, 8)), ("24.11", (24, 11, 5)), ("26.05", (26, 5, 5))])
 def test_version(name: str, version: tuple[int, int, int]) -> None:
     assert parse_version(read_fixture(f"{name}.version.txt")) == version
 
@@ -63,6 +63,29 @@ def test_nodes(name: str) -> None:
     }
     assert (second["state"], second["flags"], second["ready"]) == ("idle", ["drain", "dynamic_norm"], False)
     assert (second["reason"], second["reason_user"]) == ("gpumesh: gpu 3 = lost", "root")
+
+
+@pytest.mark.parametrize("name", ["26.05.node.txt", "26.05.node.json"])
+def test_nodes_of_the_newest_release(name: str) -> None:
+    # Recorded on Debian 14.
+    down, mixed = (show.parse_nodes_json if name.endswith("json") else show.parse_nodes_text)(read_fixture(name))
+    assert (down["state"], down["ready"], down["reason"]) == ("down", False, "it's gone | x=y")
+    assert (mixed["state"], mixed["ready"], mixed["version"]) == ("mixed", True, "26.05.5")
+    assert (mixed["cpus"], mixed["cpus_allocated"], mixed["memory"], mixed["gres"]) == (2, 1, 1000, "gpu:2")
+    assert (mixed["address"], mixed["features"], mixed["partitions"]) == ("10.9.9.1", ["a", "b"], ["all"])
+
+
+@pytest.mark.parametrize("name", ["26.05.job.txt", "26.05.job.json"])
+def test_jobs_of_the_newest_release(name: str) -> None:
+    runs, waits = (show.parse_jobs_json if name.endswith("json") else show.parse_jobs_text)(read_fixture(name))
+    assert (runs["id"], runs["name"], runs["state"], runs["nodes"], runs["user"]) == (
+        1,
+        "runs",
+        "running",
+        ["n1"],
+        "root",
+    )
+    assert (waits["state"], waits["reason"], waits["started"]) == ("pending", "Dependency", None)
 
 
 @pytest.mark.parametrize(
