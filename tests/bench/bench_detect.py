@@ -177,7 +177,8 @@ def bench_module(arguments: argparse.Namespace) -> bool:
     ratio = elapsed_seconds[SETUP] / elapsed_seconds[INTERFACE_INFO]
     print(
         f"interface_info: {ratio:.1f} times faster than setup on the host (limit: {MIN_SPEEDUP:g}). "
-        f"Beyond what ping takes: setup {elapsed_seconds[SETUP] - elapsed_seconds[PING]:.3f} s, ours {elapsed_seconds[INTERFACE_INFO] - elapsed_seconds[PING]:.3f} s."
+        f"Beyond what ping takes: setup {elapsed_seconds[SETUP] - elapsed_seconds[PING]:.3f} s, "
+        f"ours {elapsed_seconds[INTERFACE_INFO] - elapsed_seconds[PING]:.3f} s."
     )
     return ratio >= MIN_SPEEDUP
 

@@ -108,7 +108,8 @@ def main() -> None:
     ):
         import_count = sum(any(name in task for name in IMPORT_KINDS) for task in task_list_entries)
         print(
-            f"{description}, that import or include others: {import_count} of {len(task_list_entries)}, {import_count / len(task_list_entries):.0%} (limit: 15%)"
+            f"{description}, that import or include others: {import_count} of {len(task_list_entries)}, "
+            f"{import_count / len(task_list_entries):.0%} (limit: 15%)"
         )
     print(f"levels from a playbook to a module: {depth}, in {name} (limit: 3)")
 

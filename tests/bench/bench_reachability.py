@@ -180,7 +180,8 @@ def main() -> None:
     )
     print(f"ratio to one pair after the other:      {in_turn_seconds / role_seconds:.1f} (limit: {MIN_RATIO:g})")
     print(
-        f"ratio to all hosts at once:             {at_once_seconds / role_seconds:.1f}, with {TCP_PORT_COUNT} ports {at_once_seconds * TCP_PORT_COUNT / role_seconds:.1f}"
+        f"ratio to all hosts at once:             {at_once_seconds / role_seconds:.1f}, with {TCP_PORT_COUNT} ports "
+        f"{at_once_seconds * TCP_PORT_COUNT / role_seconds:.1f}"
     )
     if in_turn_seconds / role_seconds < MIN_RATIO:
         sys.exit(f"below the limit of {MIN_RATIO:g}")

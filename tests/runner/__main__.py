@@ -161,7 +161,7 @@ def show_table(
         step_seconds = execution.ended_at - execution.started_at
         result = "FAILED" if execution.status else "passed"
         print(f"{execution.step.name:<28} {step_seconds:>8.0f} {cpu_seconds:>12.0f}  {result}")
-    counted_seconds = sum(cpu_seconds for cpu_seconds, _ in rows)
+    counted_seconds = sum(cpu_seconds for cpu_seconds, _row in rows)
     print(f"{'container engine and others':<28} {'':>8} {machine_cpu_seconds - counted_seconds:>12.0f}")
     print(f"{'total':<28} {elapsed_seconds:>8.0f} {machine_cpu_seconds:>12.0f}\n")
 

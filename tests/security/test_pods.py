@@ -47,7 +47,8 @@ def _pod() -> Iterator[PodProgramRunner]:
 def open_unidentified(pod: PodProgramRunner, port: int, attack: ExitStack, sent: bytes) -> list[socket.socket]:
     """Connect as tailscaled does for whoever asks its proxy for 127.0.0.1. It knows of no member behind these."""
     connections = [
-        attack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(CONNECTION_COUNT)
+        attack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        for _connection in range(CONNECTION_COUNT)
     ]
     for connection in connections:
         connection.sendall(sent)

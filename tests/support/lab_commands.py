@@ -121,7 +121,7 @@ class _CommandServer:
     def _receive_line(self, argv: Sequence[str], deadline: float, timeout: float) -> bytes:
         while b"\n" not in self._received:
             self._receive(argv, deadline, timeout)
-        line, _, self._received = self._received.partition(b"\n")
+        line, _line_break, self._received = self._received.partition(b"\n")
         return line
 
     def _receive(self, argv: Sequence[str], deadline: float, timeout: float) -> None:

@@ -277,12 +277,13 @@ def render_overview(
 def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: str) -> str:
     is_compared = cluster["name"] == compared_cluster
     mesh = cluster["mesh"]
+    version = cluster["collection_version"]
     mesh_description = "no mesh" if mesh["backend"] == "none" else f"{mesh['backend']} mesh {mesh['subnet']}"
     headline = (
         f"Cluster {cluster['name']}: subnet {cluster['subnet']}, {cluster['nodes']} "
         f"node{'s' if cluster['nodes'] != 1 else ''}, {cluster['gpus']} GPUs, manager {cluster['manager']} "
         f"({cluster['manager_address']}), {mesh_description}, generation {cluster['generation']} of {cluster['changed_at']}, by "
-        + (f"gpumesh.cluster {version}" if (version := cluster["collection_version"]) else "an earlier version")
+        + (f"gpumesh.cluster {version}" if version else "an earlier version")
     )
     members = cluster["members"]
     member_rows = [

@@ -241,7 +241,7 @@ for _ in range(6):
             clients.callback(process.kill)
             assert process.stdout
             port = int(process.stdout.readline())
-            for _ in range(5):
+            for _attempt in range(5):
                 clients.enter_context(socket.create_connection(("127.0.0.1", port)))
                 assert process.stdout.readline().split() == ["127.0.0.1"] * 3
             # Programs query a connection four times, since Python does so too. The first accept alone has waited, with
@@ -272,7 +272,7 @@ while True:
             clients.callback(process.kill)
             assert process.stdout
             port = int(process.stdout.readline())
-            for _ in range(3):
+            for _attempt in range(3):
                 stranger = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
                 stranger.sendall(b"stranger")
                 # The connection was closed unread, so the end may be a reset.

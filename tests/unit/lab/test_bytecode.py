@@ -86,6 +86,6 @@ def test_what_a_power_cut_has_left_is_made_again(tmp_path: Path, kept: Path) -> 
 
 def test_without_a_place_to_keep_it_everything_is_compiled(tmp_path: Path) -> None:
     archive = tmp_path / "payload.zip"
-    for _ in range(2):
+    for _attempt in range(2):
         assert import_from(archive, tmp_path / "nowhere")[::2] == (1, sorted(SOURCES))
     assert not (tmp_path / "nowhere").exists()

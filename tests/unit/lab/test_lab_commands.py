@@ -33,7 +33,7 @@ def shell(script: str, timeout: float = 240) -> tuple[int, bytes, bytes]:
 def test_its_end_and_its_output_come_back_as_they_are() -> None:
     assert shell(r"printf 'a\nb\377'; printf c >&2; exit 3") == (3, b"a\nb\xff", b"c")
     assert shell("kill -9 $$") == (137, b"", b"")
-    code, output, _ = shell("head --bytes=3000000 /dev/zero")
+    code, output, _error_output = shell("head --bytes=3000000 /dev/zero")
     assert (code, len(output)) == (0, 3000000)
     long = "x" * 100_000
     assert run_command("a", ["printf", long], 60).stdout == long.encode()
@@ -52,7 +52,7 @@ def test_it_has_no_input_and_the_environment_of_the_container(monkeypatch: pytes
 
 
 def test_one_process_serves_all_commands_in_turn_and_others_those_at_the_same_time(tmp_path: Path) -> None:
-    parents = {shell("echo $PPID") for _ in range(3)}
+    parents = {shell("echo $PPID") for _attempt in range(3)}
     assert len(parents) == 1
     # Each ends when the other one has begun.
     both = f"echo $PPID; touch {tmp_path}/by-$PPID; until [ $(ls {tmp_path} | grep -c by-) = 2 ]; do sleep 0.1; done"
@@ -62,7 +62,7 @@ def test_one_process_serves_all_commands_in_turn_and_others_those_at_the_same_ti
 
 
 def test_what_it_leaves_in_the_background_is_not_waited_for() -> None:
-    code, output, _ = shell("sleep 1000 & echo $!", 500)
+    code, output, _error_output = shell("sleep 1000 & echo $!", 500)
     assert code == 0
     os.kill(int(output), signal.SIGKILL)
 
@@ -76,6 +76,6 @@ def test_a_command_that_takes_too_long_is_left_alone() -> None:
 def test_where_the_container_has_gone_or_was_started_again() -> None:
     assert shell("kill -9 $PPID; sleep 100")[0] == 137
     assert shell("echo more") == (0, b"more\n", b"")
-    _, parent, _ = shell("echo $PPID")
+    parent = shell("echo $PPID")[1]
     os.kill(int(parent), signal.SIGKILL)
     assert shell("echo more") == (0, b"more\n", b"")

@@ -238,7 +238,7 @@ def test_services_of_a_pod_do_not_see_who_comes_from_its_proxy(lab: Lab) -> None
         assert service.stdout
         port = service.stdout.readline().strip()
         ask = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "python3", "-c", ASK_PROXY, port)
-        for _ in range(3):
+        for _attempt in range(3):
             assert lab.run("p1", *ask, "stranger", str(PROXY_PORT), timeout=WAIT_TIMEOUT).split() == [
                 "connected",
                 "True",

@@ -169,10 +169,10 @@ def main() -> None:
     if landlock_version():
         missing_paths = [path for path in (*arguments.read, *arguments.write) if not os.path.exists(path)]
         if missing_paths:
-            sys.exit(f"{', '.join(missing_paths)}: not there")
+            raise SystemExit(f"{', '.join(missing_paths)}: not there")
         foreign_paths = [path for path in arguments.write if not _is_owned_directory(path)]
         if foreign_paths:
-            sys.exit(f"{', '.join(foreign_paths)}: not a directory of this account")
+            raise SystemExit(f"{', '.join(foreign_paths)}: not a directory of this account")
         if arguments.note:
             with open(arguments.note, "w", encoding="ascii") as note_file:
                 note_file.write(directory_identities(arguments.write))
@@ -183,7 +183,7 @@ def main() -> None:
             arguments.port,
         )
     elif not arguments.unconfined:
-        sys.exit("This kernel has no Landlock, or does not allow it here, and tracking_unconfined is false.")
+        raise SystemExit("This kernel has no Landlock, or does not allow it here, and tracking_unconfined is false.")
     os.execvpe(arguments.command[0], arguments.command, os.environ)
 
 

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.background import start_in_background
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_error
@@ -447,7 +447,7 @@ def watch_leftovers(run: Runner, settings: SessionSettings) -> None:
         except BlockingIOError:
             return
         next_check = time.monotonic() + _WATCH_INTERVAL
-        removal_thread = threading.Thread()
+        removal_thread: Optional[threading.Thread] = None
         while True:
             with _exclusive_lock():
                 is_due = time.monotonic() >= next_check
@@ -465,7 +465,7 @@ def watch_leftovers(run: Runner, settings: SessionSettings) -> None:
                     fcntl.flock(watch_lock, fcntl.LOCK_UN)
                     return
             # The removal may take long, and nothing waits for it.
-            if is_due and not removal_thread.is_alive():
+            if is_due and (removal_thread is None or not removal_thread.is_alive()):
                 removal_thread = threading.Thread(
                     target=trash.remove_discarded, args=(run, _session_directories()), name=_REMOVAL_THREAD, daemon=True
                 )

@@ -77,8 +77,9 @@ def _draw_frame(run: Analysis, longest_time: float, width: int, label: str, row_
             or row_index == only_slow_row
             or (row_index % 2 == 0 and abs(row_index - only_slow_row) > 1)
         ):
+            baseline = row_index * row_height + row_height / 2 + 4
             svg_parts.append(
-                f'<text class="name{slow_class}" x="{left_margin - 8:.0f}" y="{row_index * row_height + row_height / 2 + 4:.0f}" text-anchor="end"{size_attribute}>'
+                f'<text class="name{slow_class}" x="{left_margin - 8:.0f}" y="{baseline:.0f}" text-anchor="end"{size_attribute}>'
                 f"{escape(_short_name(share))}</text>\n"
             )
     return "".join([*svg_parts, *row_drawings, "</svg>\n"])
