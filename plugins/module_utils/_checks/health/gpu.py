@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import kernel_faults, kernel_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     Judgement,
     failed,
@@ -38,29 +38,6 @@ REMAP_COMMAND = (
 NVLINK_COMMAND = ("nvidia-smi", "nvlink", "--status")
 MIG_COMMAND = ("nvidia-smi", "--query-gpu=index,mig.mode.current", "--format=csv,noheader")
 
-#: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
-#: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs.
-HARDWARE_XIDS = {
-    48: "double-bit memory error",
-    62: "internal micro-controller halt",
-    63: "memory row remapped, not yet in effect",
-    64: "memory row could not be remapped",
-    74: "NVLink error",
-    79: "fell off the bus",
-    92: "high rate of single-bit memory errors",
-    94: "contained memory error",
-    95: "uncontained memory error",
-    119: "GPU system processor does not respond",
-    120: "GPU system processor error",
-    140: "unrecovered memory error",
-    149: "NVLink error",
-}
-#: The driver's own message, from its start: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". Other messages contain the name
-#: of a crashed program, but only up to 15 characters, which is shorter than this pattern.
-_XID_MESSAGE = re.compile(
-    r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\): "
-    r"(?P<number>[0-9]{1,4})(?![^,\s])"
-)
 _ABSENT_VALUES = ("", "[n/a]", "n/a", "[not supported]", "not supported")
 _REBOOT_REMEDY = "Drain the node, wait for its jobs to end and reboot it. Replace the GPU if the error recurs."
 
@@ -274,22 +251,17 @@ def judge_nvlink(
     )
 
 
-def judge_xid(kernel_records: Optional[str], container: bool = False) -> Judgement:
-    """Judge whether the kernel log, in the format of /dev/kmsg, has an Xid after which a GPU cannot be trusted.
+def judge_xid(kernel_records: Optional[str], container: bool = False, judges_amd: bool = True) -> Judgement:
+    """Judge whether the kernel log, in the format of /dev/kmsg, has a fault after which a GPU cannot be trusted.
 
-    None means that the log cannot be read, which only privileged containers can.
+    None means that the log cannot be read, which only privileged containers can. ``judges_amd``: whether messages about
+    GPUs of AMD count, which may only be there for a display.
     """
     if kernel_records is None and container:
         return skipped("This is a container that cannot read the kernel log of its host.")
     if kernel_records is None:
         return unknown("/dev/kmsg cannot be read.", "Run as root.")
-    fault_counts: Dict[str, int] = {}
-    for message in kernel_log.extract_messages(kernel_records):
-        xid_match = _XID_MESSAGE.match(message)
-        number = int(xid_match.group("number")) if xid_match else 0
-        if xid_match and number in HARDWARE_XIDS:
-            name = f"Xid {number} ({HARDWARE_XIDS[number]}) on {xid_match.group('device')}"
-            fault_counts[name] = fault_counts.get(name, 0) + 1
+    fault_counts = kernel_faults.count_faults(kernel_log.extract_messages(kernel_records), judges_amd)
     if not fault_counts:
         return passed(0, 0, "faults")
     fault_text = "; ".join(f"{name}, {times} ×" for name, times in fault_counts.items())

@@ -138,10 +138,15 @@ def _check_nvlink(context: CheckContext) -> Judgement:
 
 
 def _check_xids(context: CheckContext) -> Judgement:
-    if not context.host_tree.exists("proc/driver/nvidia/version"):
-        return skipped(_NO_DRIVER_REASON)
+    gpu_facts = read_gpus(context.host_tree, context.host_tree.list_pci_devices())
+    has_driver = context.host_tree.exists("proc/driver/nvidia/version")
+    # The driver may not have started at all, because of a fault that only the log tells.
+    if not (has_driver or gpu_facts["count"] or context.expected_state.gpus):
+        return skipped("This host has no GPU driver, and no GPUs in the record.")
     return gpu.judge_xid(
-        kernel_log.read_records(context.host_tree.path("dev/kmsg")), host.runs_in_container(context.host_tree)
+        kernel_log.read_records(context.host_tree.path("dev/kmsg")),
+        host.runs_in_container(context.host_tree),
+        gpu_facts["vendor"] == "amd",
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Pattern
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.gpu import HARDWARE_XIDS
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.kernel_faults import HARDWARE_XIDS
 
 
 def _any_of(*patterns: str) -> Pattern[str]:
