@@ -70,7 +70,21 @@ def parse_query(query_output: str) -> List[GpuFields]:
 
 #: The texts that nvidia-smi prints for a GPU that does not respond, also as a value of one of its fields.
 _LOST_MESSAGE = re.compile(
-    r"GPU is lost|Unable to determine the device handle|fallen off the bus|No devices were found", re.IGNORECASE
+    r"GPU is lost|GPU requires reset|Unable to determine the device handle|fallen off the bus|No devices were found",
+    re.IGNORECASE,
+)
+#: The values of a field that a GPU which does not respond has in all fields.
+_UNREADABLE_VALUES = ("[unknown error]", "err!", "[err!]", "unknown error")
+#: The first line of nvidia-smi if it fails as a whole. That it lacks a permission or its library says nothing about jobs.
+_DRIVER_FAILURE = re.compile(
+    r"^Failed to initialize NVML: (?P<reason>(?!Insufficient Permissions).+?)\.?\s*$"
+    r"|^NVIDIA-SMI has failed because (?P<sentence>it couldn't communicate with the NVIDIA driver)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_LIBRARY_VERSION = re.compile(r"^NVML library version: (?P<version>[\w.]+)", re.MULTILINE)
+#: The first line of any other failure of nvidia-smi.
+_FAILURE_LINE = re.compile(
+    r"^(?:Failed to initialize NVML|NVIDIA-SMI has failed|NVIDIA-SMI couldn't find)\b.*", re.MULTILINE
 )
 
 
@@ -83,6 +97,51 @@ def find_lost_message(tool_output: str) -> Optional[str]:
         if _LOST_MESSAGE.search(line):
             return line.strip()
     return None
+
+
+def find_unreadable_gpu(gpus: Sequence[GpuFields]) -> Optional[str]:
+    """A message about a GPU none of whose values can be read; None if there is no such GPU."""
+    for gpu in gpus:
+        values = [value for key, value in gpu.items() if value is not None and key not in ("index", "name")]
+        if values and all(value.lower() in _UNREADABLE_VALUES for value in values):
+            return f"GPU {gpu['index']} has {values[0]} for every value"
+    return None
+
+
+def find_driver_failure(tool_output: str) -> Optional[str]:
+    """Return why nvidia-smi cannot use any GPU; None if it can, or if it may be only nvidia-smi that cannot."""
+    failure = _DRIVER_FAILURE.search(tool_output)
+    if not failure:
+        return None
+    version = _LIBRARY_VERSION.search(tool_output)
+    reason = failure.group("reason") or f"nvidia-smi says that {failure.group('sentence')}"
+    return f"{reason} (version of the library: {version.group('version')})" if version else reason
+
+
+def describe_failure(tool_output: str, exit_status: int) -> str:
+    """Return the line that says why nvidia-smi failed, without a full stop."""
+    failure_line = _FAILURE_LINE.search(tool_output)
+    lines = [failure_line.group()] if failure_line else tool_output.strip().splitlines()[-1:]
+    return (lines or [f"exit status {exit_status}"])[0].strip().rstrip(".")
+
+
+def judge_driver_failure(reason: str, expected: Optional[int], container: bool) -> Judgement:
+    """The judgement if nvidia-smi fails as a whole: CUDA uses the same driver, so that each job would fail."""
+    remedy = (
+        "Compare the driver's version with that of its module (cat /proc/driver/nvidia/version, dkms status), and reboot "
+        "the node after its jobs have ended."
+    )
+    if "mismatch" in reason:
+        remedy = (
+            "The driver's packages were upgraded, but the old module is still loaded. Wait for the node's jobs to end, "
+            "reboot it, and exclude these packages from unattended upgrades."
+        )
+    if container:
+        remedy = (
+            "Restart the container. It loses its devices when systemd reloads the units of its host (daemon-reload), and "
+            "its libraries do not match after an upgrade of the driver there."
+        )
+    return failed(0, expected, f"No GPU can be used: {reason}.", remedy, "GPUs")
 
 
 def judge_lost_gpu(message: str, files: int, expected: Optional[int]) -> Judgement:
@@ -227,8 +286,8 @@ def judge_nvlink(
         or not is_recognized
         or (exit_status and "not supported" not in nvlink_output.lower())
     ):
-        last_line = (nvlink_output.strip() or f"exit status {exit_status}").splitlines()[-1].rstrip(".")
-        return unknown(f"nvidia-smi does not show the state of NVLink: {last_line}.", "Run nvidia-smi nvlink --status.")
+        failure = describe_failure(nvlink_output, exit_status)
+        return unknown(f"nvidia-smi does not show the state of NVLink: {failure}.", "Run nvidia-smi nvlink --status.")
     links = {index: states for index, states in _parse_links(nvlink_output).items() if has_switches or any(states)}
     active_by_gpu = {index: sum(states) for index, states in links.items() if index not in partitioned_gpus}
     if not active_by_gpu:

@@ -80,8 +80,8 @@ class CheckContext:
         """nvidia-smi's table."""
         query_result = self.query_nvidia_smi()
         if query_result.rc != 0:
-            error_output = query_result.stderr or query_result.stdout
-            raise CommandError(gpu.QUERY_COMMAND, f"exited {query_result.rc}", rc=query_result.rc, stderr=error_output)
+            failure = gpu.describe_failure(query_result.stdout + query_result.stderr, query_result.rc)
+            raise CommandError(gpu.QUERY_COMMAND[:1], f"exited {query_result.rc}: {failure}", rc=query_result.rc)
         return gpu.parse_query(query_result.stdout)
 
 
@@ -101,13 +101,19 @@ class HealthCheck(NamedTuple):
 def _check_gpu_count(context: CheckContext) -> Judgement:
     gpu_facts = read_gpus(context.host_tree, context.host_tree.list_pci_devices())
     by_files = gpu.judge_gpu_count(gpu_facts["count"], gpu_facts["problem"], context.expected_state.gpus)
-    if by_files.status == "fail" or gpu_facts["vendor"] != "nvidia" or not context.has_nvidia:
+    # The device files remain when the driver is unloaded, so that only nvidia-smi tells whether it works.
+    if by_files.status == "fail" or gpu_facts["vendor"] != "nvidia" or context.find_program("nvidia-smi") is None:
         return by_files
     query_result = context.query_nvidia_smi()
+    failure = gpu.find_driver_failure(query_result.stdout + query_result.stderr) if query_result.rc else None
+    if failure:
+        return gpu.judge_driver_failure(failure, context.expected_state.gpus, host.runs_in_container(context.host_tree))
     message = gpu.find_lost_message(query_result.stdout) or gpu.find_lost_message(query_result.stderr)
+    table = context.read_gpu_table() if not message else []
+    message = message or gpu.find_unreadable_gpu(table)
     if message:
         return gpu.judge_lost_gpu(message, gpu_facts["count"], context.expected_state.gpus)
-    return gpu.judge_gpu_count(len(context.read_gpu_table()), None, context.expected_state.gpus)
+    return gpu.judge_gpu_count(len(table), None, context.expected_state.gpus)
 
 
 def _judge_gpus(judge: Callable[[Sequence[gpu.GpuFields]], Judgement], context: CheckContext) -> Judgement:

@@ -343,6 +343,17 @@ ROW = "0, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 31\n"
 LOST = (
     "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
 )
+# https://github.com/anderskm/gputil/issues/55
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161\n"
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running.\n\n"
+)
+NO_LIBRARY = (
+    "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver is "
+    "properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so to "
+    "your system PATH.\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +368,16 @@ LOST = (
         (CommandResult(6, "No devices were found\n", ""), 2, "fail"),
         (CommandResult(15, LOST, ""), None, "fail"),
         (CommandResult(0, ROW * 2, ""), None, "skipped"),
-        (CommandResult(18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), 2, "error"),
+        (CommandResult(14, ROW + ROW.replace("31", "[GPU requires reset]"), ""), 2, "fail"),
+        (CommandResult(0, ROW + "1, NVIDIA H100 80GB HBM3, [Unknown Error], [N/A], ERR!, ERR!, ERR!\n", ""), 2, "fail"),
+        # A value that this model cannot read.
+        (CommandResult(0, ROW + ROW.replace("31", "[Unknown Error]"), ""), 2, "pass"),
+        (CommandResult(18, MISMATCH, ""), 2, "fail"),
+        (CommandResult(18, MISMATCH, ""), None, "fail"),
+        (CommandResult(255, "Failed to initialize NVML: Unknown Error\n", ""), 2, "fail"),
+        (CommandResult(9, NO_DRIVER, ""), 2, "fail"),
+        (CommandResult(4, "Failed to initialize NVML: Insufficient Permissions\n", ""), 2, "error"),
+        (CommandResult(12, NO_LIBRARY, ""), 2, "error"),
         (CommandResult(18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), 3, "fail"),
         (CommandError(["nvidia-smi"], "did not end within 10 s"), 2, "error"),
     ],
@@ -375,6 +395,60 @@ def test_a_gpu_that_nvidia_smi_has_lost_is_missing(
         }
     if isinstance(answer, CommandResult) and answer.rc == 15:
         assert "GPU is lost" in results["health.gpu_count"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "files", "reason", "remedy"),
+    [
+        (
+            CommandResult(18, MISMATCH, ""),
+            [],
+            "No GPU can be used: Driver/library version mismatch (version of the library: 535.161).",
+            "reboot it",
+        ),
+        (
+            CommandResult(18, MISMATCH, ""),
+            [".dockerenv"],
+            "No GPU can be used: Driver/library version mismatch (version of the library: 535.161).",
+            "Restart the container",
+        ),
+        (
+            # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
+            CommandResult(255, "Failed to initialize NVML: Unknown Error\n", ""),
+            [".dockerenv"],
+            "No GPU can be used: Unknown Error.",
+            "Restart the container",
+        ),
+        (
+            CommandResult(9, NO_DRIVER, ""),
+            [],
+            "No GPU can be used: nvidia-smi says that it couldn't communicate with the NVIDIA driver.",
+            "reboot the node",
+        ),
+    ],
+)
+def test_driver_that_does_not_answer_is_named_with_its_remedy(
+    tmp_path: Path, answer: CommandResult, files: list[str], reason: str, remedy: str
+) -> None:
+    add_driver(tmp_path, "dev/nvidia0", "dev/nvidia1", *files)
+    check_context = context(ExpectedState(gpus=2), tmp_path, {"nvidia-smi": answer})
+    results = {result["id"]: result for result in run.run_selected_checks(check_context, "n1", ["health"])}
+    count = results.pop("health.gpu_count")
+    assert (count["status"], count["actual"], count["required"], count["reason"]) == ("fail", 0, 2, reason)
+    assert remedy in count["remedy"]
+    first_line = answer.stdout.splitlines()[0].rstrip(".")
+    for name in ("gpu_ecc", "gpu_retired", "nvlink", "pcie"):
+        assert first_line in results[f"health.{name}"]["reason"]
+        assert "--query-gpu" not in results[f"health.{name}"]["reason"]
+
+
+def test_device_files_of_an_unloaded_driver_are_not_gpus(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).write_text("", encoding="utf-8")
+    check_context = context(ExpectedState(gpus=2), tmp_path, {"nvidia-smi": CommandResult(9, NO_DRIVER, "")})
+    (result,) = run.run_selected_checks(check_context, "n1", ["gpu_count"])
+    assert result["status"] == "fail"
 
 
 def test_hanging_command_is_an_error_and_does_not_delay_other_checks(tmp_path: Path) -> None:
