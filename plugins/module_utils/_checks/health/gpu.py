@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import kernel_faults, kernel_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
@@ -36,8 +36,15 @@ REMAP_COMMAND = (
     "--format=csv,noheader,nounits",
 )
 NVLINK_COMMAND = ("nvidia-smi", "nvlink", "--status")
+#: The state of the fabric is only one of the fields of --query-gpu in newer versions, and without its health.
+FABRIC_COMMAND = ("nvidia-smi", "-q")
 MIG_COMMAND = ("nvidia-smi", "--query-gpu=index,mig.mode.current", "--format=csv,noheader")
 
+#: The models that are soldered to a board which connects all of them: either all of them use NVLink, or none does, as
+#: in a virtual machine with one of them. Cards with bridges have NVL or PCIe in their names, and a GH200 has no others.
+_BOARD_MODEL = re.compile(
+    r"\bSXM[0-9]*\b|\bGB[23]00\b|\bB[23]00\b|\bH(?:20|200|800)(?!.*(?:NVL|PCIe))\b|\bH100 [0-9]+GB HBM", re.IGNORECASE
+)
 _ABSENT_VALUES = ("", "[n/a]", "n/a", "[not supported]", "not supported")
 _REBOOT_REMEDY = "Drain the node, wait for its jobs to end and reboot it. Replace the GPU if the error recurs."
 
@@ -245,20 +252,27 @@ def judge_pcie(gpus: Sequence[GpuFields]) -> Judgement:
     )
 
 
-def _parse_links(nvlink_output: str) -> Dict[str, List[bool]]:
-    """Whether each link is up, by GPU, from NVLINK_COMMAND's output. A GPU whose links are all down may list none."""
-    link_states: Dict[str, List[bool]] = {}
+class _GpuLinks(NamedTuple):
+    """The links of a GPU. ``states``: whether each is up; a GPU whose links are all down may list none."""
+
+    model: str
+    states: List[bool]
+
+
+def _parse_links(nvlink_output: str) -> Dict[str, _GpuLinks]:
+    """The links of each GPU by its index, from NVLINK_COMMAND's output."""
+    gpu_links: Dict[str, _GpuLinks] = {}
     gpu_index = ""
     for line in nvlink_output.splitlines():
-        head = re.match(r"^GPU (\d+):", line)
+        head = re.match(r"^GPU (\d+):(.*?)(?:\(UUID:.*)?$", line)
         if head:
             gpu_index = head.group(1)
-            link_states[gpu_index] = []
+            gpu_links[gpu_index] = _GpuLinks(head.group(2).strip(), [])
             continue
         link = re.match(r"^\s+Link (\d+): (.+)$", line)
         if link and gpu_index:
-            link_states[gpu_index].append("inactive" not in link.group(2).lower())
-    return link_states
+            gpu_links[gpu_index].states.append("inactive" not in link.group(2).lower())
+    return gpu_links
 
 
 def parse_partitioned(mig_output: str) -> List[str]:
@@ -273,7 +287,7 @@ def judge_nvlink(
 
     With NVSwitches, these are all links, except those of ``partitioned_gpus``, which an A100 switches off. Otherwise,
     bridges connect some GPUs and use some of their slots: each GPU with a bridge must have as many links as the others
-    that have one.
+    that have one. On a board, of which the host may not see the NVSwitches, this holds for each GPU of the model.
     """
     # nvidia-smi prints nothing, or that it is not supported, for GPUs without NVLink.
     is_recognized = (
@@ -288,7 +302,13 @@ def judge_nvlink(
     ):
         failure = describe_failure(nvlink_output, exit_status)
         return unknown(f"nvidia-smi does not show the state of NVLink: {failure}.", "Run nvidia-smi nvlink --status.")
-    links = {index: states for index, states in _parse_links(nvlink_output).items() if has_switches or any(states)}
+    gpu_links = _parse_links(nvlink_output)
+    used_boards = {model for model, states in gpu_links.values() if any(states) and _BOARD_MODEL.search(model)}
+    links = {
+        index: states
+        for index, (model, states) in gpu_links.items()
+        if has_switches or any(states) or model in used_boards
+    }
     active_by_gpu = {index: sum(states) for index, states in links.items() if index not in partitioned_gpus}
     if not active_by_gpu:
         return skipped("These GPUs have no NVLink in use.")
@@ -345,6 +365,83 @@ def judge_fabric_manager(service_state: Optional[str], has_switch: bool, contain
         "active",
         "Without the fabric manager, the GPUs cannot be opened or cannot communicate with each other.",
         "Install the fabric manager in exactly the driver's version and start nvidia-fabricmanager.",
+    )
+
+
+#: The section of a GPU, and the fields of its fabric, in FABRIC_COMMAND's output.
+_GPU_SECTION = re.compile(r"^GPU (?P<address>[0-9a-fA-F]+:\S+)\s*$")
+_FABRIC_SECTION = re.compile(r"^(?P<indent> +)Fabric\s*$")
+_SECTION_FIELD = re.compile(r"^(?P<indent> +)(?P<name>[^:]+?)\s*(?::\s*(?P<value>.*?)\s*)?$")
+#: Values of a GPU that is not connected to an NVSwitch, or of a driver that does not report the field.
+_NO_FABRIC_VALUES = ("", "n/a", "[n/a]", "not supported", "unknown")
+_COMPLETED = "completed"
+#: Fields of the fabric's health, with their values that reduce the bandwidth or interrupt communication.
+_FABRIC_FAULTS = {
+    "summary": ("unhealthy", "limited capacity"),
+    "bandwidth": ("degraded",),
+    "route unhealthy": ("true",),
+}
+
+
+def parse_fabric(query_output: str) -> Dict[str, Dict[str, str]]:
+    """The fields of each GPU's connection to NVSwitches in lower case, by PCI address, from FABRIC_COMMAND's output.
+
+    GPUs without such a connection are left out.
+    """
+    fabric_by_gpu: Dict[str, Dict[str, str]] = {}
+    address, fabric_indent = "", 0
+    for line in query_output.splitlines():
+        gpu_section, fabric_section = _GPU_SECTION.match(line), _FABRIC_SECTION.match(line)
+        if gpu_section:
+            address, fabric_indent = gpu_section.group("address"), 0
+        elif fabric_section and address:
+            fabric_indent = len(fabric_section.group("indent"))
+            fabric_by_gpu[address] = {}
+        elif fabric_indent:
+            field = _SECTION_FIELD.match(line)
+            if not field or len(field.group("indent")) <= fabric_indent:
+                fabric_indent = 0
+            elif field.group("value"):
+                fabric_by_gpu[address][field.group("name").lower()] = field.group("value").lower()
+    return {
+        address: fields for address, fields in fabric_by_gpu.items() if fields.get("state", "") not in _NO_FABRIC_VALUES
+    }
+
+
+def _describe_fabric_fault(fields: Dict[str, str], is_connected: bool) -> Optional[str]:
+    """What is wrong with a GPU's connection. ``is_connected``: there are NVSwitches to which it has to register."""
+    state, status = fields["state"], fields.get("status", "")
+    if state == "not started" and not is_connected:
+        return None
+    if state != _COMPLETED:
+        return f"its state is {state}"
+    if status not in ("success", *_NO_FABRIC_VALUES):
+        return f"its registration ended with {status}"
+    faults = [f"{name}: {fields[name]}" for name, values in _FABRIC_FAULTS.items() if fields.get(name) in values]
+    return ", ".join(faults) or None
+
+
+def judge_fabric(query_output: str, has_switch: bool) -> Optional[Judgement]:
+    """Judge whether each GPU has registered with the NVSwitches; None if there is none, or the driver does not say so.
+
+    Without that, CUDA cannot start (error 802), or NCCL uses PCIe. NVLink 5 has no device files of NVSwitches, so that
+    only this state shows that there are some.
+    """
+    fabric_by_gpu = parse_fabric(query_output)
+    is_connected = has_switch or any(fields["state"] != "not started" for fields in fabric_by_gpu.values())
+    if not fabric_by_gpu or not is_connected:
+        return None
+    faults = {address: _describe_fabric_fault(fields, is_connected) for address, fields in fabric_by_gpu.items()}
+    fault_text = "; ".join(f"GPU {address}: {fault}" for address, fault in faults.items() if fault)
+    if not fault_text:
+        return passed(len(faults), len(faults), "GPUs")
+    return failed(
+        sum(fault is None for fault in faults.values()),
+        len(faults),
+        f"Not all GPUs can use the NVLink fabric: {fault_text}.",
+        "Restart nvidia-fabricmanager, in exactly the driver's version, and read its log (journalctl -u "
+        "nvidia-fabricmanager). Reboot the node if the state persists. In a virtual machine, ask its provider.",
+        "GPUs",
     )
 
 

@@ -136,9 +136,12 @@ def _check_nvlink(context: CheckContext) -> Judgement:
         return skipped(_NO_DRIVER_REASON)
     nvlink_result = context.run_command(gpu.NVLINK_COMMAND, timeout=10, check=False)
     switched = _has_nvswitch(context)
+    has_inactive = "inactive" in nvlink_result.stdout.lower()
     # Older drivers do not know this field, and do not partition GPUs.
     partitioned = (
-        gpu.parse_partitioned(context.run_command(gpu.MIG_COMMAND, timeout=5, check=False).stdout) if switched else []
+        gpu.parse_partitioned(context.run_command(gpu.MIG_COMMAND, timeout=5, check=False).stdout)
+        if switched or has_inactive
+        else []
     )
     return gpu.judge_nvlink(nvlink_result.stdout + nvlink_result.stderr, nvlink_result.rc, switched, partitioned)
 
@@ -164,7 +167,12 @@ def _check_fabric_manager(context: CheckContext) -> Judgement:
             ["systemctl", "is-active", "nvidia-fabricmanager"], timeout=5, check=False
         )
         state = systemctl_result.stdout.strip() or None
-    return gpu.judge_fabric_manager(state, has_switch, host.runs_in_container(context.host_tree))
+    by_service = gpu.judge_fabric_manager(state, has_switch, host.runs_in_container(context.host_tree))
+    if by_service.status == "fail" or not context.has_nvidia:
+        return by_service
+    query_result = context.run_command(gpu.FABRIC_COMMAND, timeout=20, check=False)
+    # One GPU that does not respond is judged by its number, and does not hide the state of the others.
+    return gpu.judge_fabric(query_result.stdout, has_switch) or by_service
 
 
 def _check_dcgm(context: CheckContext) -> Judgement:
@@ -305,7 +313,10 @@ ALL_CHECKS = (
     HealthCheck("health.gpu_xid", "No GPU errors in the kernel log", _check_xids, 15.0),
     HealthCheck("health.nvlink", "NVLink is up on all GPUs that have it", _check_nvlink, 20.0),
     HealthCheck(
-        "health.fabric_manager", "The fabric manager is running if there are NVSwitches", _check_fabric_manager
+        "health.fabric_manager",
+        "The fabric manager is running, and each GPU has registered, if there are NVSwitches",
+        _check_fabric_manager,
+        30.0,
     ),
     HealthCheck(
         "health.pcie", "GPU PCIe links are at full width", functools.partial(_judge_gpus, gpu.judge_pcie), 15.0
