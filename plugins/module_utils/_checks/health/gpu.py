@@ -46,7 +46,7 @@ _BOARD_MODEL = re.compile(
     r"\bSXM[0-9]*\b|\bGB[23]00\b|\bB[23]00\b|\bH(?:20|200|800)(?!.*(?:NVL|PCIe))\b|\bH100 [0-9]+GB HBM", re.IGNORECASE
 )
 _ABSENT_VALUES = ("", "[n/a]", "n/a", "[not supported]", "not supported")
-_REBOOT_REMEDY = "Drain the node, wait for its jobs to end and reboot it. Replace the GPU if the error recurs."
+REBOOT_REMEDY = "Drain the node, wait for its jobs to end and reboot it. Replace the GPU if the error recurs."
 
 
 class GpuFields(Dict[str, Optional[str]]):
@@ -157,7 +157,7 @@ def judge_lost_gpu(message: str, files: int, expected: Optional[int]) -> Judgeme
         f"fewer than {files}",
         expected,
         f"nvidia-smi reports a GPU that does not respond: {message.rstrip('.')}.",
-        _REBOOT_REMEDY,
+        REBOOT_REMEDY,
         "GPUs",
     )
 
@@ -199,7 +199,7 @@ def judge_ecc(gpus: Sequence[GpuFields]) -> Judgement:
     if not total:
         return passed(0, 0, "errors")
     error_text = ", ".join(f"GPU {index}: {number}" for index, number in known_counts.items() if number)
-    return failed(total, 0, f"Uncorrected memory errors: {error_text}.", _REBOOT_REMEDY, "errors")
+    return failed(total, 0, f"Uncorrected memory errors: {error_text}.", REBOOT_REMEDY, "errors")
 
 
 def judge_retired(gpus: Sequence[GpuFields], remapped: Optional[str]) -> Judgement:
@@ -344,7 +344,7 @@ def judge_xid(kernel_records: Optional[str], container: bool = False, judges_amd
     if not fault_counts:
         return passed(0, 0, "faults")
     fault_text = "; ".join(f"{name}, {times} ×" for name, times in fault_counts.items())
-    return failed(sum(fault_counts.values()), 0, f"{fault_text}.", _REBOOT_REMEDY, "faults")
+    return failed(sum(fault_counts.values()), 0, f"{fault_text}.", REBOOT_REMEDY, "faults")
 
 
 def judge_fabric_manager(service_state: Optional[str], has_switch: bool, container: bool = False) -> Judgement:
@@ -486,7 +486,7 @@ def judge_dcgm(dcgm_output: str) -> Judgement:
         for test_result in failed_tests[:8]
     )
     return failed(
-        len(completed_tests) - len(failed_tests), len(completed_tests), f"{failure_text}.", _REBOOT_REMEDY, "tests"
+        len(completed_tests) - len(failed_tests), len(completed_tests), f"{failure_text}.", REBOOT_REMEDY, "tests"
     )
 
 

@@ -68,11 +68,11 @@ _AMD_ERROR_COUNT = re.compile(
     re.IGNORECASE,
 )
 _AMD_FAULTS = (
-    (re.compile(r"uncorrectable hardware error ?\(\w+\) detected"), "uncorrectable hardware error"),
-    (re.compile(r"RAS records: ?[0-9]+ exceeds? threshold"), "too many bad memory pages"),
-    (re.compile(r"Saved bad pages [0-9]+ reaches threshold"), "too many bad memory pages"),
-    (re.compile(r"Fatal error during GPU init"), "could not be started"),
-    (re.compile(r"device lost from bus"), "fell off the bus"),
+    (re.compile(r"uncorrectable hardware error ?\(\w+\) detected"), "uncorrectable hardware error of GPU {}"),
+    (re.compile(r"RAS records: ?[0-9]+ exceeds? threshold"), "too many bad memory pages of GPU {}"),
+    (re.compile(r"Saved bad pages [0-9]+ reaches threshold"), "too many bad memory pages of GPU {}"),
+    (re.compile(r"Fatal error during GPU init"), "the driver could not start GPU {}"),
+    (re.compile(r"device lost from bus"), "GPU {} fell off the bus"),
 )
 _AMD_RESET_FAILED = re.compile(r"GPU reset end with ret = -?[1-9][0-9]*|GPU reset ?\([0-9]+\) failed")
 _AMD_RESET_SUCCEEDED = re.compile(r"GPU reset ?\([0-9]+\) succeeded")
@@ -101,20 +101,20 @@ class FaultLog:
         counts = dict(self._fault_counts)
         for address, device in self._lost_gpus.items():
             if not any(name.startswith("Xid 79 ") and f" on {address}" in name.lower() for name in counts):
-                counts[f"fell off the bus: {device}"] = 1
+                counts[f"{device} fell off the bus"] = 1
         for device, times in self._failed_starts.items():
             counts[f"the driver could not start {device}"] = times
         for device, action in self._recovery_actions.items():
             counts[f"Xid {_RECOVERY_XID} (the driver requires: {action}) on {device}"] = 1
         for device, text in self._failed_resets.items():
-            counts[f"failed reset of {device} ({text})"] = 1
+            counts[f"failed reset of GPU {device} ({text})"] = 1
         return counts
 
     def _count(self, name: str) -> None:
         self._fault_counts[name] = self._fault_counts.get(name, 0) + 1
 
     def _add_lost_gpu(self, device: str) -> None:
-        self._lost_gpus[device.partition(".")[0].lower()] = device
+        self._lost_gpus[device.partition(".")[0].rpartition(" ")[2].lower()] = device
 
     def add_nvidia_message(self, message: str) -> None:
         """Add a message if it is one of NVIDIA's driver about a fault."""
@@ -128,17 +128,18 @@ class FaultLog:
             return
         probed = _PROBED_GPU.match(message)
         if probed:
-            self._probed_device = probed.group("device")
+            self._probed_device = f"GPU {probed.group('device')}"
         lines = message.split(_ESCAPED_LINE_BREAK)
         if (probed and "fallen off the bus" in message) or _LOST_PROBED_GPU.match(lines[0]):
             self._add_lost_gpu(self._probed_device)
             return
         lost = _LOST_GPU.match(message)
         if lost:
-            self._add_lost_gpu(lost.group("device"))
+            self._add_lost_gpu(f"GPU {lost.group('device')}")
         failed_start = _FAILED_START.match(message)
         if failed_start:
-            device = failed_start.group("device") or "a GPU"
+            address = failed_start.group("device")
+            device = f"GPU {address}" if address else "a GPU"
             self._failed_starts[device] = self._failed_starts.get(device, 0) + 1
         if message.startswith(_DRIVER_LOAD):
             # Another driver, which may start them.
@@ -167,10 +168,10 @@ class FaultLog:
         device, text = amd_message.group("device"), amd_message.group("text")
         errors = _AMD_ERROR_COUNT.match(text)
         if errors and is_real_error_count(int(errors.group("count"))):
-            self._count(f"uncorrectable errors in the {errors.group('block')} block of {device}")
-        for pattern, name in _AMD_FAULTS:
+            self._count(f"uncorrectable errors in the {errors.group('block')} block of GPU {device}")
+        for pattern, template in _AMD_FAULTS:
             if pattern.match(text):
-                self._count(f"{name}: {device}")
+                self._count(template.format(device))
         if _AMD_RESET_SUCCEEDED.match(text):
             self._failed_resets.pop(device, None)
         elif _AMD_RESET_FAILED.match(text):

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
+    amd_memory,
     gpu,
     handshakes,
     host,
@@ -120,7 +121,24 @@ def _judge_gpus(judge: Callable[[Sequence[gpu.GpuFields]], Judgement], context: 
     return judge(context.read_gpu_table()) if context.has_nvidia else skipped(_NO_DRIVER_REASON)
 
 
+def _list_amd_files(context: CheckContext) -> List[str]:
+    """The device files of the GPUs, if they are those of AMD."""
+    gpu_facts = read_gpus(context.host_tree, [])
+    return gpu_facts["files"] if gpu_facts["vendor"] == "amd" else []
+
+
+def _check_gpu_ecc(context: CheckContext) -> Judgement:
+    amd_files = _list_amd_files(context)
+    if amd_files:
+        counts_by_gpu = amd_memory.read_error_counts(context.host_tree, amd_files)
+        return amd_memory.judge_errors(counts_by_gpu, gpu.REBOOT_REMEDY)
+    return _judge_gpus(gpu.judge_ecc, context)
+
+
 def _check_gpu_retired(context: CheckContext) -> Judgement:
+    amd_files = _list_amd_files(context)
+    if amd_files:
+        return amd_memory.judge_bad_pages(amd_memory.read_bad_pages(context.host_tree, amd_files))
     if not context.has_nvidia:
         return skipped(_NO_DRIVER_REASON)
     remapped = context.run_command(gpu.REMAP_COMMAND, timeout=10, check=False)
@@ -306,9 +324,7 @@ def _limit_ssh_seconds(context: CheckContext) -> float:
 
 ALL_CHECKS = (
     HealthCheck("health.gpu_count", "The number of GPUs matches the record", _check_gpu_count, 15.0),
-    HealthCheck(
-        "health.gpu_ecc", "No uncorrected GPU memory errors", functools.partial(_judge_gpus, gpu.judge_ecc), 15.0
-    ),
+    HealthCheck("health.gpu_ecc", "No uncorrected GPU memory errors", _check_gpu_ecc, 15.0),
     HealthCheck("health.gpu_retired", "No GPU memory is pending retirement", _check_gpu_retired, 25.0),
     HealthCheck("health.gpu_xid", "No GPU errors in the kernel log", _check_xids, 15.0),
     HealthCheck("health.nvlink", "NVLink is up on all GPUs that have it", _check_nvlink, 20.0),

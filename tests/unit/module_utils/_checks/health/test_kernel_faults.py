@@ -83,7 +83,7 @@ FAULTY = [
             "NVRM: The NVIDIA probe routine failed for 1 device(s).",
             "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01  Release Build",
         ],
-        {"fell off the bus: 0000:b3:00.0": 1},
+        {"GPU 0000:b3:00.0 fell off the bus": 1},
     ),
     (
         "The same in a record for each line",
@@ -92,7 +92,7 @@ FAULTY = [
             "NVRM: (PCI ID: 10de:26b5) installed in this system has",
             "NVRM: fallen off the bus and is not responding to commands.",
         ],
-        {"fell off the bus: 0000:b3:00.0": 1},
+        {"GPU 0000:b3:00.0 fell off the bus": 1},
     ),
     (
         "A public report about an RTX 2080 Ti in a virtual machine",
@@ -102,7 +102,7 @@ FAULTY = [
                 "NVRM: system has fallen off the bus and is not responding to commands."
             )
         ],
-        {"fell off the bus: 0000:01:00.0": 1},
+        {"GPU 0000:01:00.0 fell off the bus": 1},
     ),
     (
         "A public report about an external GPU",
@@ -112,7 +112,7 @@ FAULTY = [
                 "commands."
             )
         ],
-        {"fell off the bus: 0000:05:00.0": 1},
+        {"GPU 0000:05:00.0 fell off the bus": 1},
     ),
     (
         "https://pipci.jeffgeerling.com, of a card in a Raspberry Pi",
@@ -120,7 +120,7 @@ FAULTY = [
             "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)",
             "NVRM: GPU 0000:01:00.0: rm_init_adapter failed, device minor number 0",
         ],
-        {"the driver could not start 0000:01:00.0": 1},
+        {"the driver could not start GPU 0000:01:00.0": 1},
     ),
     (
         "A report of 2011 with driver 285",
@@ -130,7 +130,7 @@ FAULTY = [
     (
         "A public report about H100 GPUs in a virtual machine",
         ["NVRM: GPU 0000:00:07.0 / 0000:00:0b.0: RmInitAdapter failed! (0x62:0x40:2028)"],
-        {"the driver could not start 0000:00:07.0": 1},
+        {"the driver could not start GPU 0000:00:07.0": 1},
     ),
     (
         "In the form of https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
@@ -144,7 +144,7 @@ FAULTY = [
     (
         f"{ROCM}/issues/4021",
         ["amdgpu 0000:68:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"],
-        {"uncorrectable hardware error: 0000:68:00.0": 1},
+        {"uncorrectable hardware error of GPU 0000:68:00.0": 1},
     ),
     (
         f"{ROCM}/issues/1886",
@@ -155,8 +155,8 @@ FAULTY = [
             "amdgpu 0000:e3:00.0: amdgpu: GPU reset begin!",
         ],
         {
-            "uncorrectable hardware error: 0000:e3:00.0": 1,
-            "failed reset of 0000:e3:00.0 (GPU reset end with ret = -62)": 1,
+            "uncorrectable hardware error of GPU 0000:e3:00.0": 1,
+            "failed reset of GPU 0000:e3:00.0 (GPU reset end with ret = -62)": 1,
         },
     ),
     (
@@ -165,17 +165,17 @@ FAULTY = [
             "amdgpu 0000:9d:00.0: {1}socket: 6, die: 1, 1 new uncorrectable hardware errors detected in umc block",
             "amdgpu 0000:9d:00.0: {1}socket: 6, die: 1, 1 uncorrectable hardware errors detected in total in umc block",
         ],
-        {"uncorrectable errors in the umc block of 0000:9d:00.0": 1},
+        {"uncorrectable errors in the umc block of GPU 0000:9d:00.0": 1},
     ),
     (
         "amdgpu_ras.c of Linux 5.15",
         ["amdgpu 0000:c1:00.0: amdgpu: 2 uncorrectable hardware errors detected in xgmi_wafl block"],
-        {"uncorrectable errors in the xgmi_wafl block of 0000:c1:00.0": 1},
+        {"uncorrectable errors in the xgmi_wafl block of GPU 0000:c1:00.0": 1},
     ),
     (
         f"{ROCM}/issues/1552",
         ["amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init"],
-        {"could not be started: 0000:03:00.0": 1},
+        {"the driver could not start GPU 0000:03:00.0": 1},
     ),
     (
         "amdgpu_ras_eeprom.c of Linux 5.15",
@@ -185,12 +185,12 @@ FAULTY = [
                 "GPU or increase the threshold"
             )
         ],
-        {"too many bad memory pages: 0000:03:00.0": 1},
+        {"too many bad memory pages of GPU 0000:03:00.0": 1},
     ),
     (
         "https://lists.freedesktop.org/mailman/listinfo/amd-gfx, without the name of the driver",
         ["amdgpu 0000:0a:00.0: GPU reset(2) failed", "amdgpu 0000:0a:00.0: GPU reset end with ret = -110"],
-        {"failed reset of 0000:0a:00.0 (GPU reset end with ret = -110)": 1},
+        {"failed reset of GPU 0000:0a:00.0 (GPU reset end with ret = -110)": 1},
     ),
 ]
 
