@@ -84,8 +84,8 @@ _LOST_MESSAGE = re.compile(
 _UNREADABLE_VALUES = ("[unknown error]", "err!", "[err!]", "unknown error")
 #: The first line of nvidia-smi if it fails as a whole. That it lacks a permission or its library says nothing about jobs.
 _DRIVER_FAILURE = re.compile(
-    r"^Failed to initialize NVML: (?P<reason>(?!Insufficient Permissions).+?)\.?\s*$"
-    r"|^NVIDIA-SMI has failed because (?P<sentence>it couldn't communicate with the NVIDIA driver)",
+    r"^Failed to initialize NVML: (?P<reason>(?!Insufficient Permissions|GPU access blocked).+?)\.?\s*$"
+    r"|^NVIDIA-SMI has failed because (?P<sentence>it could(?:n't| not) communicate with the NVIDIA driver)",
     re.IGNORECASE | re.MULTILINE,
 )
 _LIBRARY_VERSION = re.compile(r"^NVML library version: (?P<version>[\w.]+)", re.MULTILINE)
@@ -149,6 +149,17 @@ def judge_driver_failure(reason: str, expected: Optional[int], container: bool) 
             "its libraries do not match after an upgrade of the driver there."
         )
     return failed(0, expected, f"No GPU can be used: {reason}.", remedy, "GPUs")
+
+
+def judge_hung_driver(hung_process: str, expected: Optional[int]) -> Judgement:
+    """The judgement if an earlier nvidia-smi hangs in the kernel."""
+    return failed(
+        0,
+        expected,
+        f"The NVIDIA driver does not answer: an earlier nvidia-smi hangs in the kernel and cannot be killed ({hung_process}).",
+        "Look for the cause in the kernel log, and reboot the node. If it does not shut down, turn its power off and on.",
+        "GPUs",
+    )
 
 
 def judge_lost_gpu(message: str, files: int, expected: Optional[int]) -> Judgement:

@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
     gpu,
     handshakes,
     host,
+    hung,
     kernel_log,
     keys,
     logins,
@@ -64,17 +65,35 @@ class CheckContext:
         self.find_program = find_program
         self._query_lock = threading.Lock()
         self._query_result: Optional[CommandResult] = None
+        self._processes_lock = threading.Lock()
+        self._has_read_processes = False
+        self._hung_process: Optional[str] = None
 
     @property
     def has_nvidia(self) -> bool:
         """Whether there are GPUs that nvidia-smi can query."""
         return self.host_tree.exists("proc/driver/nvidia/version") and self.find_program("nvidia-smi") is not None
 
+    def find_hung_nvidia_smi(self) -> Optional[str]:
+        """An nvidia-smi that hangs in the kernel, if there is one. The processes are only read once."""
+        with self._processes_lock:
+            if not self._has_read_processes:
+                self._hung_process = hung.find_hung_process(self.host_tree, "nvidia-smi")
+                self._has_read_processes = True
+            return self._hung_process
+
+    def run_nvidia_smi(self, argv: Sequence[str], timeout: float) -> CommandResult:
+        """Run nvidia-smi, unless an earlier one hangs: this one would, too, and stay forever."""
+        hung_process = self.find_hung_nvidia_smi()
+        if hung_process:
+            raise CommandError(argv[:1], f"is not run, since an earlier one hangs in the kernel ({hung_process})")
+        return self.run_command(argv, timeout=timeout, check=False)
+
     def query_nvidia_smi(self) -> CommandResult:
         """The output of nvidia-smi, which exits with an error if one GPU does not respond."""
         with self._query_lock:
             if self._query_result is None:
-                self._query_result = self.run_command(gpu.QUERY_COMMAND, timeout=10, check=False)
+                self._query_result = self.run_nvidia_smi(gpu.QUERY_COMMAND, timeout=10)
             return self._query_result
 
     def read_gpu_table(self) -> List[gpu.GpuFields]:
@@ -105,8 +124,11 @@ def _check_gpu_count(context: CheckContext) -> Judgement:
     # The device files remain when the driver is unloaded, so that only nvidia-smi tells whether it works.
     if by_files.status == "fail" or gpu_facts["vendor"] != "nvidia" or context.find_program("nvidia-smi") is None:
         return by_files
+    hung_process = context.find_hung_nvidia_smi()
+    if hung_process:
+        return gpu.judge_hung_driver(hung_process, context.expected_state.gpus)
     query_result = context.query_nvidia_smi()
-    failure = gpu.find_driver_failure(query_result.stdout + query_result.stderr) if query_result.rc else None
+    failure = gpu.find_driver_failure(query_result.stdout + query_result.stderr)
     if failure:
         return gpu.judge_driver_failure(failure, context.expected_state.gpus, host.runs_in_container(context.host_tree))
     message = gpu.find_lost_message(query_result.stdout) or gpu.find_lost_message(query_result.stderr)
@@ -141,7 +163,7 @@ def _check_gpu_retired(context: CheckContext) -> Judgement:
         return amd_memory.judge_bad_pages(amd_memory.read_bad_pages(context.host_tree, amd_files))
     if not context.has_nvidia:
         return skipped(_NO_DRIVER_REASON)
-    remapped = context.run_command(gpu.REMAP_COMMAND, timeout=10, check=False)
+    remapped = context.run_nvidia_smi(gpu.REMAP_COMMAND, timeout=10)
     return gpu.judge_retired(context.read_gpu_table(), remapped.stdout if remapped.rc == 0 else None)
 
 
@@ -152,12 +174,12 @@ def _has_nvswitch(context: CheckContext) -> bool:
 def _check_nvlink(context: CheckContext) -> Judgement:
     if not context.has_nvidia:
         return skipped(_NO_DRIVER_REASON)
-    nvlink_result = context.run_command(gpu.NVLINK_COMMAND, timeout=10, check=False)
+    nvlink_result = context.run_nvidia_smi(gpu.NVLINK_COMMAND, timeout=10)
     switched = _has_nvswitch(context)
     has_inactive = "inactive" in nvlink_result.stdout.lower()
     # Older drivers do not know this field, and do not partition GPUs.
     partitioned = (
-        gpu.parse_partitioned(context.run_command(gpu.MIG_COMMAND, timeout=5, check=False).stdout)
+        gpu.parse_partitioned(context.run_nvidia_smi(gpu.MIG_COMMAND, timeout=5).stdout)
         if switched or has_inactive
         else []
     )
@@ -188,7 +210,7 @@ def _check_fabric_manager(context: CheckContext) -> Judgement:
     by_service = gpu.judge_fabric_manager(state, has_switch, host.runs_in_container(context.host_tree))
     if by_service.status == "fail" or not context.has_nvidia:
         return by_service
-    query_result = context.run_command(gpu.FABRIC_COMMAND, timeout=20, check=False)
+    query_result = context.run_nvidia_smi(gpu.FABRIC_COMMAND, timeout=20)
     # One GPU that does not respond is judged by its number, and does not hide the state of the others.
     return gpu.judge_fabric(query_result.stdout, has_switch) or by_service
 

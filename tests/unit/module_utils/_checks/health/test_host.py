@@ -378,6 +378,7 @@ NO_LIBRARY = (
         (CommandResult(9, NO_DRIVER, ""), 2, "fail"),
         (CommandResult(4, "Failed to initialize NVML: Insufficient Permissions\n", ""), 2, "error"),
         (CommandResult(12, NO_LIBRARY, ""), 2, "error"),
+        (CommandResult(255, "Failed to initialize NVML: GPU access blocked by the operating system\n", ""), 2, "error"),
         (CommandResult(18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), 3, "fail"),
         (CommandError(["nvidia-smi"], "did not end within 10 s"), 2, "error"),
     ],

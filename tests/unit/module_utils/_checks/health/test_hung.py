@@ -1,0 +1,88 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+
+#: The mask of SIGKILL, as /proc/PID/status shows it, and that of no signal.
+KILLED, NOT_KILLED = "0000000000000100", "0000000000000000"
+
+
+def add_process(
+    tmp_path: Path,
+    state: str = "D",
+    age: int = 300,
+    signals: str = KILLED,
+    uid: int = 0,
+    program: str = "/usr/bin/nvidia-smi",
+) -> None:
+    """Write the files of process 4711, on a host that was booted 5000 seconds ago."""
+    process = tmp_path / "proc/4711"
+    process.mkdir(parents=True)
+    start = (5000 - age) * os.sysconf("SC_CLK_TCK")
+    (tmp_path / "proc/uptime").write_text("5000.25 9000.00\n", encoding="utf-8")
+    (process / "stat").write_text(f"4711 (nvidia-smi) {state} {' '.join(['0'] * 18)} {start} 0 0\n", encoding="utf-8")
+    status = f"Name:\tnvidia-smi\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nSigPnd:\t{signals}\nShdPnd:\t{NOT_KILLED}\n"
+    (process / "status").write_text(status, encoding="utf-8")
+    (process / "exe").symlink_to(program)
+
+
+def check_all(tmp_path: Path, started: list[str]) -> dict[str, run.CheckResult]:
+    """The results of all checks of health on a host with two GPUs; the programs that are run are added to ``started``."""
+    for name in ("proc/driver/nvidia/version", "dev/nvidia0", "dev/nvidia1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+
+    def run_command(argv: list[str], **_options: object) -> CommandResult:
+        started.append(argv[0])
+        row = "0, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 31\n"
+        return CommandResult(0, row * 2 if argv[1].startswith("--query-gpu=index,name") else "", "")
+
+    check_context = run.CheckContext(
+        ExpectedState(gpus=2),
+        Tree(str(tmp_path)),
+        run_command,
+        lambda name: f"/bin/{name}" if name == "nvidia-smi" else None,
+    )
+    return {result["id"]: result for result in run.run_selected_checks(check_context, "n1", ["health"])}
+
+
+def test_driver_that_hangs_is_a_fault_and_gets_no_more_programs(tmp_path: Path) -> None:
+    add_process(tmp_path)
+    started: list[str] = []
+    results = check_all(tmp_path, started)
+    count = results["health.gpu_count"]
+    assert (count["status"], count["actual"], count["required"]) == ("fail", 0, 2)
+    assert "hangs in the kernel and cannot be killed (PID 4711 for 300 s)" in count["reason"]
+    assert "reboot" in count["remedy"]
+    assert results["health.gpu_ecc"]["status"] == "error"
+    assert "nvidia-smi" not in started
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # It waits for something, and may run for a long time, such as nvidia-smi dmon.
+        {"signals": NOT_KILLED},
+        {"state": "S"},
+        # It was slow and was killed just now.
+        {"age": 15},
+        # A user's process, which may wait for a file system of the user.
+        {"uid": 1000},
+        {"program": "/home/alice/nvidia"},
+    ],
+)
+def test_other_processes_are_no_fault(tmp_path: Path, changes: dict) -> None:
+    add_process(tmp_path, **changes)
+    started: list[str] = []
+    assert check_all(tmp_path, started)["health.gpu_count"]["status"] == "pass"
+    assert "nvidia-smi" in started
