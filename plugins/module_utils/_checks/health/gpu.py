@@ -49,6 +49,11 @@ _ABSENT_VALUES = ("", "[n/a]", "n/a", "[not supported]", "not supported")
 REBOOT_REMEDY = "Drain the node, wait for its jobs to end and reboot it. Replace the GPU if the error recurs."
 
 
+#: The start of a line about a GPU that works, but cannot keep some of its data, and the exit status with it.
+_WARNING_PREFIX = "WARNING: infoROM is corrupted"
+CORRUPTED_INFOROM_STATUS = 14
+
+
 class GpuFields(Dict[str, Optional[str]]):
     """One GPU: the fields of QUERY_FIELDS; None if this model has no such value."""
 
@@ -62,6 +67,8 @@ def parse_query(query_output: str) -> List[GpuFields]:
     """The GPUs in QUERY_COMMAND's output. Raises ParseError on lines of another form, such as an error message."""
     gpus = []
     for values in _split_rows(query_output):
+        if values[0].startswith(_WARNING_PREFIX):
+            continue
         if len(values) != len(QUERY_FIELDS):
             raise ParseError(
                 "nvidia-smi --query-gpu", f"a line has {len(values)} fields instead of {len(QUERY_FIELDS)}"
@@ -263,6 +270,10 @@ def judge_pcie(gpus: Sequence[GpuFields]) -> Judgement:
     )
 
 
+#: What nvidia-smi prints instead of links, also if it exits with an error because of that.
+_LINKLESS_MESSAGE = re.compile(r"not supported|all links are inactive", re.IGNORECASE)
+
+
 class _GpuLinks(NamedTuple):
     """The links of a GPU. ``states``: whether each is up; a GPU whose links are all down may list none."""
 
@@ -309,7 +320,7 @@ def judge_nvlink(
     if (
         find_lost_message(nvlink_output)
         or not is_recognized
-        or (exit_status and "not supported" not in nvlink_output.lower())
+        or (exit_status and not _LINKLESS_MESSAGE.search(nvlink_output))
     ):
         failure = describe_failure(nvlink_output, exit_status)
         return unknown(f"nvidia-smi does not show the state of NVLink: {failure}.", "Run nvidia-smi nvlink --status.")

@@ -99,7 +99,7 @@ class CheckContext:
     def read_gpu_table(self) -> List[gpu.GpuFields]:
         """nvidia-smi's table."""
         query_result = self.query_nvidia_smi()
-        if query_result.rc != 0:
+        if query_result.rc not in (0, gpu.CORRUPTED_INFOROM_STATUS):
             failure = gpu.describe_failure(query_result.stdout + query_result.stderr, query_result.rc)
             raise CommandError(gpu.QUERY_COMMAND[:1], f"exited {query_result.rc}: {failure}", rc=query_result.rc)
         return gpu.parse_query(query_result.stdout)

@@ -213,5 +213,18 @@ def test_boards_connect_all_gpus_also_without_visible_nvswitches(model: str, lin
         assert judged.reason == f"GPU {faulty} has {min(links)} of {max(links)} links."
 
 
+def test_gpu_without_links_is_a_fault_whatever_nvidia_smi_exits_with() -> None:
+    assert gpu.judge_nvlink(nvlink("NVIDIA B200", 18, 18, 0, 18), 255).status == "fail"
+    assert gpu.judge_nvlink(nvlink("NVIDIA B200", 18, 18), 255).status == "error"
+
+
+def test_single_links_that_are_down_are_counted() -> None:
+    """A GPU of https://github.com/Azure/azhpc-diagnostics/issues/73 beside one whose links are all up."""
+    output = nvlink("Tesla V100-SXM2-32GB", 6, 6).replace("53.125", "25.781")
+    links = [f"\t Link {number}: {'<inactive>' if number in (3, 5) else '25.781 GB/s'}" for number in range(6)]
+    output += "\n".join(["GPU 3: Tesla V100-SXM2-32GB (UUID: ...)", *links]) + "\n"
+    assert gpu.judge_nvlink(output).reason == "GPU 3 has 4 of 6 links."
+
+
 def test_partitioned_gpus_of_a_board_do_not_use_nvlink() -> None:
     assert gpu.judge_nvlink(nvlink("NVIDIA A100-SXM4-80GB", 12, 12, 0), 0, False, ["2"]).status == "pass"

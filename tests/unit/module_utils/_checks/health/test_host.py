@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import host, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, host, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
@@ -370,6 +370,9 @@ NO_LIBRARY = (
         (CommandResult(0, ROW * 2, ""), None, "skipped"),
         (CommandResult(14, ROW + ROW.replace("31", "[GPU requires reset]"), ""), 2, "fail"),
         (CommandResult(0, ROW + "1, NVIDIA H100 80GB HBM3, [Unknown Error], [N/A], ERR!, ERR!, ERR!\n", ""), 2, "fail"),
+        # The GPUs work, although one cannot keep some of its data (https://github.com/NVIDIA/gpu-operator/issues/285).
+        (CommandResult(14, ROW * 2 + "WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n", ""), 2, "pass"),
+        (CommandResult(14, ROW + "WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n", ""), 2, "fail"),
         # A value that this model cannot read.
         (CommandResult(0, ROW + ROW.replace("31", "[Unknown Error]"), ""), 2, "pass"),
         (CommandResult(18, MISMATCH, ""), 2, "fail"),
@@ -390,7 +393,7 @@ def test_a_gpu_that_nvidia_smi_has_lost_is_missing(
     check_context = context(ExpectedState(gpus=expected), tmp_path, {"nvidia-smi": answer})
     results = {result["id"]: result for result in run.run_selected_checks(check_context, "n1", ["health"])}
     assert results["health.gpu_count"]["status"] == status
-    if isinstance(answer, CommandResult) and answer.rc:
+    if isinstance(answer, CommandResult) and answer.rc not in (0, gpu.CORRUPTED_INFOROM_STATUS):
         assert {results[f"health.{name}"]["status"] for name in ("gpu_ecc", "gpu_retired", "nvlink", "pcie")} == {
             "error"
         }

@@ -133,7 +133,12 @@ FAULTY = [
         {"the driver could not start GPU 0000:00:07.0": 1},
     ),
     (
-        "In the form of https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
+        f"{NVSENTINEL} (tests of its parser of SXids)",
+        ["nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, Fatal, Link 28 sourcetrack timeout error (First)"],
+        {"SXid 24007 (fatal NVSwitch error) on 0000:c3:00.0": 1},
+    ),
+    (
+        f"{GPUD}, after https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf",
         [
             "nvidia-nvswitch3: SXid (PCI:0000:87:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
             "nvidia-nvswitch3: SXid (PCI:0000:87:00.0): 20034, Severity 1 Engine instance 30 Sub-engine instance 00",
