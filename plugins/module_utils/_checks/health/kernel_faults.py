@@ -16,9 +16,11 @@ import re
 from typing import Dict, Iterable
 
 #: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
-#: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs.
+#: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs. Programs can also cause 46 and 109: where
+#: these need a reset, the driver says so with Xid 154.
 HARDWARE_XIDS = {
     48: "double-bit memory error",
+    54: "auxiliary power is not connected",
     62: "internal micro-controller halt",
     63: "memory row remapped, not yet in effect",
     64: "memory row could not be remapped",
@@ -27,10 +29,15 @@ HARDWARE_XIDS = {
     92: "high rate of single-bit memory errors",
     94: "contained memory error",
     95: "uncontained memory error",
+    110: "security fault",
     119: "GPU system processor does not respond",
     120: "GPU system processor error",
+    136: "NVLink training failed",
     140: "unrecovered memory error",
+    143: "GPU could not be initialized",
     149: "NVLink error",
+    156: "faulty part retired, not yet in effect",
+    158: "fatal timeout of the GPU",
 }
 #: The Xid errors of NVLink 5, whose messages say whether they are fatal.
 _NVLINK5_XIDS = range(144, 151)

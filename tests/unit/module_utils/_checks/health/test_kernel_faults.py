@@ -341,6 +341,20 @@ def test_messages_of_healthy_gpus_are_not_faults(source: str, messages: list[str
     assert gpu.judge_xid(kmsg(messages)).status == "pass", source
 
 
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        # What NVIDIA's catalogue of 2025 wants to have reset, restarted or mechanically checked.
+        *((number, "fail") for number in (48, 54, 62, 64, 79, 95, 110, 119, 120, 136, 140, 143, 156, 158)),
+        # What it wants to have ignored, or only the program restarted, or programs can cause.
+        *((number, "pass") for number in (13, 31, 32, 43, 45, 46, 68, 69, 106, 109, 121, 137, 141, 155, 160, 162)),
+    ],
+)
+def test_xids_are_judged_by_their_documented_action(number: int, status: str) -> None:
+    message = f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1, name=python3, text"
+    assert gpu.judge_xid(kmsg([message])).status == status
+
+
 @pytest.mark.parametrize("message", FORGED)
 def test_users_cannot_cause_faults_in_the_log(message: str) -> None:
     assert gpu.judge_xid(kmsg([message])).status == "pass"
