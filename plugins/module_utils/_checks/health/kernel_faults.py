@@ -77,7 +77,7 @@ _AMD_ERROR_COUNT = re.compile(
 _AMD_FAULTS = (
     (re.compile(r"uncorrectable hardware error ?\(\w+\) detected"), "uncorrectable hardware error of GPU {}"),
     (re.compile(r"RAS records: ?[0-9]+ exceeds? threshold"), "too many bad memory pages of GPU {}"),
-    (re.compile(r"Saved bad pages [0-9]+ reaches threshold"), "too many bad memory pages of GPU {}"),
+    (re.compile(r"Saved bad pages ?\(?[0-9]+\)? reaches threshold"), "too many bad memory pages of GPU {}"),
     (re.compile(r"Fatal error during GPU init"), "the driver could not start GPU {}"),
     (re.compile(r"device lost from bus"), "GPU {} fell off the bus"),
 )

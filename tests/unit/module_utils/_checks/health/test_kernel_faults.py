@@ -193,6 +193,21 @@ FAULTY = [
         {"too many bad memory pages of GPU 0000:03:00.0": 1},
     ),
     (
+        "https://lists.freedesktop.org/mailman/listinfo/amd-gfx, of 2021",
+        ["amdgpu 0000:03:00.0: amdgpu: Saved bad pages(256) reaches threshold value(256)."],
+        {"too many bad memory pages of GPU 0000:03:00.0": 1},
+    ),
+    (
+        "The same in amdgpu_ras_eeprom.c of Linux 6.8",
+        ["amdgpu 0000:9d:00.0: amdgpu: Saved bad pages 256 reaches threshold value 256"],
+        {"too many bad memory pages of GPU 0000:9d:00.0": 1},
+    ),
+    (
+        "Public reports about GPUs that left the bus under load",
+        ["amdgpu 0000:03:00.0: amdgpu: device lost from bus!"],
+        {"GPU 0000:03:00.0 fell off the bus": 1},
+    ),
+    (
         "https://lists.freedesktop.org/mailman/listinfo/amd-gfx, without the name of the driver",
         ["amdgpu 0000:0a:00.0: GPU reset(2) failed", "amdgpu 0000:0a:00.0: GPU reset end with ret = -110"],
         {"failed reset of GPU 0000:0a:00.0 (GPU reset end with ret = -110)": 1},
@@ -279,6 +294,25 @@ HEALTHY = [
             "[drm] PCIE GART of 512M enabled (table at 0x000000807FD00000).",
             "amdgpu 0000:c3:00.0: amdgpu: SMU is resumed successfully!",
             "amdgpu 0000:c3:00.0: amdgpu: GPU reset(1) succeeded!",
+        ],
+    ),
+    (
+        "https://lists.freedesktop.org/mailman/listinfo/amd-gfx, of 2026",
+        [
+            "amdgpu 0000:0a:00.0: Ring gfx_0.0.0 reset failed",
+            "amdgpu 0000:0a:00.0: GPU reset begin!. Source:  1",
+            "amdgpu 0000:0a:00.0: Guilty job already signaled, skipping HW reset",
+            "amdgpu 0000:0a:00.0: GPU reset(1) succeeded!",
+            "amdgpu 0000:0a:00.0: [drm] device wedged, but recovered through reset",
+        ],
+    ),
+    (
+        "Starts of GPUs in several public logs",
+        [
+            "amdgpu 0000:05:00.0: amdgpu: RAS: optional ras ta ucode is not available",
+            "amdgpu 0000:05:00.0: amdgpu: SECUREDISPLAY: securedisplay ta ucode is not available",
+            "amdgpu 0000:05:00.0: amdgpu: SMU is resuming...",
+            "[drm] VRAM is lost due to GPU reset!",
         ],
     ),
     (

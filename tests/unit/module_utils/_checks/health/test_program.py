@@ -17,7 +17,8 @@ import pytest
 from program_builds import build_zipapp, push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS, CheckContext
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
     DRAINING_CHECKS,
     VOLUME_CHECK,
@@ -98,6 +99,27 @@ def node(reason: str = "", state: str = "idle", *flags: str) -> SlurmNode:
 )
 def test_action_for_results_and_node_state(results: list[Any], slurm_node: SlurmNode, kind: str) -> None:
     assert program.decide_action(results, slurm_node).action_kind == kind
+
+
+def test_node_whose_driver_does_not_answer_is_drained(tmp_path: Path) -> None:
+    for name in ("proc/driver/nvidia/version", "dev/nvidia0", "dev/nvidia1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+    mismatch = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161\n"
+    check_context = CheckContext(
+        ExpectedState(gpus=2),
+        Tree(str(tmp_path)),
+        lambda _argv, **_options: CommandResult(18, mismatch, ""),
+        lambda name: f"/bin/{name}" if name == "nvidia-smi" else None,
+    )
+    settings = HealthSettings(cluster="c", machine="n1")
+    results = program.run_checks(settings, check_context, ["health.gpu_count", "health.gpu_ecc", "health.pcie"])
+    action = program.decide_action(results, node())
+    assert action.action_kind == "drain"
+    assert action.explanation == (
+        "gpumesh health: health.gpu_count: No GPU can be used: Driver/library version mismatch (version of the library: "
+        "535.161)"
+    )
 
 
 @pytest.mark.parametrize("reason", [program.KILL_FAILED, program.DUPLICATE_JOB])
