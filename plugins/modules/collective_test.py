@@ -258,8 +258,9 @@ error:
   contains:
     kind:
       description:
-        - One of V(timeout), V(usage), V(not_installed), V(busy), V(no_partition), V(rank_died), V(failed), V(exit_status),
-          V(truncated), V(missing_rank), V(wrong_ranks), V(wrong_nodes), V(wrong_values), V(no_rows) and V(slow).
+        - One of V(timeout), V(usage), V(not_installed), V(busy), V(no_partition), V(not_started), V(rank_died), V(failed),
+          V(exit_status), V(truncated), V(missing_rank), V(wrong_ranks), V(wrong_nodes), V(wrong_values), V(no_rows)
+          and V(slow).
       type: str
     message:
       description: What failed, and where.

@@ -94,7 +94,7 @@ def test_a_missed_threshold_fails_and_is_reported(stage: Stage) -> None:
     [
         ("17-usage.txt", 8, "usage"),
         ("18-truncated.txt", 16, "truncated"),
-        ("23-without-mpi.txt", 2, "missing_rank"),
+        ("23-without-mpi.txt", 2, "wrong_ranks"),
         ("26-empty.txt", 8, "truncated"),
     ],
 )

@@ -9,7 +9,7 @@ A pass requires every proof; a failure has a message.
 from __future__ import annotations
 
 import re
-from typing import List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.parse import ParsedOutput, ResultRow
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective.thresholds import Threshold
@@ -21,15 +21,26 @@ _EXIT_STATUS_TEXTS = {
     2: "a CUDA call failed",
     3: "an NCCL call failed",
 }
+#: The exit statuses of shells, timeout, env and setpriv, and of the dynamic linker (127).
+_NOT_EXECUTABLE_STATUS, _NOT_FOUND_STATUS = 126, 127
+#: A program that could not be started, as slurmstepd, timeout, env and setpriv report it.
+_START_FAILURE = re.compile(
+    r"(?:execve\(\): |^(?:timeout|env|setpriv): (?:failed to \w+(?: command)? )?)(?P<path>.+?): "
+    r"(?P<reason>Permission denied|No such file or directory)$"
+)
+#: mpirun names the program in another line.
+_MPI_DENIED, _MPI_NOT_FOUND = "could not access", "was unable to find the specified executable"
+_MISSING_LIBRARY = re.compile(r"(?P<path>\S+): error while loading shared libraries: (?P<library>[^:\s]+): ")
 
 
 class ExpectedRun(NamedTuple):
-    """The expected run."""
+    """The expected run. ``program`` is the path of what each rank runs, where it is known."""
 
     rank_count: int
     node_count: int
     timeout_s: float
     threshold: Optional[Threshold] = None
+    program: str = ""
 
 
 class CollectiveProblem(NamedTuple):
@@ -75,8 +86,8 @@ def _choose_failure_text(failures: List[str]) -> str:
     """Return the most informative line: the tool's own message; the launcher's only says that a task ended."""
     test_failures = [line for line in failures if re.search(r"Test (?:NCCL |CUDA |HIP )?failure|Test timeout", line)]
     quoted = [line for line in test_failures if "'" in line]
-    error = [line for line in failures if re.match(r"[\w.]*(?:Error|Exception): ", line)]
-    return (quoted or test_failures or error or failures)[0]
+    error = [line for line in failures if re.match(r"[\w.]*(?:Error|Exception): |Invalid number of GPUs: ", line)]
+    return (quoted or error or test_failures or failures)[0]
 
 
 def _check_ranks(parsed_output: ParsedOutput, expected_run: ExpectedRun) -> Optional[CollectiveProblem]:
@@ -90,11 +101,11 @@ def _check_ranks(parsed_output: ParsedOutput, expected_run: ExpectedRun) -> Opti
             f"{len(seen_ranks)} of {expected_run.rank_count} ranks took part: rank {rank_names} {'is' if len(absent) == 1 else 'are'} missing.",
             "Check that each rank can be started on each node, and that Slurm's MPI plugin matches the MPI (srun --mpi=list).",
         )
-    if len(seen_ranks) > expected_run.rank_count or len(parsed_output["devices"]) != len(seen_ranks):
+    if len(seen_ranks) > expected_run.rank_count:
         return CollectiveProblem(
             "wrong_ranks",
-            f"{len(parsed_output['devices'])} ranks reported instead of {expected_run.rank_count}.",
-            "The binary may have been built without MPI, so that every process runs its own test: build it with MPI=1.",
+            f"{len(seen_ranks)} ranks reported instead of {expected_run.rank_count}.",
+            "Set ranks to the number of GPUs that take part, or check the launcher's own options.",
         )
     if len(seen_hosts) != expected_run.node_count:
         return CollectiveProblem(
@@ -103,6 +114,22 @@ def _check_ranks(parsed_output: ParsedOutput, expected_run: ExpectedRun) -> Opti
             "Give the launcher one host per node, and check that the host names are unique.",
         )
     return None
+
+
+def _check_one_test(parsed_output: ParsedOutput) -> Optional[CollectiveProblem]:
+    """The problem if processes ran tests of their own, or None. Then the same rank reported more than once."""
+    hosts_by_rank: Dict[int, List[str]] = {}
+    for device in parsed_output["devices"]:
+        hosts_by_rank.setdefault(device["rank"], []).append(device["host"])
+    rank, hosts = max(hosts_by_rank.items(), key=lambda item: (len(item[1]), -item[0]), default=(0, []))
+    if len(hosts) < 2:
+        return None
+    return CollectiveProblem(
+        "wrong_ranks",
+        f"Every process ran its own test: rank {rank} reported {len(hosts)} times (on {join_names(sorted(set(hosts)))}).",
+        "The binary was built without MPI: build it with MPI=1, after make clean. If it was built with MPI, that MPI does "
+        "not match the launcher: with srun, set mpi to a plugin that it supports (srun --mpi=list).",
+    )
 
 
 def _describe_timeout(parsed_output: ParsedOutput, expected_run: ExpectedRun) -> CollectiveProblem:
@@ -145,10 +172,51 @@ def _check_started(parsed_output: ParsedOutput) -> Optional[CollectiveProblem]:
     return None
 
 
-def _check_completed(parsed_output: ParsedOutput, exit_status: int) -> Optional[CollectiveProblem]:
+def _describe_start_failure(
+    parsed_output: ParsedOutput, expected_run: ExpectedRun, exit_status: int
+) -> Optional[CollectiveProblem]:
+    """The problem if the program could not be started, or None. Slurm passes on the kernel's error as exit status."""
+    for line in parsed_output["failures"]:
+        missing_library = _MISSING_LIBRARY.search(line)
+        if missing_library:
+            return CollectiveProblem(
+                "not_started",
+                f"{missing_library.group('path')} cannot be started: {missing_library.group('library')} is not installed, or not where the dynamic linker looks.",
+                "Install the library on each node, in a folder of ldconfig, or give its folder in LD_LIBRARY_PATH.",
+            )
+    reports = "\n".join(parsed_output["failures"])
+    start_failure = next(filter(None, map(_START_FAILURE.search, parsed_output["failures"])), None)
+    program = start_failure.group("path").strip("'\"‘’") if start_failure else expected_run.program or "The program"
+    reason = start_failure.group("reason") if start_failure else ""
+    status = f"It exited {exit_status}: " if exit_status in (_NOT_EXECUTABLE_STATUS, _NOT_FOUND_STATUS) else ""
+    if reason == "Permission denied" or (
+        not reason and (exit_status == _NOT_EXECUTABLE_STATUS or _MPI_DENIED in reports)
+    ):
+        return CollectiveProblem(
+            "not_started",
+            f"{status}{program} cannot be executed by the account that runs the test, or its folder is closed to it.",
+            "Let that account enter each folder of the path and execute the file (chmod a+rx), or install it where every "
+            "account can, such as in /opt, and set path.",
+        )
+    if reason or exit_status == _NOT_FOUND_STATUS or _MPI_NOT_FOUND in reports:
+        return CollectiveProblem(
+            "not_started",
+            f"{status}{program}, or a program or library that it needs, was not found.",
+            "Install it under the same path on each node, or set path to its folder; for the built-in program, set python. "
+            "`ldd` shows missing libraries.",
+        )
+    return None
+
+
+def _check_completed(
+    parsed_output: ParsedOutput, expected_run: ExpectedRun, exit_status: int
+) -> Optional[CollectiveProblem]:
     """The problem if it did not complete, or reports an error itself, or None."""
     if exit_status == 0 and parsed_output["concluded"]:
         return None
+    start_failure = _describe_start_failure(parsed_output, expected_run, exit_status)
+    if start_failure:
+        return start_failure
     killed = _find_killed_rank(parsed_output["failures"])
     if killed:
         return CollectiveProblem(
@@ -205,11 +273,12 @@ def judge_output(
     parsed_output: ParsedOutput, expected_run: ExpectedRun, rc: int, timed_out: bool
 ) -> Optional[CollectiveProblem]:
     """The first problem, the most telling first; None for a pass."""
-    if timed_out:
-        return _describe_timeout(parsed_output, expected_run)
+    own_tests = _check_one_test(parsed_output)
+    if timed_out or own_tests:
+        return own_tests or _describe_timeout(parsed_output, expected_run)
     return (
         _check_started(parsed_output)
-        or _check_completed(parsed_output, rc)
+        or _check_completed(parsed_output, expected_run, rc)
         or _check_ranks(parsed_output, expected_run)
         or _check_measurements(parsed_output, expected_run.threshold)
     )

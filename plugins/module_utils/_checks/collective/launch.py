@@ -245,7 +245,8 @@ def _run_once(request: CollectiveRequest, run: Runner) -> Measurement:
             break
     largest_bytes = max([row["size_bytes"] for row in parsed_output["rows"]], default=0)
     threshold = _find_threshold(request, parsed_output, largest_bytes)
-    expected = ExpectedRun(request.ranks, request.nodes, request.timeout_s, threshold)
+    program = build_program(request)[0]
+    expected = ExpectedRun(request.ranks, request.nodes, request.timeout_s, threshold, program)
     problem = judge_output(parsed_output, expected, launch_result.rc, launch_result.rc in _TIMEOUT_STATUSES)
     unjudged = None if threshold or problem else _find_threshold(request, parsed_output, LARGE_BYTES)
     return Measurement(parsed_output, problem, threshold, unused_threshold=unjudged)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse the output of nccl-tests, rccl-tests and our own program, with any launcher, into one structure.
 
-Formats: the table and footer of nccl-tests (1.x to 2.17) and rccl-tests on stdout, and the lines of our own program.
+Formats: the table and footer of nccl-tests (1.x to 2.20) and rccl-tests on stdout, and the lines of our own program.
 """
 
 from __future__ import annotations
@@ -71,16 +71,23 @@ _DEVICE_LINE = re.compile(
 _OUT_OF_BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*([0-9]{1,18})\s*(OK|FAILED)?")
 _AVERAGE_LINE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)")
 _STARTING_LINE = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
-_VERSION_LINE = re.compile(r"^#\s*nccl-tests version\s+(\S+)(?:\s+nccl-headers=(\S+))?(?:\s+nccl-library=(\S+))?")
+_VERSION_LINE = re.compile(r"^#\s*((?:nccl|rccl)-tests) version\s+(\S+)(.*)$")
+#: The versions after that of the tests. From 2.18 on, nccl-tests can print its commit in parentheses before them.
+_VERSION_FIELD = re.compile(r"\b((?:nccl|rccl)-(?:headers|library))=(\S+)")
 _NCCL_VERSION = re.compile(r"\b(NCCL|RCCL) version\s*:?\s*(\d[\w.+-]*)")
 _RCCL_TESTS = re.compile(r"^#?\s*rccl-tests:\s*Version\s+(\S+)", re.IGNORECASE)
 _USAGE_LINE = re.compile(r"^\s*USAGE:\s", re.IGNORECASE)
 _LOG_LINE = re.compile(r"\b(?:NCCL|RCCL) (INFO|WARN|TRACE|ERROR)\b")
 _FAILURE_LINE = re.compile(
     r"Test (?:NCCL |CUDA |HIP )?failure\b|Test timeout\b|unhandled (?:system|cuda) error|"
-    r"^srun: error: |^slurmstepd: error: |noticed that process rank \d+|exited on signal|MPI_ABORT was invoked|"
-    r"^Traceback \(most recent|^[\w.]*(?:Error|Exception): ",
+    r"^srun: error: |^slurmstepd[\w.-]*: error: |noticed that process rank \d+|exited on signal|MPI_ABORT was invoked|"
+    r"^Traceback \(most recent|^[\w.]*(?:Error|Exception): |^Invalid number of GPUs: ",
     re.IGNORECASE,
+)
+#: What the dynamic linker, mpirun and the programs that start others print, such as timeout, env and setpriv.
+_START_FAILURE_LINE = re.compile(
+    r": error while loading shared libraries: |^(?:timeout|env|setpriv): .*: (?:Permission denied|No such file or directory)$|"
+    r"was unable to (?:find the specified executable|launch the specified application as it could not access)"
 )
 _TIMESTAMP_PATTERNS = (re.compile(r"^\d{4}-\d{2}-\d{2}$"), re.compile(r"^\d{2}:\d{2}:\d{2}$"))
 #: The lines of our own program.
@@ -261,15 +268,15 @@ def _parse_other_line(output_line: str, parsed_output: ParsedOutput) -> None:
         parsed_output["collective"] = _collective_name(starting.group(1))
     _parse_versions(output_line, parsed_output["versions"])
     parsed_output["usage"] = parsed_output["usage"] or bool(_USAGE_LINE.match(output_line))
-    if _FAILURE_LINE.search(output_line):
+    if _FAILURE_LINE.search(output_line) or _START_FAILURE_LINE.search(output_line):
         parsed_output["failures"].append(output_line.strip())
 
 
 def _parse_versions(line: str, versions: Dict[str, str]) -> None:
     tests = _VERSION_LINE.match(line)
     if tests:
-        names = ("nccl-tests", "nccl-headers", "nccl-library")
-        versions.update({name: value for name, value in zip(names, tests.groups()) if value})
+        versions[tests.group(1)] = tests.group(2)
+        versions.update(dict(_VERSION_FIELD.findall(tests.group(3))))
     rccl = _RCCL_TESTS.match(line)
     if rccl:
         versions["rccl-tests"] = rccl.group(1)

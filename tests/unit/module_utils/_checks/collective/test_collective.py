@@ -41,7 +41,7 @@ CASES = {
     "20-cuda-failure.txt": ("all_reduce", 0, 0, 0, None, 2, 8, 1, "failed"),
     "21-test-timeout.txt": ("all_reduce", 8, 1, 0, None, 1, 8, 1, "failed"),
     "22-rank-killed.txt": ("all_reduce", 3, 3, 2, 92.36, 137 - 128, 3, 3, "rank_died"),
-    "23-without-mpi.txt": ("all_reduce", 1, 2, 4, 0.0, 0, 2, 2, "missing_rank"),
+    "23-without-mpi.txt": ("all_reduce", 1, 2, 4, 0.0, 0, 2, 2, "wrong_ranks"),
     "24-one-host-only.txt": ("all_reduce", 16, 1, 6, 189.30, 0, 16, 2, "wrong_nodes"),
     "25-out-of-bounds.txt": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, "wrong_values"),
     "26-empty.txt": (None, 0, 0, 0, None, 0, 8, 1, "truncated"),
@@ -49,6 +49,14 @@ CASES = {
     "33-own-program.txt": ("all_reduce", 3, 3, 2, 1.3981, 0, 3, 3, None),
     "34-own-program-died.txt": (None, 3, 3, 0, None, 1, 3, 3, "rank_died"),
     "35-no-torch.txt": (None, 0, 0, 0, None, 1, 3, 3, "not_installed"),
+    "36-two-singles-2.13.txt": (None, 1, 2, 4, 0.0, 0, 2, 2, "wrong_ranks"),
+    "37-version-with-commit.txt": ("all_reduce", 0, 0, 4, 44.44, 0, 4, 1, "truncated"),
+    "38-all-gather-2.19.txt": ("all_gather", 2, 2, 12, 23.74, 0, 2, 2, None),
+    "39-rccl-2.17-alltoall.txt": ("alltoall", 8, 1, 14, 268.26, 0, 8, 1, None),
+    "40-too-few-gpus.txt": ("all_reduce", 0, 0, 0, None, 1, 297, 3, "failed"),
+    "41-missing-library.txt": (None, 0, 0, 0, None, 127, 8, 1, "not_started"),
+    "42-execve-not-found.txt": (None, 0, 0, 0, None, 2, 2, 1, "not_started"),
+    "43-execve-denied.txt": (None, 0, 0, 0, None, 13, 2, 2, "not_started"),
 }
 
 
@@ -57,7 +65,7 @@ def read(name: str) -> parse.ParsedOutput:
 
 
 def test_every_fixture_is_tested() -> None:
-    assert sorted(CASES) == sorted(path.name for path in FIXTURES.iterdir())
+    assert sorted(CASES) == sorted(path.name for path in FIXTURES.glob("*.txt"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,6 +89,16 @@ def test_versions_and_warnings() -> None:
         "nccl-tests": "2.17.4",
         "nccl-headers": "22803",
         "nccl-library": "22803",
+    }
+    assert read("37-version-with-commit.txt")["versions"] == {
+        "nccl-tests": "2.20.0",
+        "nccl-headers": "23102",
+        "nccl-library": "23102",
+    }
+    assert read("39-rccl-2.17-alltoall.txt")["versions"] == {
+        "rccl-tests": "2.17.9-develop:2596ca5f71",
+        "rccl-headers": "22803",
+        "rccl-library": "22707",
     }
     assert read("16-rccl.txt")["versions"] == {"rccl-tests": "develop:4b3bb7a"}
     assert read("33-own-program.txt")["versions"] == {"torch": "2.6.0", "backend": "gloo"}
@@ -109,6 +127,74 @@ def test_messages_name_the_rank_and_the_node() -> None:
     assert problem("34-own-program-died.txt").message == "A process ended early: rank 1 on n2: Killed."
     assert "Rank 2" in problem("27-hang-after-devices.txt").message
     assert "socketProgress: Connection closed by remote peer n3" in problem("19-nccl-failure.txt").message
+
+
+@pytest.mark.parametrize("name", ["23-without-mpi.txt", "36-two-singles-2.13.txt"])
+@pytest.mark.parametrize("rc", [0, 1, 124])
+def test_processes_that_run_their_own_tests_are_told_from_missing_ranks(name: str, rc: int) -> None:
+    found_problem = judge.judge_output(read(name), judge.ExpectedRun(2, 2, 60), rc, rc == 124)
+    assert found_problem is not None and found_problem.kind == "wrong_ranks"
+    assert found_problem.message.startswith("Every process ran its own test: rank 0 reported 2 times (on ")
+    assert "build it with MPI=1" in found_problem.remedy and "srun --mpi=list" in found_problem.remedy
+
+
+def test_too_few_gpus_are_the_reason_of_a_failure() -> None:
+    assert "297 requested but only 8 were found" in problem("40-too-few-gpus.txt").message
+
+
+@pytest.mark.parametrize(
+    ("line", "rc", "message", "remedy"),
+    [
+        ("", 126, "It exited 126: /opt/t/all_reduce_perf cannot be executed by the account", "chmod a+rx"),
+        ("", 127, "It exited 127: /opt/t/all_reduce_perf, or a program or library", "Install it"),
+        (
+            "timeout: failed to run command '/root/t/all_reduce_perf': Permission denied",
+            126,
+            "It exited 126: /root/t/all_reduce_perf cannot be executed",
+            "chmod a+rx",
+        ),
+        (
+            "timeout: failed to run command ‘srun’: No such file or directory",
+            127,
+            "It exited 127: srun, or",
+            "Install it",
+        ),
+        ("env: '/root/t/all_reduce_perf': Permission denied", 126, "It exited 126: /root/t/all_reduce_perf", "chmod"),
+        ("slurmstepd: error: execve(): /a/b c: Permission denied", 13, "/a/b c cannot be executed", "chmod a+rx"),
+        ("slurmstepd-n1: error: execve(): b: No such file or directory", 2, "b, or a program or", "Install it"),
+        (
+            "mpirun was unable to launch the specified application as it could not access\nor execute an executable:",
+            1,
+            "/opt/t/all_reduce_perf cannot be executed",
+            "chmod a+rx",
+        ),
+        (
+            "mpirun was unable to find the specified executable file, and therefore did not",
+            1,
+            "/opt/t/all_reduce_perf, or a program",
+            "Install it",
+        ),
+        (
+            "/a/all_reduce_perf: error while loading shared libraries: libmpi.so.40: cannot open shared object file",
+            127,
+            "/a/all_reduce_perf cannot be started: libmpi.so.40 is not installed",
+            "LD_LIBRARY_PATH",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_started_gets_the_remedy_for_that(
+    line: str, rc: int, message: str, remedy: str
+) -> None:
+    expected = judge.ExpectedRun(2, 2, 60, program="/opt/t/all_reduce_perf")
+    found_problem = judge.judge_output(parse.parse_text(line), expected, rc, False)
+    assert found_problem is not None and found_problem.kind == "not_started"
+    assert found_problem.message.startswith(message)
+    assert remedy in found_problem.remedy and "NCCL_DEBUG" not in found_problem.remedy
+
+
+def test_other_exit_statuses_keep_their_remedy() -> None:
+    found_problem = judge.judge_output(parse.parse_text(""), judge.ExpectedRun(2, 2, 60), 2, False)
+    assert found_problem is not None and found_problem.kind == "exit_status"
 
 
 def test_a_threshold_is_judged_at_the_largest_size_only() -> None:
