@@ -16,8 +16,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models impor
 PROGRAM_BY_MEASUREMENT = {"bandwidth": "ib_write_bw", "latency": "ib_write_lat"}
 #: The number of round trips of which a latency is the median: one second at a millisecond each.
 _ROUND_TRIP_COUNT = 1000
-#: The lines around the settings and the table.
-_RULER_LINE = re.compile(r"^-{20,}$", re.MULTILINE)
+#: Lines that are printed by healthy runs, too: the title, the settings and addresses of both ends, and notices of the
+#: program and of libibverbs. With --duration, the first line is always a warning that the peak is not measured.
+_ROUTINE_LINE = re.compile(
+    r"^[^A-Za-z]|^[\w.*/ -]+?\s+: |: (?:ON|OFF)\b|(?:BW|Latency) Test$|^(?:local|remote) address: |^GID: |\bwarning\b|^Conflicting CPU frequency|"
+    r"^Device not recognized to implement inline|^Requested mtu is higher|^Changing to |^Waiting for client|^Please run the same",
+    re.IGNORECASE,
+)
+#: What follows this line has the status of the queue pair, such as 12: the peer did not answer.
+_COMPLETION_ERROR_PREFIX, _STATUS_PREFIX = "Completion with error", "Failed status"
 _MAPPED_IPV4_PREFIX = "0000:0000:0000:0000:0000:ffff:"
 
 
@@ -101,8 +108,9 @@ def parse_bandwidth(output_text: str) -> Optional[float]:
     average_rate = _read_column(output_text, "BW average")
     if average_rate is None:
         return None
-    # The unit without --report_gbits is 2^20 bytes/s.
-    return round(average_rate * 8 * (1 << 20) / 1e9 if "BW average[MB/sec]" in output_text else average_rate, 3)
+    # The unit without --report_gbits is 2^20 bytes/s, which older versions call MB/sec.
+    is_mebibytes = re.search(r"BW average\[Mi?B/sec\]", output_text)
+    return round(average_rate * 8 * (1 << 20) / 1e9 if is_mebibytes else average_rate, 3)
 
 
 def parse_latency(output_text: str) -> Optional[float]:
@@ -113,11 +121,15 @@ def parse_latency(output_text: str) -> Optional[float]:
 
 def parse_failure(output_text: str) -> str:
     """The program's own message on why it measured nothing."""
-    parts = _RULER_LINE.split(output_text)
     message_lines = [
-        line.strip() for part in (parts[0], parts[-1]) for line in part.splitlines() if line.strip()[:1].isalpha()
+        line for line in map(str.strip, output_text.splitlines()) if line and not _ROUTINE_LINE.search(line)
     ]
-    return message_lines[0].rstrip(".") if message_lines else "it printed nothing"
+    if not message_lines:
+        return "it printed no result"
+    statuses = [line for line in message_lines if line.startswith(_STATUS_PREFIX)]
+    if statuses and message_lines[0].startswith((_COMPLETION_ERROR_PREFIX, _STATUS_PREFIX)):
+        return ", ".join(dict.fromkeys((message_lines[0], statuses[0])))
+    return message_lines[0].rstrip(".")
 
 
 def is_refused(output_text: str) -> bool:

@@ -24,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.lease import
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 FIXTURES = Path(__file__).parent / "fixtures" / "perftest"
+BROKEN_OFF = "Completion with error at client, Failed status 12: wr_id 0 syndrom 0x81"
 #: The results of each fixture: Gbit/s, microseconds, and the message of a failure.
 CASES: dict[str, tuple[float | None, float | None, str]] = {
     "bandwidth-infiniband": (394.86, None, ""),
@@ -36,8 +37,18 @@ CASES: dict[str, tuple[float | None, float | None, str]] = {
     "no-device": (None, None, "Did not detect devices"),
     "no-server": (None, None, "Couldn't connect to 10.99.0.2:18515"),
     "unknown-option": (None, None, "ib_write_lat: unrecognized option '--bogus'"),
-    "broken-off": (None, None, "Completion with error at client"),
-    "empty": (None, None, "it printed nothing"),
+    "broken-off": (None, None, BROKEN_OFF),
+    "duration-broken-off": (None, None, BROKEN_OFF),
+    "duration-broken-off-stderr-first": (None, None, BROKEN_OFF),
+    "status-by-name": (
+        None,
+        None,
+        "Completion with error at client, Failed status-transport retry counter exceeded (12): wr_id 0 syndrom 0x81",
+    ),
+    "died-without-a-word": (None, None, "it printed no result"),
+    "warnings-of-libibverbs": (None, None, "ethernet_read_keys: Couldn't read remote address"),
+    "bandwidth-duration-a40": (181.46, None, ""),
+    "empty": (None, None, "it printed no result"),
 }
 
 
@@ -60,6 +71,17 @@ def test_fixture(name: str) -> None:
 
 def test_only_a_refused_connection_is_retried() -> None:
     assert [name for name in CASES if perftest.is_refused(text(name))] == ["no-server"]
+
+
+def test_a_healthy_run_has_no_line_that_reads_like_a_failure() -> None:
+    for name, (gbps, latency, _failure) in CASES.items():
+        if gbps is not None or latency is not None:
+            assert perftest.parse_failure(text(name)) == "it printed no result", name
+
+
+def test_unit_of_newer_versions_without_gbits() -> None:
+    table = "bandwidth-mebibytes"
+    assert perftest.parse_bandwidth(text(table).replace("[MB/sec]", "[MiB/sec]")) == CASES[table][0]
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2000))
