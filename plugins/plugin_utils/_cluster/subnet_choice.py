@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
@@ -13,7 +14,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import Network
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
     DEFAULT_OPTIONS,
+    LOOPBACK_REASON,
     SubnetOptions,
+    UnusableAddress,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets import (
     SharedSubnets,
@@ -24,6 +27,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets i
 
 #: The number of hosts that an error describes in full.
 _MAX_DESCRIBED_HOSTS = 5
+#: Programs would be bound to lo, where neither the path MTU nor RDMA ports of the network show.
+_LOOPBACK_REMEDY = (
+    "An address on the loopback interface, as with BGP to the host, is not supported as the address of a member. Give the "
+    "network cards of all machines addresses of one subnet, or let a tunnel connect the machines with mesh_backend=wireguard."
+)
 
 
 def choose_subnet(facts: Mapping[str, Any], options: SubnetOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
@@ -57,9 +65,13 @@ def _requested_subnet_error(
         host_descriptions.append(f"{len(missing_hosts) - _MAX_DESCRIBED_HOSTS} more hosts are not in it.")
     suggestion = _suggest_subnet(facts, options)
     remedy = f"{suggestion.strip().rstrip('.')}, or put" if suggestion else "Put"
+    unusable_by_host = shared_subnets.survey.unusable_by_network.get(requested_subnet, {})
+    is_on_loopback = any(_find_loopback_address(unusable_by_host.get(host, ())) for host in missing_hosts)
     return InputError(
         " ".join(host_descriptions),
-        f"{remedy} {join_names(missing_hosts)} on the cluster network.",
+        _LOOPBACK_REMEDY
+        if is_on_loopback and not suggestion
+        else f"{remedy} {join_names(missing_hosts)} on the cluster network.",
         subnet=str(requested_subnet),
         hosts=missing_hosts,
     )
@@ -113,30 +125,62 @@ def _no_shared_subnet_error(shared_subnets: SharedSubnets, options: SubnetOption
         f" The closest is {closest_subnet['subnet']}: {closest_subnet['reason']}." if closest_subnet else ""
     )
     needed_hosts = options.min_hosts or len(hosts)
-    remedy = "put the hosts on one network, or let a tunnel connect them with mesh_backend=wireguard."
     return InputError(
         f"No subnet is shared by {needed_hosts} of the {len(hosts)} hosts: {'; '.join(host_descriptions)}.{closest_description}",
-        f"Give cluster_subnet where your cloud gives each machine a single address of it, {remedy}"
-        if any(_describe_single_address(host, shared_subnets) for host in hosts[:_MAX_DESCRIBED_HOSTS])
-        else remedy.capitalize(),
+        _suggest_remedy(
+            [
+                single_address
+                for host in hosts[:_MAX_DESCRIBED_HOSTS]
+                for single_address in [_find_single_address(host, shared_subnets)]
+                if single_address
+            ]
+        ),
         hosts=list(hosts),
+    )
+
+
+def _suggest_remedy(single_addresses: Sequence[UnusableAddress]) -> str:
+    """Suggest a remedy for hosts without a shared subnet. ``single_addresses``: those that some of them have."""
+    if _find_loopback_address(single_addresses):
+        return _LOOPBACK_REMEDY
+    remedy = "put the hosts on one network, or let a tunnel connect them with mesh_backend=wireguard."
+    if single_addresses:
+        return f"Give cluster_subnet where your cloud gives each machine a single address of it, {remedy}"
+    return remedy.capitalize()
+
+
+def _find_loopback_address(unusable_addresses: Sequence[UnusableAddress]) -> UnusableAddress | None:
+    """Return the first address that is unusable only since it is on the loopback interface."""
+    return next(
+        (
+            unusable_address
+            for unusable_address in unusable_addresses
+            if unusable_address.reason == LOOPBACK_REASON
+            and not ipaddress.ip_address(unusable_address.address).is_loopback
+        ),
+        None,
     )
 
 
 def _describe_best_address(host: str, shared_subnets: SharedSubnets) -> str:
     usable_addresses = shared_subnets.survey.usable_by_host[host]
-    if not usable_addresses:
-        return _describe_single_address(host, shared_subnets) or "no usable address"
-    return f"{usable_addresses[0].address}/{usable_addresses[0].prefix_length} ({usable_addresses[0].interface})"
+    host_address = usable_addresses[0] if usable_addresses else _find_single_address(host, shared_subnets)
+    if host_address is None:
+        return "no usable address"
+    return f"{host_address.address}/{host_address.prefix_length} ({host_address.interface})"
 
 
-def _describe_single_address(host: str, shared_subnets: SharedSubnets) -> str:
-    """Describe an address without a subnet, as some clouds assign; or return an empty text.
+def _find_single_address(host: str, shared_subnets: SharedSubnets) -> UnusableAddress | None:
+    """Return an address without a subnet, as some clouds assign, and as BGP to the host has on lo.
 
-    Tunnels do not count.
+    Tunnels do not count, and neither does an address that several hosts have: it belongs to a service, or to WSL.
     """
-    for network, unusable_by_host in shared_subnets.survey.unusable_by_network.items():
-        if network.prefixlen == network.max_prefixlen and network.is_private and not network.is_loopback:
-            for unusable_address in unusable_by_host.get(host, ()):
-                return f"{network} ({unusable_address.interface})"
-    return ""
+    single_addresses = [
+        unusable_by_host[host][0]
+        for network, unusable_by_host in shared_subnets.survey.unusable_by_network.items()
+        if network.prefixlen == network.max_prefixlen
+        and network.is_private
+        and not network.is_loopback
+        and list(unusable_by_host) == [host]
+    ]
+    return min(single_addresses, key=lambda single_address: single_address.reason == LOOPBACK_REASON, default=None)

@@ -43,6 +43,9 @@ _OVERLAY_KINDS = frozenset(
 
 OVERLAY, VIRTUAL, HARDWARE = range(3)
 
+#: The reason of addresses on lo: 127.0.0.1, and those that a machine announces by BGP.
+LOOPBACK_REASON = "it is the loopback interface"
+
 
 class SubnetOptions(NamedTuple):
     """The user's options. Patterns are like those of file names, and match interface names."""
@@ -208,7 +211,7 @@ def _unusable_reason(
 ) -> str | None:
     flags = address_entry.get("flags") or ()
     if address.ip.is_loopback:
-        return "it is the loopback interface"
+        return LOOPBACK_REASON
     if address.ip.is_link_local:
         return "link-local: every interface has such an address"
     if address_entry.get("scope") in ("host", "link", "nowhere"):
@@ -240,7 +243,7 @@ class InterfaceJudge:
         """Return the reason why an interface is not used, or None. ``interfaces_by_name``: those of the host."""
         name = str(interface["name"])
         if interface["kind"] == "loopback":
-            return "it is the loopback interface"
+            return LOOPBACK_REASON
         if interface["state"] not in ("up", "unknown"):
             return f"{name} is {interface['state']}"
         if self.exclude_pattern.match(name):

@@ -418,6 +418,49 @@ def test_single_cloud_addresses_are_reported_with_the_remedy() -> None:
     assert caught.value.remedy.startswith("Give cluster_subnet where your cloud")
 
 
+def loopback(*addresses: str) -> dict[str, Any]:
+    return virtual("lo", "127.0.0.1/8", *addresses, kind="loopback", mtu=65536)
+
+
+#: https://github.com/NVIDIA/nccl/issues/1053: each machine announces the address on lo by BGP over both of its cards.
+BGP_TO_THE_HOST = hosts(
+    *[
+        [
+            loopback(f"10.20.30.{host}/32"),
+            interface("lan0", f"fe80::ac0:ebff:fedd:ee0{host}/64", mtu=9000),
+            interface("lan1", f"fe80::ac0:ebff:feaa:bb0{host}/64", mtu=9000),
+        ]
+        for host in (1, 2, 3)
+    ]
+)
+
+
+@pytest.mark.parametrize("subnet", [None, "10.20.30.0/24"])
+def test_addresses_on_the_loopback_interface_are_reported_as_unsupported(subnet: str | None) -> None:
+    with pytest.raises(InputError) as caught:
+        choose_subnet(BGP_TO_THE_HOST, build_options(subnet))
+    assert "10.20.30.1" in caught.value.message and ("(lo)" in caught.value.message) == (subnet is None)
+    assert "loopback interface, as with BGP to the host, is not supported" in caught.value.remedy
+    assert "mesh_backend=wireguard" in caught.value.remedy and "cluster_subnet" not in caught.value.remedy
+
+
+def test_loopback_addresses_beside_a_shared_subnet_are_ignored() -> None:
+    facts = hosts(*[[loopback(f"10.20.30.{host}/32"), interface("eno1", f"10.0.0.{host}/24")] for host in (1, 2)])
+    assert choose_subnet(facts)["subnet"] == "10.0.0.0/24"
+    with pytest.raises(InputError) as caught:
+        choose_subnet(facts, build_options("10.20.30.0/24"))
+    assert caught.value.remedy.startswith("Give cluster_subnet=10.0.0.0/24")
+
+
+@pytest.mark.parametrize("shared", ["10.255.255.254/32", "172.16.100.22/32"], ids=["WSL", "virtual server"])
+def test_address_that_every_loopback_interface_has_is_not_an_address_of_the_machine(shared: str) -> None:
+    facts = hosts(*[[loopback(shared), interface("eth0", f"172.{host}.0.5/20")] for host in (18, 30)])
+    with pytest.raises(InputError) as caught:
+        choose_subnet(facts)
+    assert shared not in caught.value.message and "loopback" not in caught.value.remedy
+    assert caught.value.remedy.startswith("Put the hosts on one network")
+
+
 @pytest.mark.parametrize(
     ("facts", "options", "words"),
     [
