@@ -98,7 +98,7 @@ def work(module: AnsibleModule) -> ModuleResult:
         directory_result = folder.ensure_jobs_mount(run, present=False, check_mode=check_mode)
         file_steps = managed_files.ensure_files(files.removal_entries(params["cluster"]), check_mode)
     else:
-        host_state = host.read_job_host(run, Tree())
+        host_state = host.read_job_host(run, Tree(), params["settings"])
         host.refuse_ephemeral_ports(params["settings"], host_state.local_ports)
         file_steps = managed_files.ensure_files(files.desired_entries(params, host_state), check_mode)
         program_result = apply_changes(list(program_changes.values()), {}, check_mode)

@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute impo
     ADDRESS_COMMAND,
     ROUTE_COMMANDS,
     group_by_master,
+    list_reachable_networks,
     parse_addresses,
     parse_default_routes,
 )
@@ -66,7 +67,12 @@ def gather_facts(
             "gpus": gpus,
             "local_ports": read_local_ports(tree),
             "may_lock_memory": can_lock_memory(),
-            "rdma": name_fabric(select_usable_ports(rdma_ports, [interface["rdma"] for interface in interfaces])),
+            "rdma": name_fabric(
+                select_usable_ports(
+                    rdma_ports,
+                    [interface["rdma"] for interface in interfaces if list_reachable_networks(interface)],
+                )
+            ),
         },
     }
 

@@ -180,6 +180,15 @@ class _OutputReader:
         ]
 
 
+def list_reachable_networks(link: IpLink) -> List[str]:
+    """Return the subnets of the addresses that other machines can reach: those that are not link-local."""
+    return [
+        address["subnet"]
+        for address in link["addresses"]
+        if address["scope"] == "global" and not ipaddress.ip_address(address["address"]).is_link_local
+    ]
+
+
 def group_by_master(links: List[IpLink]) -> Dict[str, List[str]]:
     """Return the ports of each bond and bridge, sorted by name, from the master that each port reports."""
     members_by_master: Dict[str, List[str]] = {}

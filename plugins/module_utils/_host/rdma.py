@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Optional, Sequence
+from typing import Container, List, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Nic, Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import Gid, InterfaceRdma, RdmaPort
@@ -15,6 +15,11 @@ _RDMA_CLASS = "sys/class/infiniband"
 _EMPTY_GID = re.compile(r"^[0:]*$")
 #: An identifier that consists only of the prefix fe80::, without an interface part, is unset, too.
 _BARE_PREFIX = "fe80:0000:0000:0000:0000:0000:0000:0000"
+#: The smallest number of ports that count as rails: machines with four GPUs or more have them.
+_MIN_RAILS = 4
+
+#: A device and the number of its port.
+PortKey = Tuple[str, int]
 
 
 def parse_state(text: Optional[str]) -> str:
@@ -72,24 +77,47 @@ def _read_gids(tree: Tree, port_directory: str) -> List[Gid]:
 
 
 def select_usable_ports(
-    rdma_ports: Sequence[RdmaPort], interface_ports: Sequence[Optional[InterfaceRdma]]
+    rdma_ports: Sequence[RdmaPort], addressed_ports: Sequence[Optional[InterfaceRdma]]
 ) -> List[RdmaPort]:
     """Return the active ports that jobs can use, each once.
 
-    ``interface_ports``: those behind interfaces; a bond and its members share a device. RoCE needs the addresses of an
-    interface, InfiniBand does not: its ports often have none, without IPoIB. Ports of the two cannot connect to each
-    other, so only those of the fabric with the fastest port count.
+    ``addressed_ports``: those behind interfaces that other machines can reach, by an address that is not link-local; a
+    bond and its members share a device. RoCE needs such an address, InfiniBand does not: its ports often have none,
+    without IPoIB. Ports of the two cannot connect to each other, so only those of the fabric with the fastest port count.
     """
-    addressed_ports = {(port["device"], port["port"]) for port in interface_ports if port}
+    addressed_keys = {(port["device"], port["port"]) for port in addressed_ports if port}
     active_ports = [
         port
         for port in rdma_ports
-        if port["state"] == "active" and (_is_infiniband(port) or (port["device"], port["port"]) in addressed_ports)
+        if port["state"] == "active" and (_is_infiniband(port) or (port["device"], port["port"]) in addressed_keys)
     ]
     fastest_port = max(active_ports, key=lambda port: (port["rate_gbps"] or 0, _is_infiniband(port)), default=None)
     if fastest_port is None:
         return []
     return [port for port in active_ports if _is_infiniband(port) == _is_infiniband(fastest_port)]
+
+
+def select_cluster_ports(
+    usable_ports: Sequence[RdmaPort], cluster_ports: Container[PortKey], gpu_count: int
+) -> List[RdmaPort]:
+    """Return the ports of the cluster's own fabric among the usable ones of a host.
+
+    ``cluster_ports``: those on the cluster's network. Ports that are slower than the fastest are for management or
+    storage. Rails are networks of their own, one for each GPU, for each two or for half of one; fewer or more RoCE
+    ports outside of the cluster's network are in other ones, such as on a cable to another machine.
+    """
+    fastest_rate = max((port["rate_gbps"] or 0 for port in usable_ports), default=0)
+    fastest_ports = [port for port in usable_ports if (port["rate_gbps"] or 0) == fastest_rate]
+    own_ports = [
+        port for port in fastest_ports if not _is_infiniband(port) and (port["device"], port["port"]) in cluster_ports
+    ]
+    has_rails = _MIN_RAILS <= len(fastest_ports) <= 2 * gpu_count
+    return own_ports if own_ports and not has_rails else fastest_ports
+
+
+def is_roce_port(port: RdmaPort) -> bool:
+    """Whether NCCL would use the port of itself if it is active: not InfiniBand, and not EFA, which needs a plugin."""
+    return port["link_layer"] == "Ethernet"
 
 
 def name_fabric(usable: Sequence[RdmaPort]) -> str:

@@ -490,10 +490,14 @@ def network_variables(world: World, interface: str, rdma: Mapping[str, List[str]
     }
     if rdma_devices and {node.name for node in world.nodes} <= set(rdma.get("peers", [])):
         variables["NCCL_IB_HCA"] = "=" + ",".join(rdma_devices)
+        # /etc/nccl.conf disables it where not every member of the cluster can be reached by RDMA.
+        variables["NCCL_IB_DISABLE"] = "0"
         variables["UCX_NET_DEVICES"] = ",".join([*rdma_devices, interface])
     elif rdma_devices:
         # NCCL would choose the devices and hang, since they do not reach other sites.
         variables["NCCL_IB_DISABLE"] = "1"
+        # Network plugins, such as those of HPC-X and for EFA, ignore NCCL_IB_DISABLE.
+        variables["NCCL_NET"] = "Socket"
     return variables
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, push
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
@@ -36,7 +36,7 @@ _MANAGED_HEADER = "# Written by gpumesh.cluster.\n"
 
 def desired_entries(params: Mapping[str, Any], host: JobHost) -> List[Dict[str, Any]]:
     """Return the desired files, except the programs, for managed_files. ``params``: the module's parameters."""
-    job_settings = add_rdma_devices(params["settings"], host.rdma_devices, params["rdma"])
+    job_settings = add_rdma_devices(params["settings"], host, params["rdma"])
     removed_entries = [
         {"path": path, "state": "absent"}
         for name, (path, _mode) in PROGRAM_FILES.items()
@@ -100,28 +100,46 @@ def removal_entries(cluster: str) -> List[Dict[str, Any]]:
     return [*({"path": path, "state": "absent"} for path in paths), lines]
 
 
-def add_rdma_devices(settings: Mapping[str, Any], devices: Sequence[str], rdma_enabled: bool) -> Dict[str, Any]:
+def add_rdma_devices(settings: Mapping[str, Any], host: JobHost, rdma_enabled: bool) -> Dict[str, Any]:
     """Add the RDMA devices of this host to the settings. Without devices, or with RDMA disabled, no RDMA peers stay.
 
-    NCCL is configured not to use devices without peers, which it would otherwise detect itself.
+    NCCL is configured not to use devices without peers, which it would otherwise detect itself. That includes devices
+    of other networks, where the host has none in the cluster's.
     """
-    peers = settings["rdma"]["peers"] if devices and rdma_enabled else []
-    return {**settings, "rdma": {"devices": list(devices), "peers": peers}}
+    peers = settings["rdma"]["peers"] if host.rdma_devices and rdma_enabled else []
+    return {**settings, "rdma": {"devices": list(host.rdma_devices or host.other_rdma_devices), "peers": peers}}
 
 
 def render_nccl_conf(settings: Mapping[str, Any]) -> str:
-    """Return lines for /etc/nccl.conf, which also applies outside of jobs: only settings that suit every member."""
-    conf_lines = [f"NCCL_SOCKET_IFNAME=={settings['interface']}"]
+    """Return lines for /etc/nccl.conf, which also applies outside of jobs: only settings that suit every member.
+
+    In jobs, the task prolog overrides them. NCCL_NET has no value that would do so, so it is set only without RDMA peers.
+    """
+    conf_lines = [
+        "# The interface with this machine's cluster address: NCCL might choose one that others cannot reach.",
+        f"NCCL_SOCKET_IFNAME=={settings['interface']}",
+    ]
     rdma = settings["rdma"]
-    if rdma["devices"]:
-        all_have_rdma = set(settings["members"]) <= set(rdma["peers"])
-        conf_lines.append(f"NCCL_IB_HCA=={','.join(rdma['devices'])}" if all_have_rdma else "NCCL_IB_DISABLE=1")
+    if not rdma["devices"]:
+        return "\n".join(conf_lines)
+    if set(settings["members"]) <= set(rdma["peers"]):
+        conf_lines += [
+            "# The RDMA ports of the cluster's fabric: NCCL would also use those of other networks, and hang.",
+            f"NCCL_IB_HCA=={','.join(rdma['devices'])}",
+        ]
+    else:
+        conf_lines += ["# Not every member can be reached by RDMA, so NCCL would hang.", "NCCL_IB_DISABLE=1"]
+        if not rdma["peers"]:
+            conf_lines += [
+                "# No member can: this is for network plugins, which ignore NCCL_IB_DISABLE.",
+                "NCCL_NET=Socket",
+            ]
     return "\n".join(conf_lines)
 
 
 def find_differences(run: Runner, params: Mapping[str, Any]) -> managed_files.LayerDifferences:
     """Describe how this host differs from the module's parameters."""
-    host = read_job_host(run, Tree())
+    host = read_job_host(run, Tree(), params["settings"])
     refuse_ephemeral_ports(params["settings"], host.local_ports)
     # The mount is not compared: only mounting would show whether a container may mount.
     messages, nothing_exists = managed_files.differences(desired_entries(params, host))

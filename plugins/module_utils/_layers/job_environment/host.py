@@ -5,17 +5,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Set
+import ipaddress
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree, read_nic
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import ADDRESS_COMMAND, parse_addresses
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import (
+    ADDRESS_COMMAND,
+    list_reachable_networks,
+    parse_addresses,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel import may_lock_memory, read_local_ports
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import LocalPorts
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import InterfaceRdma, LocalPorts, RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import (
+    PortKey,
     find_rdma_port,
+    is_roce_port,
     read_ports,
+    select_cluster_ports,
     select_usable_ports,
 )
 
@@ -29,17 +38,40 @@ class JobHost(NamedTuple):
     may_lock_memory: bool
     #: The active RDMA ports that jobs use, as NCCL and UCX name them: DEVICE:PORT.
     rdma_devices: Sequence[str]
+    #: The active RoCE ports that NCCL would choose, but that are not in the cluster's network.
+    other_rdma_devices: Sequence[str] = ()
 
 
-def read_job_host(run: Runner, tree: Tree) -> JobHost:
-    """Read the state of the host."""
+def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHost:
+    """Read the state of the host. ``settings`` has the cluster's interface, and the addresses of its members."""
     rdma_ports = read_ports(tree)
-    interface_names = [link["name"] for link in parse_addresses(run(ADDRESS_COMMAND).stdout)] if rdma_ports else []
-    job_ports = select_usable_ports(
-        rdma_ports, [find_rdma_port(name, read_nic(tree, name), rdma_ports) for name in interface_names]
-    )
-    device_names = [f"{port['device']}:{port['port']}" for port in job_ports]
-    return JobHost(read_local_ports(tree), may_lock_memory(), device_names)
+    links = parse_addresses(run(ADDRESS_COMMAND).stdout) if rdma_ports else []
+    member_addresses = [ipaddress.ip_address(address) for address in settings["members"].values()]
+    addressed_ports: List[InterfaceRdma] = []
+    cluster_ports: Set[PortKey] = set()
+    for link in links:
+        port = find_rdma_port(link["name"], read_nic(tree, link["name"]), rdma_ports)
+        networks = list_reachable_networks(link)
+        if port is None or not networks:
+            continue
+        addressed_ports.append(port)
+        if link["name"] == settings["interface"] or any(
+            address in ipaddress.ip_network(network) for network in networks for address in member_addresses
+        ):
+            cluster_ports.add((port["device"], port["port"]))
+    usable_ports = select_usable_ports(rdma_ports, addressed_ports)
+    gpus = read_gpus(tree, tree.list_pci_devices())
+    # Without the driver, GPUs are seen on the bus only.
+    gpu_count = max(gpus["count"], len(gpus["pci_addresses"]))
+    job_ports = select_cluster_ports(usable_ports, cluster_ports, gpu_count)
+    other_ports = [
+        port for port in rdma_ports if port["state"] == "active" and is_roce_port(port) and port not in job_ports
+    ]
+    return JobHost(read_local_ports(tree), may_lock_memory(), _name_devices(job_ports), _name_devices(other_ports))
+
+
+def _name_devices(rdma_ports: Sequence[RdmaPort]) -> List[str]:
+    return [f"{port['device']}:{port['port']}" for port in rdma_ports]
 
 
 def refuse_ephemeral_ports(settings: Mapping[str, Any], local_ports: Optional[LocalPorts]) -> None:

@@ -36,6 +36,13 @@ def entries_by_path(params: Any, node: host.JobHost) -> dict[str, Any]:
     return {entry["path"]: entry for entry in files.desired_entries(params, node)}
 
 
+def nccl_settings(entries: dict[str, Any]) -> str:
+    """The lines of /etc/nccl.conf, each of which has a comment with its reason."""
+    lines = entries["/etc/nccl.conf"]["content"].splitlines()
+    assert [line[0] for line in lines] == ["#", "N"] * (len(lines) // 2)
+    return "\n".join(lines[1::2])
+
+
 @pytest.fixture(name="program_paths")
 def _program_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """The paths of the programs by name, in this folder."""
@@ -99,12 +106,13 @@ def test_removal_keeps_the_shared_directory() -> None:
         (["n1", "n2"], [], "NCCL_SOCKET_IFNAME==gpumesh0"),
         (["n1", "n2"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_HCA==mlx5_0:1"),
         (["n1"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_DISABLE=1"),
+        ([], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_DISABLE=1\nNCCL_NET=Socket"),
     ],
 )
 def test_nccl_conf_contains_only_settings_valid_for_all_peers(peers: Any, devices: Any, lines: str) -> None:
     params = {**PARAMS, "settings": {**SETTINGS, "rdma": {"devices": [], "peers": peers}}}
     entries = entries_by_path(params, PLAIN._replace(rdma_devices=devices))
-    assert entries["/etc/nccl.conf"]["content"] == lines
+    assert nccl_settings(entries) == lines
     written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
     assert written == {**SETTINGS, "rdma": {"devices": devices, "peers": peers if devices else []}}
 
@@ -113,7 +121,7 @@ def test_disabled_rdma_is_disabled_in_nccl() -> None:
     entries = entries_by_path({**PARAMS, "rdma": False}, PLAIN._replace(rdma_devices=["mlx5_0:1"]))
     written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
     assert written["rdma"] == {"devices": ["mlx5_0:1"], "peers": []}
-    assert entries["/etc/nccl.conf"]["content"].endswith("\nNCCL_IB_DISABLE=1")
+    assert nccl_settings(entries).endswith("\nNCCL_IB_DISABLE=1\nNCCL_NET=Socket")
     plain = entries_by_path({**PARAMS, "rdma": False}, PLAIN)
     assert "NCCL_IB" not in plain["/etc/nccl.conf"]["content"]
 
@@ -156,7 +164,9 @@ def test_ports_without_ipoib(tmp_path: Path) -> None:
             (folder / name).write_text(f"{text}\n")
     (tmp_path / "sys/class/net/eth0/device/infiniband/mlx5_0").mkdir(parents=True)
     addresses = json.dumps([{"ifindex": 2, "ifname": "eth0", "flags": ["UP"], "mtu": 1500, "link_type": "ether"}])
-    found = host.read_job_host(lambda *_args, **_options: CommandResult(0, addresses, ""), Tree(str(tmp_path)))
+    found = host.read_job_host(
+        lambda *_args, **_options: CommandResult(0, addresses, ""), Tree(str(tmp_path)), SETTINGS
+    )
     assert found.rdma_devices == ["mlx5_1:1"]
 
 
