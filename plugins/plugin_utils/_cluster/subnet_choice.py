@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.addresses import Network
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnet_placement import (
     DEFAULT_OPTIONS,
-    LOOPBACK_REASON,
+    INTERNAL_REASONS,
     SubnetOptions,
     UnusableAddress,
 )
@@ -27,10 +27,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.subnets i
 
 #: The number of hosts that an error describes in full.
 _MAX_DESCRIBED_HOSTS = 5
-#: Programs would be bound to lo, where neither the path MTU nor RDMA ports of the network show.
-_LOOPBACK_REMEDY = (
-    "An address on the loopback interface, as with BGP to the host, is not supported as the address of a member. Give the "
-    "network cards of all machines addresses of one subnet, or let a tunnel connect the machines with mesh_backend=wireguard."
+#: NCCL that is told to use lo takes 127.0.0.1 (https://github.com/NVIDIA/nccl/issues/1053).
+_INTERNAL_REMEDY = (
+    "An address on a loopback interface, dummy interface or VRF, as with BGP to the host, is not supported as the address of "
+    "a member. Give the network cards of all machines addresses of one subnet, or let a tunnel connect the machines with "
+    "mesh_backend=wireguard."
 )
 
 
@@ -66,11 +67,11 @@ def _requested_subnet_error(
     suggestion = _suggest_subnet(facts, options)
     remedy = f"{suggestion.strip().rstrip('.')}, or put" if suggestion else "Put"
     unusable_by_host = shared_subnets.survey.unusable_by_network.get(requested_subnet, {})
-    is_on_loopback = any(_find_loopback_address(unusable_by_host.get(host, ())) for host in missing_hosts)
+    is_internal = any(_find_internal_address(unusable_by_host.get(host, ())) for host in missing_hosts)
     return InputError(
         " ".join(host_descriptions),
-        _LOOPBACK_REMEDY
-        if is_on_loopback and not suggestion
+        _INTERNAL_REMEDY
+        if is_internal and not suggestion
         else f"{remedy} {join_names(missing_hosts)} on the cluster network.",
         subnet=str(requested_subnet),
         hosts=missing_hosts,
@@ -141,21 +142,21 @@ def _no_shared_subnet_error(shared_subnets: SharedSubnets, options: SubnetOption
 
 def _suggest_remedy(single_addresses: Sequence[UnusableAddress]) -> str:
     """Suggest a remedy for hosts without a shared subnet. ``single_addresses``: those that some of them have."""
-    if _find_loopback_address(single_addresses):
-        return _LOOPBACK_REMEDY
+    if _find_internal_address(single_addresses):
+        return _INTERNAL_REMEDY
     remedy = "put the hosts on one network, or let a tunnel connect them with mesh_backend=wireguard."
     if single_addresses:
         return f"Give cluster_subnet where your cloud gives each machine a single address of it, {remedy}"
     return remedy.capitalize()
 
 
-def _find_loopback_address(unusable_addresses: Sequence[UnusableAddress]) -> UnusableAddress | None:
-    """Return the first address that is unusable only since it is on the loopback interface."""
+def _find_internal_address(unusable_addresses: Sequence[UnusableAddress]) -> UnusableAddress | None:
+    """Return the first address that a machine has for itself, other than 127.0.0.1."""
     return next(
         (
             unusable_address
             for unusable_address in unusable_addresses
-            if unusable_address.reason == LOOPBACK_REASON
+            if unusable_address.reason in INTERNAL_REASONS
             and not ipaddress.ip_address(unusable_address.address).is_loopback
         ),
         None,
@@ -183,4 +184,4 @@ def _find_single_address(host: str, shared_subnets: SharedSubnets) -> UnusableAd
         and not network.is_loopback
         and list(unusable_by_host) == [host]
     ]
-    return min(single_addresses, key=lambda single_address: single_address.reason == LOOPBACK_REASON, default=None)
+    return min(single_addresses, key=lambda single_address: single_address.reason in INTERNAL_REASONS, default=None)

@@ -43,8 +43,13 @@ _OVERLAY_KINDS = frozenset(
 
 OVERLAY, VIRTUAL, HARDWARE = range(3)
 
-#: The reason of addresses on lo: 127.0.0.1, and those that a machine announces by BGP.
-LOOPBACK_REASON = "it is the loopback interface"
+#: Why addresses are not used that a machine has for itself, on no network: 127.0.0.1, and those that it announces by BGP.
+_LOOPBACK_REASON = "it is the loopback interface"
+_REASON_BY_LINK_KIND = {
+    "dummy": "it is on a dummy interface, which sends to nobody",
+    "vrf": "it is on a VRF, which is no network itself",
+}
+INTERNAL_REASONS = (_LOOPBACK_REASON, *_REASON_BY_LINK_KIND.values())
 
 
 class SubnetOptions(NamedTuple):
@@ -211,7 +216,7 @@ def _unusable_reason(
 ) -> str | None:
     flags = address_entry.get("flags") or ()
     if address.ip.is_loopback:
-        return LOOPBACK_REASON
+        return _LOOPBACK_REASON
     if address.ip.is_link_local:
         return "link-local: every interface has such an address"
     if address_entry.get("scope") in ("host", "link", "nowhere"):
@@ -242,8 +247,8 @@ class InterfaceJudge:
     ) -> str | None:
         """Return the reason why an interface is not used, or None. ``interfaces_by_name``: those of the host."""
         name = str(interface["name"])
-        if interface["kind"] == "loopback":
-            return LOOPBACK_REASON
+        if interface["kind"] == "loopback" or interface.get("link_kind") in _REASON_BY_LINK_KIND:
+            return _REASON_BY_LINK_KIND.get(str(interface.get("link_kind")), _LOOPBACK_REASON)
         if interface["state"] not in ("up", "unknown"):
             return f"{name} is {interface['state']}"
         if self.exclude_pattern.match(name):

@@ -422,25 +422,31 @@ def loopback(*addresses: str) -> dict[str, Any]:
     return virtual("lo", "127.0.0.1/8", *addresses, kind="loopback", mtu=65536)
 
 
-#: https://github.com/NVIDIA/nccl/issues/1053: each machine announces the address on lo by BGP over both of its cards.
-BGP_TO_THE_HOST = hosts(
-    *[
-        [
-            loopback(f"10.20.30.{host}/32"),
-            interface("lan0", f"fe80::ac0:ebff:fedd:ee0{host}/64", mtu=9000),
-            interface("lan1", f"fe80::ac0:ebff:feaa:bb0{host}/64", mtu=9000),
-        ]
-        for host in (1, 2, 3)
-    ]
-)
+#: Where a machine has the address that it announces by BGP: https://github.com/NVIDIA/nccl/issues/1053 for lo.
+INTERNAL_INTERFACES = {
+    "lo": {"kind": "loopback"},
+    "dummy0": {"kind": "other", "link_kind": "dummy", "state": "unknown"},
+    "vrf-blue": {"kind": "other", "link_kind": "vrf"},
+}
 
 
+@pytest.mark.parametrize("name", INTERNAL_INTERFACES)
 @pytest.mark.parametrize("subnet", [None, "10.20.30.0/24"])
-def test_addresses_on_the_loopback_interface_are_reported_as_unsupported(subnet: str | None) -> None:
+def test_addresses_that_are_announced_by_bgp_are_reported_as_unsupported(subnet: str | None, name: str) -> None:
+    facts = hosts(
+        *[
+            [
+                virtual(name, f"10.20.30.{host}/32", **INTERNAL_INTERFACES[name]),
+                interface("lan0", f"fe80::ac0:ebff:fedd:ee0{host}/64", mtu=9000),
+                interface("lan1", f"fe80::ac0:ebff:feaa:bb0{host}/64", mtu=9000),
+            ]
+            for host in (1, 2, 3)
+        ]
+    )
     with pytest.raises(InputError) as caught:
-        choose_subnet(BGP_TO_THE_HOST, build_options(subnet))
-    assert "10.20.30.1" in caught.value.message and ("(lo)" in caught.value.message) == (subnet is None)
-    assert "loopback interface, as with BGP to the host, is not supported" in caught.value.remedy
+        choose_subnet(facts, build_options(subnet))
+    assert "10.20.30.1" in caught.value.message and (f"({name})" in caught.value.message) == (subnet is None)
+    assert "as with BGP to the host, is not supported" in caught.value.remedy
     assert "mesh_backend=wireguard" in caught.value.remedy and "cluster_subnet" not in caught.value.remedy
 
 
