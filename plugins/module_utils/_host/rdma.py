@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import Container, List, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Nic, Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import Gid, InterfaceRdma, RdmaPort
@@ -97,22 +98,50 @@ def select_usable_ports(
     return [port for port in active_ports if _is_infiniband(port) == _is_infiniband(fastest_port)]
 
 
+def read_board_ids(tree: Tree, rdma_ports: Sequence[RdmaPort]) -> Dict[str, str]:
+    """Read the identifier of the card's model by device. Drivers other than Mellanox's may not have one."""
+    return {
+        port["device"]: tree.read(_RDMA_CLASS, port["device"], "board_id") or port["driver"] or ""
+        for port in rdma_ports
+    }
+
+
 def select_cluster_ports(
-    usable_ports: Sequence[RdmaPort], cluster_ports: Container[PortKey], gpu_count: int
+    usable_ports: Sequence[RdmaPort],
+    cluster_ports: Container[PortKey],
+    gpu_count: int,
+    board_by_device: Mapping[str, str],
 ) -> List[RdmaPort]:
     """Return the ports of the cluster's own fabric among the usable ones of a host.
 
-    ``cluster_ports``: those on the cluster's network. Ports that are slower than the fastest are for management or
-    storage. Rails are networks of their own, one for each GPU, for each two or for half of one; fewer or more RoCE
-    ports outside of the cluster's network are in other ones, such as on a cable to another machine.
+    ``cluster_ports``: those on the cluster's network. ``board_by_device``: of all devices, also those that are down. Ports
+    that are slower than the fastest are for management or storage, and so are other cards beside rails. Rails are networks
+    of their own, one for each GPU, for each two or for half of one; fewer or more RoCE ports outside of the cluster's
+    network are in other ones, such as on a cable to another machine.
     """
     fastest_rate = max((port["rate_gbps"] or 0 for port in usable_ports), default=0)
     fastest_ports = [port for port in usable_ports if (port["rate_gbps"] or 0) == fastest_rate]
+    rail_board = _find_rail_board(fastest_ports, gpu_count, board_by_device)
+    if rail_board is not None:
+        fastest_ports = [port for port in fastest_ports if board_by_device.get(port["device"]) == rail_board]
     own_ports = [
         port for port in fastest_ports if not _is_infiniband(port) and (port["device"], port["port"]) in cluster_ports
     ]
     has_rails = _MIN_RAILS <= len(fastest_ports) <= 2 * gpu_count
     return own_ports if own_ports and not has_rails else fastest_ports
+
+
+def _find_rail_board(
+    fastest_ports: Sequence[RdmaPort], gpu_count: int, board_by_device: Mapping[str, str]
+) -> Optional[str]:
+    """Return the only model of card of which there are as many as rails, if there is one."""
+    fast_boards = {board_by_device.get(port["device"]) for port in fastest_ports}
+    card_counts = Counter(board for board in board_by_device.values() if board in fast_boards)
+    for rail_count in (gpu_count, 2 * gpu_count, gpu_count // 2):
+        rail_boards = [board for board, card_count in card_counts.items() if card_count == rail_count >= _MIN_RAILS]
+        if len(rail_boards) == 1:
+            return rail_boards[0]
+    return None
 
 
 def is_roce_port(port: RdmaPort) -> bool:

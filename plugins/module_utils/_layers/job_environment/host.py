@@ -23,6 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import 
     PortKey,
     find_rdma_port,
     is_roce_port,
+    read_board_ids,
     read_ports,
     select_cluster_ports,
     select_usable_ports,
@@ -63,7 +64,7 @@ def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHo
     gpus = read_gpus(tree, tree.list_pci_devices())
     # Without the driver, GPUs are seen on the bus only.
     gpu_count = max(gpus["count"], len(gpus["pci_addresses"]))
-    job_ports = select_cluster_ports(usable_ports, cluster_ports, gpu_count)
+    job_ports = select_cluster_ports(usable_ports, cluster_ports, gpu_count, read_board_ids(tree, rdma_ports))
     other_ports = [
         port for port in rdma_ports if port["state"] == "active" and is_roce_port(port) and port not in job_ports
     ]

@@ -23,13 +23,15 @@ IB, ROCE, EFA = "InfiniBand", "Ethernet", "Unspecified"
 
 
 class Card(NamedTuple):
-    """A port of a card: its RDMA device (empty without RDMA), interface (empty without one), layer, rate and address."""
+    """A port of a card: its RDMA device (empty without RDMA), interface (empty without one), layer, rate, address, model."""
 
     device: str
     interface: str
     layer: str
     rate: int
     address: str = ""
+    board: str = ""
+    state: str = "4: ACTIVE"
 
 
 class Machine(NamedTuple):
@@ -122,6 +124,64 @@ MACHINES = {
         ],
         [numbered("mlx5_", 8)],
     ),
+    "DGX H100, InfiniBand of the same rate for storage": Machine(
+        "https://docs.nvidia.com/dgx/dgxh100-user-guide/",
+        "the identifiers of the cards; the addresses",
+        8,
+        ("eno3", "10.1.0.7/24"),
+        [
+            Card("", "eno3", "", 10, "10.1.0.7/24"),
+            *(card._replace(board="compute") for card in rails("mlx5_", 8, 400, IB)),
+            *(card._replace(board="storage") for card in rails("mlx5_", 4, 400, IB, first=8)),
+        ],
+        [numbered("mlx5_", 8)],
+    ),
+    "DGX H100, one link down": Machine(
+        "https://docs.nvidia.com/dgx/dgxh100-user-guide/",
+        "the identifiers of the cards; the addresses",
+        8,
+        ("eno3", "10.1.0.7/24"),
+        [
+            Card("", "eno3", "", 10, "10.1.0.7/24"),
+            *(card._replace(board="compute") for card in rails("mlx5_", 7, 400, IB)),
+            Card("mlx5_7", "rail7", IB, 10, board="compute", state="1: DOWN"),
+            *(card._replace(board="storage") for card in rails("mlx5_", 4, 400, IB, first=8)),
+        ],
+        [numbered("mlx5_", 7)],
+    ),
+    "HGX B200, BlueField-3 for storage": Machine(
+        "https://docs.nvidia.com/enterprise-reference-architectures/",
+        "the DPUs are as fast as the rails; the identifiers of the cards; the addresses",
+        8,
+        ("eno1", "10.1.0.7/24"),
+        [
+            Card("", "eno1", "", 10, "10.1.0.7/24"),
+            *(card._replace(board="compute") for card in rails("mlx5_", 8, 400)),
+            Card("mlx5_8", "dpu0", ROCE, 400, "10.50.0.7/24", "storage"),
+            Card("mlx5_9", "dpu1", ROCE, 400, "10.50.1.7/24", "storage"),
+        ],
+        [numbered("mlx5_", 8)],
+    ),
+    "HGX H100, one rail with a card of another model": Machine(
+        "a repaired machine",
+        "all",
+        8,
+        ("eno1", "10.1.0.7/24"),
+        [
+            Card("", "eno1", "", 10, "10.1.0.7/24"),
+            *(card._replace(board="old") for card in rails("mlx5_", 7, 400)),
+            *(card._replace(board="new") for card in rails("mlx5_", 1, 400, first=7)),
+        ],
+        [numbered("mlx5_", 8)],
+    ),
+    "GH200, one InfiniBand port": Machine(
+        "https://docs.nvidia.com/dgx/dgxgh200-user-guide/",
+        "the addresses",
+        1,
+        ("enP6p3s0f0", "10.1.0.7/24"),
+        [Card("", "enP6p3s0f0", "", 25, "10.1.0.7/24"), Card("mlx5_0", "", IB, 400)],
+        [hca("mlx5_0")],
+    ),
     "ND H100 v5, an InfiniBand VM": Machine(
         "https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/ndh100v5-series",
         "the addresses",
@@ -201,8 +261,9 @@ def create_tree(root: Path, machine: Machine) -> Tree:
         if card.device:
             port = root / f"sys/class/infiniband/{card.device}/ports/1"
             port.mkdir(parents=True)
-            for name, text in (("state", "4: ACTIVE"), ("link_layer", card.layer), ("rate", f"{card.rate} Gb/sec")):
+            for name, text in (("state", card.state), ("link_layer", card.layer), ("rate", f"{card.rate} Gb/sec")):
                 (port / name).write_text(f"{text}\n", encoding="utf-8")
+            (port.parents[1] / "board_id").write_text(f"{card.board}\n", encoding="utf-8")
     return Tree(str(root))
 
 
