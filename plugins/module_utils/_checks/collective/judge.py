@@ -181,7 +181,8 @@ def _describe_start_failure(
         if missing_library:
             return CollectiveProblem(
                 "not_started",
-                f"{missing_library.group('path')} cannot be started: {missing_library.group('library')} is not installed, or not where the dynamic linker looks.",
+                f"{missing_library.group('path')} cannot be started: {missing_library.group('library')} is not installed, "
+                "or not where the dynamic linker looks.",
                 "Install the library on each node, in a folder of ldconfig, or give its folder in LD_LIBRARY_PATH.",
             )
     reports = "\n".join(parsed_output["failures"])
