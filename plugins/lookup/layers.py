@@ -72,11 +72,12 @@ class LookupModule(LookupBase):
     ) -> list[dict[str, Any]]:
         """Return the layers; see DOCUMENTATION."""
         self.set_options(var_options=variables, direct=options)
-        layers = [layer for term in terms for layer in _select(str(term))]
+        layers = [layer for term in terms for layer in select_layers(str(term))]
         return [{"name": layer.name, "claim": layer.claim, "connects": layer.connects} for layer in layers]
 
 
-def _select(selection: str) -> Sequence[Layer]:
+def select_layers(selection: str) -> Sequence[Layer]:
+    """Return the layers of a stage, or in another order; see DOCUMENTATION. Raises AnsibleLookupError."""
     if selection in STAGES:
         return registry.setup_order([selection])
     if selection == "leaving":

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.lookup.layers import LookupModule
+from ansible_collections.gpumesh.cluster.plugins.lookup.layers import select_layers
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILES = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml"), *ROOT.glob("playbooks/layers/*.yml")]
@@ -40,9 +40,10 @@ def flatten_tasks(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def layers_in(template: str) -> list[str]:
     """Return the names of the layers for which a template queries."""
     return [
-        layer["name"]
+        layer.name
         for selections in _LAYER_QUERY.findall(template)
-        for layer in LookupModule().run([selection.strip().strip("'") for selection in selections.split(",")])
+        for selection in selections.split(",")
+        for layer in select_layers(selection.strip().strip("'"))
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleLookupError
 
-from ansible_collections.gpumesh.cluster.plugins.lookup.layers import LookupModule
+from ansible_collections.gpumesh.cluster.plugins.lookup.layers import select_layers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import claims
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_MODULES, role_options
@@ -26,7 +26,7 @@ NAMES = [layer.name for layer in registry.LAYERS]
 
 
 def names_of(*selections: str) -> list[str]:
-    return [layer["name"] for layer in LookupModule().run(selections)]
+    return [layer.name for selection in selections for layer in select_layers(selection)]
 
 
 def test_each_role_that_can_leave_is_a_layer() -> None:
