@@ -187,7 +187,9 @@ def _describe_start_failure(
             )
     reports = "\n".join(parsed_output["failures"])
     start_failure = next(filter(None, map(_START_FAILURE.search, parsed_output["failures"])), None)
-    program = start_failure.group("path").strip("'\"‘’") if start_failure else expected_run.program or "The program"
+    program = (
+        start_failure.group("path").strip("'\"\u2018\u2019") if start_failure else expected_run.program or "The program"
+    )
     reason = start_failure.group("reason") if start_failure else ""
     status = f"It exited {exit_status}: " if exit_status in (_NOT_EXECUTABLE_STATUS, _NOT_FOUND_STATUS) else ""
     if reason == "Permission denied" or (

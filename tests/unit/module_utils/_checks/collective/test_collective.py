@@ -154,7 +154,7 @@ def test_too_few_gpus_are_the_reason_of_a_failure() -> None:
             "chmod a+rx",
         ),
         (
-            "timeout: failed to run command ‘srun’: No such file or directory",
+            "timeout: failed to run command \u2018srun\u2019: No such file or directory",
             127,
             "It exited 127: srun, or",
             "Install it",
