@@ -33,8 +33,9 @@ def test_a_slow_link_is_named() -> None:
         (lab.runs_directory / "limited" / "profile" / "001" / "report.json").read_text(encoding="utf-8")
     )
     rank = lab.read_status("limited")["attempts"][0]["nodes"].index("gpu2")
-    # On a busy machine another link may be slow, too.
-    slowest = min(found["links"], key=lambda link: link["mbits"])
-    assert slowest["source"] == rank and slowest["slow"], found["links"]
     # How much less than the limit allows depends on the machine.
-    assert 0 < slowest["mbits"] <= RATE, slowest
+    limited = next(link for link in found["links"] if link["source"] == rank)
+    assert 0 < limited["mbits"] <= RATE, found["links"]
+    # The link to gpu2 may be slower still, since its acknowledgements wait behind what it sends; and on a busy machine
+    # another link may be slow, too.
+    assert any(link["slow"] and rank in (link["source"], link["target"]) for link in found["links"]), found["links"]
