@@ -30,6 +30,8 @@ _SHORT_SILENCE = 3.0
 _AGENT_START_TIMEOUT = 60.0
 #: Seconds without a keepalive after which an agent is considered lost, although its node responds.
 _AGENT_GONE_AFTER = 20.0
+#: Seconds in which a query of a silent node has a result, on a busy machine as well.
+_QUERY_TIMEOUT = 10.0
 #: Seconds after the first failure in which others are waited for, since the rank to blame may report later.
 _SETTLING_TIME = 3.0
 #: Seconds for the ranks to report why they hang, or why their peers have given up waiting for them.
@@ -439,10 +441,11 @@ class AttemptMonitor:
     def _has_settled(self, seconds_passed: float, now: float) -> bool:
         """Whether the rank to blame for the first failure has had time to report it, or is silent for good.
 
-        When a node fails, ranks on other nodes fail before that is known. So silent nodes are queried first.
+        When a node fails, ranks on other nodes fail before that is known. So silent nodes are queried first, and a node
+        whose agent is lost is blamed before the ranks that have noticed it.
         """
         any_silent = any(self._seconds_silent(node, now) > _SHORT_SILENCE for node in self.nodes)
-        return seconds_passed > (_AGENT_GONE_AFTER if any_silent else _SETTLING_TIME)
+        return seconds_passed > (_AGENT_GONE_AFTER + _QUERY_TIMEOUT if any_silent else _SETTLING_TIME)
 
     def _is_complete(self) -> bool:
         """Whether the program has reported its last step.

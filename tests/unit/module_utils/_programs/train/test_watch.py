@@ -232,6 +232,18 @@ def test_no_rank_is_blamed_while_a_silent_node_is_checked(watch: AttemptMonitor)
     assert cause is not None and (cause.kind, cause.node) == ("node", "n3")
 
 
+def test_a_lost_agent_is_blamed_before_the_rank_that_lost_its_connection(watch: AttemptMonitor) -> None:
+    for node in (0, 1):
+        watch.process_message(beat(node, 5), 10.0)
+    watch.process_message(ended(0, 1, 11.0, "RuntimeError: Connection closed by peer"), 11.0)
+    # On a busy machine, the result of the query comes when the agent has just been silent for long enough.
+    watch.process_message(beat(0, 5), 31.2)
+    assert watch.verdict(31.5) is None
+    watch.record_response("n3", 31.6)
+    cause = watch.verdict(31.7)
+    assert cause is not None and (cause.kind, cause.node) == ("node", "n3")
+
+
 def test_a_node_without_its_agent_is_lost(watch: AttemptMonitor) -> None:
     watch.record_response("n3", 20.0)
     assert watch.lost_nodes == {}
