@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import struct
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Set
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import bounded_read
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
@@ -24,6 +24,8 @@ _MOUNT_LINKS = ("cwd", "root", "exe")
 _ADDRESS_DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
 _PORT_DIGITS = re.compile(r"[0-9A-Fa-f]{4}")
 _NATIVE_WORD = "=I"
+#: The index of a process's start among the fields of read_stat_fields(), in clock ticks after the boot.
+_START_FIELD = 19
 
 ESTABLISHED, LISTENING = "01", "0A"
 CAP_SYS_ADMIN, CAP_SYS_NICE = 21, 23
@@ -98,16 +100,46 @@ def find_ancestors(proc: str, pid: int) -> List[int]:
     ancestor_pids: List[int] = []
     while pid and pid not in ancestor_pids:
         ancestor_pids.append(pid)
-        # The name, in brackets, may contain any character; the parent is the second field after it.
-        stat_fields = read_process_file(proc, str(pid), "stat").rpartition(")")[2].split()
+        stat_fields = read_stat_fields(proc, str(pid))
         pid = int(stat_fields[1]) if len(stat_fields) > 1 else 0
     return ancestor_pids
 
 
+def read_stat_fields(proc: str, process_id: str) -> List[str]:
+    """Return the fields of /proc/PID/stat after the name: the state, the parent, and so on; none if it has ended.
+
+    The name, in brackets, may contain any character. Source: proc_pid_stat(5).
+    """
+    return read_process_file(proc, process_id, "stat").rpartition(")")[2].split()
+
+
+class ProcessTimes(NamedTuple):
+    """Seconds after the boot: when a process was started, and now."""
+
+    started: float
+    now: float
+
+
+def find_process_times(proc: str, stat_fields: Sequence[str]) -> Optional[ProcessTimes]:
+    """Return the times of a process by its fields; None if they are unknown.
+
+    In a container with a clock of its own, the start is not comparable, and may be later than now.
+    """
+    try:
+        now = float(_read_file(os.path.join(proc, "uptime")).split()[0])
+        return ProcessTimes(float(stat_fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK"), now)
+    except (IndexError, ValueError):
+        return None
+
+
 def read_process_file(proc: str, process_id: str, file_name: str) -> str:
     """Return the text of a file of a process; empty if it is too large, as processes can make it."""
+    return _read_file(os.path.join(proc, process_id, file_name))
+
+
+def _read_file(path: str) -> str:
     try:
-        with open(os.path.join(proc, process_id, file_name), encoding="utf-8", errors="replace") as stream:
+        with open(path, encoding="utf-8", errors="replace") as stream:
             return bounded_read.read(stream) or ""
     except OSError:
         return ""

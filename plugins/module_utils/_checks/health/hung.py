@@ -11,31 +11,27 @@ Source: proc(5), proc_pid_stat(5) and proc_pid_status(5).
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_as_root
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
+    find_process_times,
+    read_stat_fields,
+    runs_as_root,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 
 #: The time after its start in which a killed program may still end. Our own ones are killed after 20 seconds at most.
 _MIN_SECONDS = 60.0
 _PENDING_SIGNALS = re.compile(r"^(?:SigPnd|ShdPnd):\s*(?P<mask>[0-9a-fA-F]+)$", re.MULTILINE)
 _SIGKILL_BIT = 1 << (9 - 1)
-#: Fields of /proc/PID/stat after the name, which is in brackets: the state, and the start in ticks after the boot.
-_STATE_FIELD, _START_FIELD = 0, 19
 
 
-def _read_age(tree: Tree, pid: str) -> Optional[float]:
+def _read_age(proc: str, pid: str) -> Optional[float]:
     """How many seconds ago a process in uninterruptible sleep was started; None for any other process."""
-    # The name, in brackets, may contain any character.
-    fields = (tree.read("proc", pid, "stat") or "").rpartition(")")[2].split()
-    uptime = re.match(r"[0-9]+(?:\.[0-9]+)?", tree.read("proc", "uptime") or "")
-    start_ticks = parse_whole_number(fields[_START_FIELD]) if len(fields) > _START_FIELD else None
-    if uptime is None or start_ticks is None or fields[_STATE_FIELD] != "D":
-        return None
-    return float(uptime.group()) - start_ticks / os.sysconf("SC_CLK_TCK")
+    stat_fields = read_stat_fields(proc, pid)
+    times = find_process_times(proc, stat_fields) if stat_fields[:1] == ["D"] else None
+    return None if times is None else times.now - times.started
 
 
 def _is_killed(tree: Tree, pid: str) -> bool:
@@ -47,7 +43,7 @@ def _is_killed(tree: Tree, pid: str) -> bool:
 def find_hung_process(tree: Tree, program: str) -> Optional[str]:
     """Return a process of root that runs this program and cannot be killed, with its age: "PID 4711 for 320 s"."""
     for pid in tree.list_names("proc"):
-        age = _read_age(tree, pid) if pid.isdigit() else None
+        age = _read_age(tree.path("proc"), pid) if pid.isdigit() else None
         if (
             age is not None
             and age >= _MIN_SECONDS

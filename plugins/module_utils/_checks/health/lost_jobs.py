@@ -16,7 +16,6 @@ Source: squeue(1), %A, %B, %R, %S and SLURM_TIME_FORMAT; scontrol(1), requeue; p
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from typing import List
@@ -26,7 +25,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_as_root
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
+    find_process_times,
+    read_stat_fields,
+    runs_as_root,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 #: Seconds after its boot, and after the start of slurmd, in which a node looks for such jobs. Later, Slurm has found
@@ -62,15 +65,12 @@ def read_slurmd_uptime(host_tree: Tree) -> float:
 
 def _process_age(host_tree: Tree, pid: str) -> float:
     """The seconds since a process has begun; infinite if that is unknown."""
-    try:
-        uptime_seconds = float((host_tree.read("proc", "uptime") or "").split()[0])
-        # The name, in brackets, may contain any character.
-        ticks = float((host_tree.read("proc", pid, "stat") or "").rpartition(")")[2].split()[19])
-    except (IndexError, ValueError):
+    proc = host_tree.path("proc")
+    times = find_process_times(proc, read_stat_fields(proc, pid))
+    if times is None:
         return float("inf")
-    began = ticks / os.sysconf("SC_CLK_TCK")
     # The start time is not comparable in containers that have a clock of their own.
-    return uptime_seconds - began if began < uptime_seconds else uptime_seconds
+    return times.now - times.started if times.started < times.now else times.now
 
 
 def _list_running_batch_jobs(host_tree: Tree) -> List[str]:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Callable, Dict, Generic, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
     amd_memory,
@@ -49,8 +49,22 @@ _NO_DRIVER_REASON = "There is no NVIDIA driver on this host."
 _T = TypeVar("_T")
 
 
+class _ReadOnce(Generic[_T]):
+    """A value that is read when the first check needs it, and then shared by all of them. A failure is not kept."""
+
+    def __init__(self, read: Callable[[], _T]) -> None:
+        self._lock, self._read = threading.Lock(), read
+        self._values: List[_T] = []
+
+    def __call__(self) -> _T:
+        with self._lock:
+            if not self._values:
+                self._values.append(self._read())
+            return self._values[0]
+
+
 class CheckContext:
-    """The sources of the checks. nvidia-smi is only run once for all of them."""
+    """The sources of the checks. What several of them need is only read once."""
 
     def __init__(
         self,
@@ -63,24 +77,17 @@ class CheckContext:
         self.host_tree = tree
         self.run_command = run
         self.find_program = find_program
-        self._query_lock = threading.Lock()
-        self._query_result: Optional[CommandResult] = None
-        self._processes_lock = threading.Lock()
-        self._has_read_processes = False
-        self._hung_process: Optional[str] = None
+        #: nvidia-smi's table, with an error as exit status if one GPU does not respond.
+        self.query_nvidia_smi = _ReadOnce(lambda: self.run_nvidia_smi(gpu.QUERY_COMMAND, timeout=10))
+        #: An nvidia-smi that hangs in the kernel, if there is one.
+        self.find_hung_nvidia_smi = _ReadOnce(lambda: hung.find_hung_process(tree, "nvidia-smi"))
+        #: The GPUs by their device files and on the bus.
+        self.read_gpu_facts = _ReadOnce(lambda: read_gpus(tree, tree.list_pci_devices()))
 
     @property
     def has_nvidia(self) -> bool:
         """Whether there are GPUs that nvidia-smi can query."""
         return self.host_tree.exists("proc/driver/nvidia/version") and self.find_program("nvidia-smi") is not None
-
-    def find_hung_nvidia_smi(self) -> Optional[str]:
-        """An nvidia-smi that hangs in the kernel, if there is one. The processes are only read once."""
-        with self._processes_lock:
-            if not self._has_read_processes:
-                self._hung_process = hung.find_hung_process(self.host_tree, "nvidia-smi")
-                self._has_read_processes = True
-            return self._hung_process
 
     def run_nvidia_smi(self, argv: Sequence[str], timeout: float) -> CommandResult:
         """Run nvidia-smi, unless an earlier one hangs: this one would, too, and stay forever."""
@@ -88,13 +95,6 @@ class CheckContext:
         if hung_process:
             raise CommandError(argv[:1], f"is not run, since an earlier one hangs in the kernel ({hung_process})")
         return self.run_command(argv, timeout=timeout, check=False)
-
-    def query_nvidia_smi(self) -> CommandResult:
-        """The output of nvidia-smi, which exits with an error if one GPU does not respond."""
-        with self._query_lock:
-            if self._query_result is None:
-                self._query_result = self.run_nvidia_smi(gpu.QUERY_COMMAND, timeout=10)
-            return self._query_result
 
     def read_gpu_table(self) -> List[gpu.GpuFields]:
         """nvidia-smi's table."""
@@ -119,7 +119,7 @@ class HealthCheck(NamedTuple):
 
 
 def _check_gpu_count(context: CheckContext) -> Judgement:
-    gpu_facts = read_gpus(context.host_tree, context.host_tree.list_pci_devices())
+    gpu_facts = context.read_gpu_facts()
     by_files = gpu.judge_gpu_count(gpu_facts["count"], gpu_facts["problem"], context.expected_state.gpus)
     # The device files remain when the driver is unloaded, so that only nvidia-smi tells whether it works.
     if by_files.status == "fail" or gpu_facts["vendor"] != "nvidia" or context.find_program("nvidia-smi") is None:
@@ -145,7 +145,7 @@ def _judge_gpus(judge: Callable[[Sequence[gpu.GpuFields]], Judgement], context: 
 
 def _list_amd_files(context: CheckContext) -> List[str]:
     """The device files of the GPUs, if they are those of AMD."""
-    gpu_facts = read_gpus(context.host_tree, [])
+    gpu_facts = context.read_gpu_facts()
     return gpu_facts["files"] if gpu_facts["vendor"] == "amd" else []
 
 
@@ -187,7 +187,7 @@ def _check_nvlink(context: CheckContext) -> Judgement:
 
 
 def _check_xids(context: CheckContext) -> Judgement:
-    gpu_facts = read_gpus(context.host_tree, context.host_tree.list_pci_devices())
+    gpu_facts = context.read_gpu_facts()
     has_driver = context.host_tree.exists("proc/driver/nvidia/version")
     # The driver may not have started at all, because of a fault that only the log tells.
     if not (has_driver or gpu_facts["count"] or context.expected_state.gpus):
