@@ -13,7 +13,7 @@ amdgpu.ko.
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable
+from typing import Dict, Iterable, Set
 
 #: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
 #: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs. Programs can also cause 46 and 109: where
@@ -43,6 +43,7 @@ HARDWARE_XIDS = {
 _NVLINK5_XIDS = range(144, 151)
 #: The Xid with which the driver says what a GPU needs; its action may be that nothing is needed any more.
 _RECOVERY_XID = 154
+_LOST_XID = 79
 
 _ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 #: The driver's own message, from its start: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". For a partitioned GPU, the
@@ -92,6 +93,15 @@ def is_real_error_count(count: int) -> bool:
     return count % _AMD_FALSE_COUNT != 0
 
 
+def _without_function(address: str) -> str:
+    """Return an address for comparisons: messages may leave out the function of a PCI device, and differ in case."""
+    return address.partition(".")[0].lower()
+
+
+def _name_gpu(address: str) -> str:
+    return f"GPU {address}" if address else "a GPU"
+
+
 class FaultLog:
     """The faults in the kernel's messages, which are added in their order."""
 
@@ -100,14 +110,16 @@ class FaultLog:
         self._recovery_actions: Dict[str, str] = {}
         self._failed_starts: Dict[str, int] = {}
         self._failed_resets: Dict[str, str] = {}
+        #: By address, GPUs that fell off the bus, and those of which an Xid error tells that.
         self._lost_gpus: Dict[str, str] = {}
-        self._probed_device = "a GPU"
+        self._xid_lost_gpus: Set[str] = set()
+        self._probed_address = ""
 
     def count_faults(self) -> Dict[str, int]:
         """How often each fault occurred. A GPU that fell off the bus is only counted once, however it was reported."""
         counts = dict(self._fault_counts)
         for address, device in self._lost_gpus.items():
-            if not any(name.startswith("Xid 79 ") and f" on {address}" in name.lower() for name in counts):
+            if address not in self._xid_lost_gpus:
                 counts[f"{device} fell off the bus"] = 1
         for device, times in self._failed_starts.items():
             counts[f"the driver could not start {device}"] = times
@@ -119,9 +131,6 @@ class FaultLog:
 
     def _count(self, name: str) -> None:
         self._fault_counts[name] = self._fault_counts.get(name, 0) + 1
-
-    def _add_lost_gpu(self, device: str) -> None:
-        self._lost_gpus[device.partition(".")[0].rpartition(" ")[2].lower()] = device
 
     def add_nvidia_message(self, message: str) -> None:
         """Add a message if it is one of NVIDIA's driver about a fault."""
@@ -135,18 +144,17 @@ class FaultLog:
             return
         probed = _PROBED_GPU.match(message)
         if probed:
-            self._probed_device = f"GPU {probed.group('device')}"
+            self._probed_address = probed.group("device")
         lines = message.split(_ESCAPED_LINE_BREAK)
         if (probed and "fallen off the bus" in message) or _LOST_PROBED_GPU.match(lines[0]):
-            self._add_lost_gpu(self._probed_device)
+            self._lost_gpus[_without_function(self._probed_address)] = _name_gpu(self._probed_address)
             return
         lost = _LOST_GPU.match(message)
         if lost:
-            self._add_lost_gpu(f"GPU {lost.group('device')}")
+            self._lost_gpus[_without_function(lost.group("device"))] = _name_gpu(lost.group("device"))
         failed_start = _FAILED_START.match(message)
         if failed_start:
-            address = failed_start.group("device")
-            device = f"GPU {address}" if address else "a GPU"
+            device = _name_gpu(failed_start.group("device") or "")
             self._failed_starts[device] = self._failed_starts.get(device, 0) + 1
         if message.startswith(_DRIVER_LOAD):
             # Another driver, which may start them.
@@ -165,6 +173,8 @@ class FaultLog:
             if severity.group("severity") == "Fatal":
                 self._count(f"Xid {number} (fatal NVLink error) on {device}")
         elif number in HARDWARE_XIDS:
+            if number == _LOST_XID:
+                self._xid_lost_gpus.add(_without_function(device))
             self._count(f"Xid {number} ({HARDWARE_XIDS[number]}) on {device}")
 
     def add_amd_message(self, message: str) -> None:
