@@ -46,7 +46,9 @@ class JobHost(NamedTuple):
 def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHost:
     """Read the state of the host. ``settings`` has the cluster's interface, and the addresses of its members."""
     rdma_ports = read_ports(tree)
-    links = parse_addresses(run(ADDRESS_COMMAND).stdout) if rdma_ports else []
+    if not rdma_ports:
+        return JobHost(read_local_ports(tree), may_lock_memory(), [])
+    links = parse_addresses(run(ADDRESS_COMMAND).stdout)
     member_addresses = [ipaddress.ip_address(address) for address in settings["members"].values()]
     addressed_ports: List[InterfaceRdma] = []
     cluster_ports: Set[PortKey] = set()
@@ -57,7 +59,7 @@ def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHo
             continue
         addressed_ports.append(port)
         if link["name"] == settings["interface"] or any(
-            address in ipaddress.ip_network(network) for network in networks for address in member_addresses
+            address in network for network in map(ipaddress.ip_network, networks) for address in member_addresses
         ):
             cluster_ports.add((port["device"], port["port"]))
     usable_ports = select_usable_ports(rdma_ports, addressed_ports)
