@@ -275,10 +275,10 @@ class UpgradeTest:
         os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(directory)
         try:
             galaxy_output = run_ansible("ansible-galaxy", "collection", "list", "gpumesh.cluster").output
-            collection_lines = [line for line in galaxy_output.splitlines() if line.endswith("ansible_collections")]
-            assert [line.split()[-1] for line in collection_lines[:1]] == [str(directory / "ansible_collections")], (
-                galaxy_output
+            collection_line = next(
+                (line for line in galaxy_output.splitlines() if line.endswith("ansible_collections")), ""
             )
+            assert collection_line.split()[-1:] == [str(directory / "ansible_collections")], galaxy_output
             yield
         finally:
             del os.environ["ANSIBLE_COLLECTIONS_PATH"]

@@ -3,14 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The releases of distributions on which the collection runs, and which one a host has.
 
-The only place that asks for a distribution. A host is judged by os-release(5): what is based on a release of Debian or
-Ubuntu names that release by UBUNTU_CODENAME, DEBIAN_CODENAME or its own VERSION_CODENAME, and has its packages.
+A host is judged by os-release(5): what is based on a release of Debian or Ubuntu names that release by UBUNTU_CODENAME,
+DEBIAN_CODENAME or its own VERSION_CODENAME, and has its packages.
 """
 
 from __future__ import annotations
 
 import shlex
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
@@ -21,21 +21,19 @@ _CODENAME_FIELDS = ("UBUNTU_CODENAME", "DEBIAN_CODENAME", "VERSION_CODENAME")
 
 
 class Release(NamedTuple):
-    """A release. ``slurm``: the major release of Slurm in its own packages, as (year, month)."""
+    """A release."""
 
     codename: str
     name: str
-    slurm: Tuple[int, int]
 
 
-#: From packages.debian.org and packages.ubuntu.com.
 RELEASES = (
-    Release("bookworm", "Debian 12", (22, 5)),
-    Release("trixie", "Debian 13", (24, 11)),
-    Release("forky", "Debian 14", (26, 5)),
-    Release("jammy", "Ubuntu 22.04", (21, 8)),
-    Release("noble", "Ubuntu 24.04", (23, 11)),
-    Release("resolute", "Ubuntu 26.04", (25, 11)),
+    Release("bookworm", "Debian 12"),
+    Release("trixie", "Debian 13"),
+    Release("forky", "Debian 14"),
+    Release("jammy", "Ubuntu 22.04"),
+    Release("noble", "Ubuntu 24.04"),
+    Release("resolute", "Ubuntu 26.04"),
 )
 _RELEASE_BY_CODENAME = {release.codename: release for release in RELEASES}
 

@@ -131,8 +131,9 @@ def _no_shared_subnet_error(shared_subnets: SharedSubnets, options: SubnetOption
         _suggest_remedy(
             [
                 single_address
-                for host in hosts[:_MAX_DESCRIBED_HOSTS]
-                for single_address in [_find_single_address(host, shared_subnets)]
+                for single_address in (
+                    _find_single_address(host, shared_subnets) for host in hosts[:_MAX_DESCRIBED_HOSTS]
+                )
                 if single_address
             ]
         ),
