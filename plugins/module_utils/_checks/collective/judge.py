@@ -215,7 +215,8 @@ def _check_completed(
     parsed_output: ParsedOutput, expected_run: ExpectedRun, exit_status: int
 ) -> Optional[CollectiveProblem]:
     """The problem if it did not complete, or reports an error itself, or None."""
-    if exit_status == 0 and parsed_output["concluded"]:
+    # nccl-tests completes and exits 1 if values are wrong.
+    if parsed_output["concluded"] and (exit_status == 0 or parsed_output["out_of_bounds"]):
         return None
     start_failure = _describe_start_failure(parsed_output, expected_run, exit_status)
     if start_failure:

@@ -220,17 +220,23 @@ def judge_ecc(gpus: Sequence[GpuFields]) -> Judgement:
     return failed(total, 0, f"Uncorrected memory errors: {error_text}.", REBOOT_REMEDY, "errors")
 
 
+def _parse_flag(text: str) -> Optional[bool]:
+    """Whether a flag is set: Yes or No, and 1 or 0 with older drivers; None if the GPU does not have it."""
+    number = parse_whole_number(text)
+    return {"yes": True, "no": False}.get(text.lower()) if number is None else number > 0
+
+
 def judge_retired(gpus: Sequence[GpuFields], remapped: Optional[str]) -> Judgement:
     """Judge whether a memory page or row waits for a reboot, or could not be replaced."""
     pending_gpus = [f"GPU {gpu['index']}" for gpu in gpus if (gpu["retired_pages.pending"] or "").lower() == "yes"]
     failed_gpus: List[str] = []
     is_reported = any(gpu["retired_pages.pending"] is not None for gpu in gpus)
     for row in _split_rows(remapped or ""):
-        pending_rows, failed_rows = map(parse_whole_number, row[1:]) if len(row) == 3 else (None, None)
-        if pending_rows is not None and failed_rows is not None:
+        is_pending, has_failed = map(_parse_flag, row[1:]) if len(row) == 3 else (None, None)
+        if is_pending is not None and has_failed is not None:
             is_reported = True
-            pending_gpus += [row[0]] if pending_rows else []
-            failed_gpus += [row[0]] if failed_rows else []
+            pending_gpus += [row[0]] if is_pending else []
+            failed_gpus += [row[0]] if has_failed else []
     if not is_reported:
         return skipped("These GPUs do not report retired memory.")
     if failed_gpus:

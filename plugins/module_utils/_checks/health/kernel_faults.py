@@ -7,7 +7,7 @@ Each pattern matches from the start of a message and requires more than the 15 c
 contribute to the start of the kernel's message about its crash. So no user can cause a match.
 
 Source: NVIDIA's catalogue of Xid errors and its Fabric Manager user guide (SXid); the messages of nvidia.ko and
-amdgpu.ko.
+amdgpu.ko; the kernel's drivers/pci/pcie/err.c.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _XID_MESSAGE = re.compile(
     rf"NVRM: Xid \((?:PCI:)?(?P<device>{_ADDRESS})(?: GPU-I:[0-9]+)?(?: GPU-CI:[0-9]+)?\): "
     r"(?P<number>[0-9]{1,4})(?![^,\s])(?:, pid=[^,]*, name=[^,]*)?(?P<text>.*)"
 )
-_NVLINK5_SEVERITY = re.compile(r", ?\w+\s+(?P<severity>Fatal|Non-?fatal)\b")
+_NVLINK5_SEVERITY = re.compile(r", ?[\w/]+\s+(?P<severity>Fatal|Non-?fatal)\b")
 _RECOVERY_ACTION = re.compile(r".*GPU recovery action changed from .* to 0x[0-9a-fA-F]+ \((?P<action>[^)]+)\)")
 _FATAL_SXID = re.compile(
     rf"nvidia-nvswitch[0-9]+:? SXid \((?:PCI:)?(?P<device>{_ADDRESS})\): (?P<number>[0-9]+), Fatal\b"
@@ -64,6 +64,8 @@ _LOST_GPU = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?(?P<device>{_ADDRESS}):? (?
 _FAILED_START = re.compile(
     rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<device>{_ADDRESS})(?: / {_ADDRESS})?: )?RmInitAdapter failed!"
 )
+#: The kernel's message after an uncorrectable error of the PCI bus, about a device whose driver cannot reset it.
+_UNRECOVERED_GPU = re.compile(rf"nvidia (?P<device>{_ADDRESS}): AER: can't recover \(no error_detected callback\)")
 _DRIVER_LOAD = "NVRM: loading NVIDIA UNIX"
 #: A line break in a record of /dev/kmsg.
 _ESCAPED_LINE_BREAK = "\\x0a"
@@ -152,6 +154,9 @@ class FaultLog:
         lost = _LOST_GPU.match(message)
         if lost:
             self._lost_gpus[_without_function(lost.group("device"))] = _name_gpu(lost.group("device"))
+        unrecovered = _UNRECOVERED_GPU.match(message)
+        if unrecovered:
+            self._count(f"uncorrectable PCIe error of GPU {unrecovered.group('device')}")
         failed_start = _FAILED_START.match(message)
         if failed_start:
             device = _name_gpu(failed_start.group("device") or "")

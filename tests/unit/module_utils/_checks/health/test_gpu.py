@@ -48,6 +48,10 @@ def test_an_uncorrected_error_is_named_with_its_gpu() -> None:
         ("00000000:1B:00.0, 0, 0\n", "pass"),
         ("00000000:1B:00.0, 1, 0\n", "fail"),
         ("00000000:1B:00.0, 0, 1\n", "fail"),
+        ("00000000:1B:00.0, No, No\n", "pass"),
+        ("00000000:1B:00.0, Yes, No\n", "fail"),
+        ("00000000:1B:00.0, No, Yes\n", "fail"),
+        ("00000000:1B:00.0, [N/A], [N/A]\n", "skipped"),
         ("No remapped rows\n", "skipped"),
     ],
 )

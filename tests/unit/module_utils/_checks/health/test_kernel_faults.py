@@ -350,6 +350,7 @@ FORGED = [
     "NVRM: fallen of[4711]: segfault at 0 ip 01 sp 07 error 6 in NVRM: fallen off the bus[1139,555+1000]",
     "NVRM: GPU 0000:[4711]: segfault at 0 ip 01 sp 07 error 6 in 01:00.0: RmInitAdapter failed![1139,555+1000]",
     "nvidia-nvswitch[4711]: segfault at 0 ip 01 sp 07 error 6 in nvidia-nvswitch0: SXid (PCI:0000:87:00.0): 1, Fatal[1]",
+    "nvidia 0000:03:[4711]: segfault at 0 ip 01 sp 07 error 6 in nvidia 0000:03:00.0: AER: can't recover[1139,555+1000]",
     "amdgpu 0000:9d:[4711]: segfault at 0 ip 01 sp 07 error 6 in amdgpu 0000:9d:00.0: device lost from bus![1]",
     "a[9]: segfault at 0 error 6 in x\\x0aamdgpu 0000:9d:00.0: GPU reset end with ret = -62[1139,555+1000]",
     "a[9]: segfault at 0 error 6 in x\\x0aNVRM: fallen off the bus and is not responding to commands.[1139,555+1000]",
