@@ -45,6 +45,7 @@ MISSED = {
     "management unit of an AMD GPU does not answer": (
         "The next command may work again. Only a reset that fails, which is found, shows that the GPU cannot be used."
     ),
+    "GPUs taken by another driver": "health.gpu_count finds that these GPUs have no device files.",
     "machine check": "No check reads the kernel's messages about processors and memory.",
     "uncorrectable memory error of the host": "No check reads the kernel's messages about processors and memory.",
     "firmware of an RDMA adapter does not answer": (
@@ -275,7 +276,7 @@ def _judge_ports(entry: Entry, top: Path) -> dict[str, str]:
         files[f"sys/bus/pci/devices/{device.name}/device"] = port.get("ca type", "")
         rate = port.get("rate", "")
         contents = {
-            "state": f"{port['state'].upper()}",
+            "state": port["state"].upper(),
             "phys_state": port["physical state"],
             "link_layer": port["link layer"],
             "rate": f"{rate} Gb/sec" if rate.isdigit() else rate,
