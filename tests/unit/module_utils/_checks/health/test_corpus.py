@@ -83,6 +83,10 @@ class Entry(NamedTuple):
     options: Mapping[str, Any]
 
 
+def _join_tails(end: Mapping[str, Any]) -> str:
+    return "\n".join(rank["tail"] for rank in end["ranks"])
+
+
 def _read_corpus() -> list[Entry]:
     entries = []
     for path in sorted(CORPUS.glob("*.yml")):
@@ -94,7 +98,7 @@ def _read_corpus() -> list[Entry]:
                 entry["source"],
                 entry.get("fault"),
                 entry["expect"],
-                entry["text"],
+                entry["text"] if "text" in entry else _join_tails(entry),
                 {**document, **entry},
             )
             for entry in document["entries"]
@@ -114,7 +118,7 @@ def _read_training_ends() -> list[Entry]:
                 end["source"],
                 f"training run: {document['kind']}" if end["hardware"] else None,
                 {"node excluded": "fail" if end["hardware"] else "pass"},
-                "\n".join(rank["tail"] for rank in end["ranks"]),
+                _join_tails(end),
                 end,
             )
             for end in document["ends"]
