@@ -127,6 +127,11 @@ def of_projects(text: str) -> None:
     quota.choose_number("lab", "data", found)
 
 
+def of_recovery(text: str) -> None:
+    judgement = gpu.judge_recovery(text, 8, 8)
+    assert judgement is None or judgement.status == "fail"
+
+
 def of_unit(text: str) -> None:
     for name in mounts.select_own_units({"a.mount": text}, "lab"):
         mounts.parse_mount_point(name)
@@ -148,6 +153,7 @@ def of_services(text: str) -> None:
 TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], Any]]] = [
     ("nvidia-smi", of_gpus, (SMI,), nothing),
     ("remapped rows", lambda text: gpu.judge_retired([], text), ("00000000:1B:00.0, 1, 0\n",), judged),
+    ("recovery", of_recovery, ("1, Reset\n",), nothing),
     ("nvlink", gpu.judge_nvlink, (NVLINK,), judged),
     ("kernel log", gpu.judge_xid, (KMSG,), judged),
     (

@@ -36,6 +36,8 @@ REMAP_COMMAND = (
     "--format=csv,noheader,nounits",
 )
 NVLINK_COMMAND = ("nvidia-smi", "nvlink", "--status")
+#: Older drivers do not know this field.
+RECOVERY_COMMAND = ("nvidia-smi", "--query-gpu=index,gpu_recovery_action", "--format=csv,noheader")
 #: The state of the fabric is only one of the fields of --query-gpu in newer versions, and without its health.
 FABRIC_COMMAND = ("nvidia-smi", "-q")
 MIG_COMMAND = ("nvidia-smi", "--query-gpu=index,mig.mode.current", "--format=csv,noheader")
@@ -175,6 +177,33 @@ def judge_lost_gpu(message: str, files: int, expected: Optional[int]) -> Judgeme
         f"fewer than {files}",
         expected,
         f"nvidia-smi reports a GPU that does not respond: {message.rstrip('.')}.",
+        REBOOT_REMEDY,
+        "GPUs",
+    )
+
+
+#: Values of a GPU that cannot be used, or only in part, until it is reset: Reset, Reboot, Drain P2P, Drain and Reset. Others
+#: concern the domain of NVLink.
+_RECOVERY_ACTION = re.compile(r"\b(?:reset|reboot|drain)\b", re.IGNORECASE)
+
+
+def judge_recovery(recovery_output: str, gpu_count: int, expected_count: Optional[int]) -> Optional[Judgement]:
+    """The judgement of GPUs that the driver wants to be reset, from RECOVERY_COMMAND's output; None if there are none.
+
+    nvidia-smi shows all other values of such a GPU, even if no program can open it. The fault may no longer be in the
+    kernel log, and containers cannot read that.
+    """
+    actions = [
+        f"GPU {row[0]} ({row[1]})"
+        for row in _split_rows(recovery_output)
+        if len(row) == 2 and row[0].isdigit() and _RECOVERY_ACTION.search(row[1])
+    ]
+    if not actions:
+        return None
+    return failed(
+        gpu_count - len(actions),
+        expected_count,
+        f"The driver requires a recovery before jobs can use {', '.join(actions)}.",
         REBOOT_REMEDY,
         "GPUs",
     )

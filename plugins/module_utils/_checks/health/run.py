@@ -136,7 +136,9 @@ def _check_gpu_count(context: CheckContext) -> Judgement:
     message = message or gpu.find_unreadable_gpu(table)
     if message:
         return gpu.judge_lost_gpu(message, gpu_facts["count"], context.expected_state.gpus)
-    return gpu.judge_gpu_count(len(table), None, context.expected_state.gpus)
+    recovery_result = context.run_nvidia_smi(gpu.RECOVERY_COMMAND, timeout=10)
+    by_recovery = gpu.judge_recovery(recovery_result.stdout, len(table), context.expected_state.gpus)
+    return by_recovery or gpu.judge_gpu_count(len(table), None, context.expected_state.gpus)
 
 
 def _judge_gpus(judge: Callable[[Sequence[gpu.GpuFields]], Judgement], context: CheckContext) -> Judgement:
@@ -345,7 +347,7 @@ def _limit_ssh_seconds(context: CheckContext) -> float:
 
 
 ALL_CHECKS = (
-    HealthCheck("health.gpu_count", "The number of GPUs matches the record", _check_gpu_count, 15.0),
+    HealthCheck("health.gpu_count", "The number of GPUs matches the record", _check_gpu_count, 25.0),
     HealthCheck("health.gpu_ecc", "No uncorrected GPU memory errors", _check_gpu_ecc, 15.0),
     HealthCheck("health.gpu_retired", "No GPU memory is pending retirement", _check_gpu_retired, 25.0),
     HealthCheck("health.gpu_xid", "No GPU errors in the kernel log", _check_xids, 15.0),

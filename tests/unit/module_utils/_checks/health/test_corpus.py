@@ -62,7 +62,9 @@ MISSED = {
     ),
     "processor stuck in the kernel": "It may be over after seconds. Slurm notices a node that no longer responds.",
     "kernel oops": "Most affect only the program that caused them. Slurm notices a node that no longer responds.",
-    "GPU requires a reset, by nvidia-smi": "The driver logs it as Xid 154, too, which is found.",
+    "assertion that a GPU requires a reset": (
+        "Programs, too, can cause failed assertions. nvidia-smi says that the GPU requires a reset, which is found."
+    ),
     "clocks held down by the hardware": "No check reads the clocks: collective_test shows that a GPU is slow under load.",
 }
 
@@ -212,6 +214,9 @@ def _judge_query(entry: Entry, top: Path) -> dict[str, str]:
     answers = {
         gpu.QUERY_COMMAND: "\n".join(_query_row(index, fields) for index, fields in enumerate(gpus)),
         gpu.REMAP_COMMAND: "\n".join(rows),
+        gpu.RECOVERY_COMMAND: "\n".join(
+            f"{index}, {fields.get('gpu recovery action', '[N/A]')}" for index, fields in enumerate(gpus)
+        ),
         gpu.FABRIC_COMMAND: entry.text,
         ("systemctl", "is-active", "nvidia-fabricmanager"): entry.options.get("service", "active"),
     }
@@ -226,6 +231,18 @@ def _judge_remapped_rows(entry: Entry, top: Path) -> dict[str, str]:
     answers = {gpu.QUERY_COMMAND: _query_row(0, {}), gpu.REMAP_COMMAND: entry.text}
     return _run_checks(
         top, ["gpu_retired"], ExpectedState(), _nvidia_files(1), lambda argv: CommandResult(0, answers[tuple(argv)], "")
+    )
+
+
+def _judge_recovery(entry: Entry, top: Path) -> dict[str, str]:
+    rows = [_query_row(index, {}) for index in range(len(entry.text.splitlines()))]
+    answers = {gpu.QUERY_COMMAND: "\n".join(rows), gpu.RECOVERY_COMMAND: entry.text}
+    return _run_checks(
+        top,
+        ["gpu_count"],
+        ExpectedState(gpus=len(rows)),
+        _nvidia_files(len(rows)),
+        lambda argv: CommandResult(entry.options.get("status", 0), answers[tuple(argv)], ""),
     )
 
 
@@ -327,6 +344,7 @@ JUDGES: Mapping[str, Callable[[Entry, Path], dict[str, str]]] = {
     "kernel log": _judge_kernel_log,
     "nvidia-smi -q": _judge_query,
     "nvidia-smi --query-remapped-rows": _judge_remapped_rows,
+    "nvidia-smi --query-gpu=index,gpu_recovery_action": _judge_recovery,
     "nvidia-smi": _judge_failure,
     "nvidia-smi nvlink --status": _judge_nvlink,
     "dcgmi diag -j": _judge_dcgm,

@@ -84,6 +84,27 @@ def test_count(present_count: int, problem: str | None, expected: int | None, st
     assert gpu.judge_gpu_count(present_count, problem, expected).status == status
 
 
+@pytest.mark.parametrize(
+    ("recovery_output", "names"),
+    [
+        ("0, None\n1, None\n", []),
+        ("0, None\n1, Reset\n", ["GPU 1 (Reset)"]),
+        ("0, Drain P2P\n1, Drain and Reset\n", ["GPU 0 (Drain P2P)", "GPU 1 (Drain and Reset)"]),
+        ("0, Reboot\n", ["GPU 0 (Reboot)"]),
+        ("0, [N/A]\n", []),
+        # Older drivers.
+        ('Field "gpu_recovery_action" is not a valid field to query.\n\n', []),
+        ("", []),
+    ],
+)
+def test_gpu_that_requires_a_reset(recovery_output: str, names: list[str]) -> None:
+    judged = gpu.judge_recovery(recovery_output, 8, 8)
+    assert (judged is None) == (not names)
+    if judged:
+        assert (judged.status, judged.actual, judged.required) == ("fail", 8 - len(names), 8)
+        assert all(name in judged.reason for name in names)
+
+
 def kmsg(*messages: str, facility: int = 0) -> str:
     """Records in the form of /dev/kmsg, with the level of an error."""
     return "".join(f"{facility * 8 + 3},{5000 + i},99000{i},-;{text}\n" for i, text in enumerate(messages))
