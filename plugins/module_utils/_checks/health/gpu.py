@@ -182,8 +182,8 @@ def judge_lost_gpu(message: str, files: int, expected: Optional[int]) -> Judgeme
     )
 
 
-#: Values of a GPU that cannot be used, or only in part, until it is reset: Reset, Reboot, Drain P2P, Drain and Reset. Others
-#: concern the domain of NVLink.
+#: Values of a GPU that cannot be used, or only in part, until it is reset: Reset, Reboot, Drain P2P, Drain and Reset.
+#: Others concern the domain of NVLink.
 _RECOVERY_ACTION = re.compile(r"\b(?:reset|reboot|drain)\b", re.IGNORECASE)
 
 
