@@ -153,9 +153,7 @@ def _run_checks(
 
 def _nvidia_files(gpu_count: int, has_switch: bool = False) -> dict[str, str]:
     names = [f"dev/nvidia{index}" for index in range(gpu_count)]
-    return dict.fromkeys(
-        ["proc/driver/nvidia/version", *names, *(["dev/nvidia-nvswitch0"] if has_switch else [])], ""
-    )
+    return dict.fromkeys(["proc/driver/nvidia/version", *names, *(["dev/nvidia-nvswitch0"] if has_switch else [])], "")
 
 
 def _judge_kernel_log(entry: Entry, top: Path) -> dict[str, str]:
@@ -254,9 +252,7 @@ def _judge_failure(entry: Entry, top: Path) -> dict[str, str]:
 def _judge_nvlink(entry: Entry, top: Path) -> dict[str, str]:
     answers = {gpu.NVLINK_COMMAND: entry.text, gpu.MIG_COMMAND: "0, Disabled\n"}
     files = _nvidia_files(1, entry.options.get("nvswitch", False))
-    return _run_checks(
-        top, ["nvlink"], ExpectedState(), files, lambda argv: CommandResult(0, answers[tuple(argv)], "")
-    )
+    return _run_checks(top, ["nvlink"], ExpectedState(), files, lambda argv: CommandResult(0, answers[tuple(argv)], ""))
 
 
 def _judge_dcgm(entry: Entry, top: Path) -> dict[str, str]:
@@ -374,9 +370,7 @@ def statuses(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return [JUDGES[entry.kind](entry, tmp_path_factory.mktemp("host")) for entry in ENTRIES]
 
 
-@pytest.mark.parametrize(
-    "number", range(len(ENTRIES)), ids=[f"{entry.kind}: {entry.name}" for entry in ENTRIES]
-)
+@pytest.mark.parametrize("number", range(len(ENTRIES)), ids=[f"{entry.kind}: {entry.name}" for entry in ENTRIES])
 def test_entry(statuses: list[dict[str, str]], number: int) -> None:
     entry, actual = ENTRIES[number], statuses[number]
     if entry.fault in MISSED:
