@@ -34,12 +34,15 @@ def blocks(document: Path) -> tuple[Block, ...]:
 
 
 def console_lines(document: Path) -> list[str]:
-    """Each command of the console blocks, once. Lines that go on after a backslash are one."""
-    found = {
-        line[2:].strip(): None
-        for block in blocks(document)
-        if block.language == "console"
-        for line in re.sub(r"\\\n *", "", block.text).splitlines()
-        if line.startswith(("$ ", "# "))
-    }
+    """Each command of the console and shell blocks, once. Lines that go on after a backslash are one.
+
+    A console block shows output too, so its commands have a prompt; a shell block can be pasted as it stands.
+    """
+    found: dict[str, None] = {}
+    for block in blocks(document):
+        if block.language not in ("console", "shell"):
+            continue
+        for line in map(str.strip, re.sub(r"\\\n *", "", block.text).splitlines()):
+            if block.language == "shell" or line.startswith(("$ ", "# ")):
+                found[line if block.language == "shell" else line[2:].strip()] = None
     return list(found)

@@ -135,7 +135,7 @@ def test_no_option_is_read_in_another_way(path: Path) -> None:
 
 @cache
 def public_modules() -> frozenset[str]:
-    """Those that the README lists: their options are those of their own documentation."""
+    """Those that a guide lists: their options are those of their own documentation."""
     return frozenset(
         path.stem
         for path in sorted((ROOT / "plugins" / "modules").glob("*.py"))
