@@ -101,7 +101,7 @@ EXAMPLES = r"""
     record: cluster_record
   register: tunnel
 
-- name: Make the key
+- name: Generate the key pair
   gpumesh.cluster.wireguard:
     interface: gpumesh0
   register: key
@@ -117,7 +117,7 @@ EXAMPLES = r"""
         allowed_ips: [10.99.0.2/32]
         persistent_keepalive: 25
 
-- name: Take it all away
+- name: Remove the tunnel
   gpumesh.cluster.wireguard:
     interface: gpumesh0
     state: absent
@@ -164,7 +164,7 @@ other_interfaces:
   sample: [gpumesh1]
   returned: with O(state=absent)
 foreign:
-  description: Whether the interface is configured by a file that is not of this collection, and so was left alone.
+  description: Whether the interface is configured by a file that this collection did not create, and so was left alone.
   type: bool
   returned: with O(state=absent)
 mtu:

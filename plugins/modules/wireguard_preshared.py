@@ -46,7 +46,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Make the keys of the pairs
+- name: Generate the keys of the pairs
   gpumesh.cluster.wireguard_preshared:
     record: cluster_record
   register: made

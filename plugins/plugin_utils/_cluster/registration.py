@@ -400,7 +400,7 @@ def _refuse_conflicts(
     ]
     if conflict_reasons:
         raise InputError(
-            f"Cluster '{request.name}' cannot have these machines: {' '.join(conflict_reasons)}",
+            f"These machines cannot join cluster '{request.name}': {' '.join(conflict_reasons)}",
             "If you mean the other cluster, set cluster_name to its name. Otherwise remove them from it first (playbook "
             "remove), or choose another subnet, and another mesh_interface, mesh_port and mesh_subnet.",
         )

@@ -949,7 +949,7 @@ def _check_rdma(machine: str, value: Any) -> Optional[str]:
     if value is None or value in model.FABRICS:
         fabric: Optional[str] = value
         return fabric
-    raise InputError(f"{value!r} cannot be the RDMA of {machine}.", f"Give one of {', '.join(model.FABRICS)}.")
+    raise InputError(f"{value!r} is not a valid RDMA fabric of {machine}.", f"Give one of {', '.join(model.FABRICS)}.")
 
 
 def _check_number(setting_name: str, value: Any, minimum: int, maximum: int) -> int:

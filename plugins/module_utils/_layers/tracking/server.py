@@ -736,7 +736,7 @@ def _schema_versions(
         return postgres.schema_versions(run, cluster, database_name)
     except CommandError as failure:
         raise HostStateError(
-            f"PostgreSQL does not let {settings.ACCOUNT} in: {failure.message}",
+            f"PostgreSQL rejected the login of {settings.ACCOUNT}: {failure.message}",
             postgres.rejection_reason(failure) or "",
         ) from failure
 

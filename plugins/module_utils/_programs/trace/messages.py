@@ -20,7 +20,7 @@ STEP_PARTS = (
     ("computing", "Computing"),
     ("communicating", "Communicating"),
     ("waiting", "Waiting"),
-    ("other", "The program's own"),
+    ("other", "Other"),
 )
 #: Ranks that are listed by number.
 _MAX_LISTED = 8
@@ -168,7 +168,7 @@ def explain_slow_ranks(run: Analysis) -> Tuple[str, str]:
     local_time = median(share.local_time for share in slow_shares)
     waiting_time = median(share.waiting for share in run.shares if share not in slow_shares)
     is_single = len(slow_shares) == 1
-    parts = [(slow.other, "the program's own time is"), (slow.computing, "computing takes")]
+    parts = [(slow.other, "other work (Python, loading data) takes"), (slow.computing, "computing takes")]
     differences = join_names(
         f"{description} {format_ms(abs(time))} {'longer' if time > 0 else 'less'}"
         for time, description in sorted(parts, reverse=True)

@@ -172,7 +172,7 @@ def _compare_steps(runs: Sequence[Analysis]) -> str:
 
 def _render_facts(runs: Sequence[Analysis]) -> str:
     facts = []
-    for part, label in (("step", "A step"), *STEP_PARTS, ("hidden", "Hidden exchange")):
+    for part, label in (("step", "A step"), *STEP_PARTS, ("hidden", "Overlapped communication")):
         values = [run.mean(part) for run in runs]
         if len(runs) == 1:
             mean_step = runs[0].mean("step")
@@ -289,8 +289,8 @@ def _render_drawings(
 def _render_steps(runs: Sequence[Analysis]) -> str:
     longest_step = max(share.step for run in runs for share in run.shares)
     intro = (
-        "The mean step of each rank. Communicating is data exchange that no computation hides; waiting is the time until "
-        "the last rank joins an exchange; the program's own is everything else: Python, reading data, starting kernels."
+        "The mean step of each rank. Communication is what no computation overlaps; waiting is the time until the last rank "
+        "joins a collective; other is everything else: Python, loading data, launching kernels."
     )
     return _render_section(
         "steps", "A step, rank by rank", intro, _render_drawings(runs, drawing.draw_bars, longest_step)

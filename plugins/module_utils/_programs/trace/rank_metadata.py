@@ -64,7 +64,7 @@ def _require_measure(values: Mapping[str, Any], name: str) -> float:
 def _require_text(values: Mapping[str, Any], name: str) -> str:
     text = values.get(name, "")
     if not isinstance(text, str) or len(text) > _MAX_TEXT_LENGTH or not text.isprintable():
-        raise ValueError(f"'{name}' is not a text of up to {_MAX_TEXT_LENGTH} characters")
+        raise ValueError(f"'{name}' is not a string of at most {_MAX_TEXT_LENGTH} characters")
     return text
 
 

@@ -449,7 +449,7 @@ def examine(question: Question) -> SilentHostError:
     if not _HAS_PARAMIKO:
         return SilentHostError(
             "not_checked",
-            "The reason was not examined: the Python that runs Ansible has no paramiko 3.2 or later.",
+            "The cause could not be determined, because the Python that runs Ansible has no paramiko 3.2 or later.",
             f"Install it: {sys.executable} -m pip install 'paramiko>=3.2'",
         )
     # The threads of paramiko also log the exceptions.

@@ -53,7 +53,7 @@ def query_settings(arguments: Sequence[str], host: str) -> SshSettings:
     except (OSError, subprocess.TimeoutExpired) as failure:
         raise SilentHostError(
             "not_checked",
-            f"The reason was not examined: '{shlex.join(query_command)}' did not run: {failure}.",
+            f"The cause could not be determined: '{shlex.join(query_command)}' did not run: {failure}.",
             "Install the OpenSSH client on the machine that runs Ansible.",
         ) from failure
     if completed.returncode != 0:

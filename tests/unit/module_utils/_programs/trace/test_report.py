@@ -75,7 +75,7 @@ def test_the_page_is_self_contained_and_names_slow_ranks_and_links(
     for words in (
         "A step takes 102.0 ms, 30.0 ms of which are lost because rank 2 on n3 is slower than the others",
         "Rank 2 on n3 holds the others up",
-        "the program's own time is 30.0 ms longer",
+        "other work (Python, loading data) takes 30.0 ms longer",
         "The link rank 1 on n2 → rank 2 on n3 is slow",
         "The others carry about 9.4 Gbit/s",
         "No collective ends on a rank before all others have begun it",
