@@ -101,7 +101,8 @@ def _append_file(archive: gzip.GzipFile, state_directory: str, relative_path: st
             block = stream.read(min(remaining_bytes, _BLOCK_SIZE))
             if not block:
                 raise HostStateError(
-                    f"{os.path.join(state_directory, relative_path)} changed while it was being read.", "Stop the controller first."
+                    f"{os.path.join(state_directory, relative_path)} changed while it was being read.",
+                    "Stop the controller first.",
                 )
             archive.write(block)
             remaining_bytes -= len(block)

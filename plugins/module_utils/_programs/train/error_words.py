@@ -141,7 +141,8 @@ HARDWARE_ERROR = _any_of(
     r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",  # no fabric manager
     r"system has unsupported display driver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|[Dd]river/library version mismatch",
     r"fallen off the bus|fell off the bus|GPU is lost|[Uu]nable to determine the device handle",
-    r"NVRM: Xid \([^)]*\): (?:" + "|".join(map(str, HARDWARE_XIDS)) + r")\b",
+    r"NVRM: Xid \([^)]*\): (?:" + "|".join(map(str, HARDWARE_XIDS)) + r")\b(?!.{0,300}\bNon-?fatal\b)",
+    r"NVRM: Xid \([^)]*\): (?:14[4-9]|150)\b.{0,300}\bFatal\b|SXid \([^)]*\): \d+, Fatal\b",  # NVLink 5, NVSwitch
     # NCCL reports events of the node's own adapter. An event of a QP or CQ may be the fault of the program.
     r"(?:Got async event :|async fatal event:|Got non-fatal async event:) (?:local catastrophic error|port error)",
     r"[Nn]o socket interface found|Unable to find address for: |no NCCL_SOCKET_IFNAME interface found",
