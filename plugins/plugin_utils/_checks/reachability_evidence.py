@@ -222,6 +222,10 @@ class ReachabilityEvidence:
         """The RDMA port of a machine, or why it has none; None if it could not be queried."""
         return (self._results_by_machine[machine].get("listen") or {}).get("rdma")
 
+    def host_firewall(self, machine: str) -> str:
+        """The firewall that is active on a machine, ufw or firewalld; empty if there is none, or if it is not known."""
+        return str((self._results_by_machine[machine].get("listen") or {}).get("host_firewall") or "")
+
     def _throughput_result(self, sender_name: str, receiver_name: str) -> Mapping[str, Any] | None:
         return self._rates_by_sender[sender_name].get(receiver_name)
 

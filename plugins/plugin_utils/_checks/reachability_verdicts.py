@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import PeerResult, PortResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.path_mtu import is_black_hole
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.host_firewall import FIREWALLD, UFW
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_evidence import (
     ExpectedMember,
     ReachabilityEvidence,
@@ -50,6 +51,11 @@ _ENGINE_REMEDIES = {
     "virbr": "it belongs to libvirt: set another range with `virsh net-edit default`",
     "cni": "it belongs to Kubernetes: use another range for the pods",
     "podman": "it belongs to Podman: set another range with `default_subnet` in containers.conf",
+}
+#: How an administrator lets a member in who is not let in, with the firewall of the receiving host.
+_FIREWALL_COMMANDS = {
+    UFW: "ufw allow in on {interface} from {address}",
+    FIREWALLD: "firewall-cmd --permanent --zone=trusted --add-source={address} && firewall-cmd --reload",
 }
 
 
@@ -307,16 +313,20 @@ def _check_any_connection(pair: _MemberPair) -> ReachabilityFinding | None:
         return _fault_finding(
             "asymmetric",
             f"One way only: {failure_clause}, while {receiver.machine} reaches {sender.machine}.",
-            f"Allow {sender.address} to connect to {receiver.address} in the firewalls of {receiver.machine} and on the path; "
-            "the other direction is open.",
+            _suggest_opening(
+                pair,
+                f"Allow {sender.address} to connect to {receiver.address} in the firewalls of {receiver.machine} and on the "
+                "path; the other direction is open.",
+            ),
         )
     if verdict == "no_route":
         remedy = "Check the cables, the VLANs of the switch and the routes: both hosts are up, but not on one network."
     elif "closed" in outcomes:
         remedy = f"Look for a proxy, port forwarding or an inspecting firewall between {sender.machine} and {receiver.machine}."
     else:
-        remedy = (
-            f"Allow {sender.address} to connect to {receiver.address} on all ports in both firewalls and on the path."
+        remedy = _suggest_opening(
+            pair,
+            f"Allow {sender.address} to connect to {receiver.address} on all ports in both firewalls and on the path.",
         )
     return _fault_finding(verdict, f"{failure_clause[0].upper()}{failure_clause[1:]}.", remedy)
 
@@ -379,7 +389,24 @@ def _check_each_port(pair: _MemberPair) -> ReachabilityFinding | None:
     return _fault_finding(
         "refused" if all_refused else "filtered",
         f"{receiver.machine} {failure_verb} {sender.machine} on {_format_ports(failed_ports)}; {_format_ports(passing_ports)} pass.",
-        f"Open {ports_to_open} from {sender.address} in the firewall of {receiver.machine} (`nft list ruleset`) and on the path.",
+        _suggest_opening(
+            pair,
+            f"Open {ports_to_open} from {sender.address} in the firewall of {receiver.machine} (`nft list ruleset`) and on the "
+            "path.",
+        ),
+    )
+
+
+def _suggest_opening(pair: _MemberPair, general_remedy: str) -> str:
+    """Return the remedy for a pair that a firewall keeps apart: the command for the receiver's own, if that is known."""
+    sender, receiver = pair.sender, pair.receiver
+    firewall = pair.evidence.host_firewall(receiver.machine)
+    if firewall not in _FIREWALL_COMMANDS:
+        return general_remedy
+    command = _FIREWALL_COMMANDS[firewall].format(interface=receiver.interface, address=sender.address)
+    return (
+        f"{firewall} is active on {receiver.machine}. Run there, for {sender.machine} and the same for the other members: "
+        f"`{command}`. If that does not suffice: {general_remedy[0].lower()}{general_remedy[1:]}"
     )
 
 

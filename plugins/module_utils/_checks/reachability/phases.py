@@ -40,7 +40,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import comma
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host import hostname, rdma
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import host_firewall, hostname, rdma
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import HostnameResolution
 
 #: Seconds in which hosts answer an ARP request, including retries.
@@ -61,10 +61,11 @@ class RequestedPorts(NamedTuple):
 
 
 class ListenerReport(NamedTuple):
-    """The data of a listener that the other hosts need."""
+    """The data of a listener that the other hosts need, and which firewall may keep them from it."""
 
     ports: List[ListenerPort]
     rdma: RdmaEndpoint
+    host_firewall: str
 
 
 def start_listener(
@@ -105,7 +106,7 @@ def start_listener(
         leased_process.run_leased(
             lambda: listener.run_listener(settings, listening_sockets, control_socket, term), term, keep
         )
-        return ListenerReport(port_states, rdma_endpoint)
+        return ListenerReport(port_states, rdma_endpoint, host_firewall.find_active_firewall(Tree()))
     finally:
         # The background process has its own copies.
         for open_socket in (control_socket, *listening_sockets):

@@ -252,6 +252,32 @@ def test_verdicts_of_ports(outcomes: tuple[str, str], verdict: str, words: str) 
 
 
 @pytest.mark.parametrize(
+    ("firewall", "command"),
+    [
+        (
+            "ufw",
+            "ufw is active on n2. Run there, for n1 and the same for the other members: `ufw allow in on eth0 from",
+        ),
+        ("firewalld", "`firewall-cmd --permanent --zone=trusted --add-source=10.0.0.1 && firewall-cmd --reload`"),
+        ("rm -rf /", ""),
+        (None, ""),
+    ],
+)
+@pytest.mark.parametrize("outcomes", [("filtered", "filtered"), ("filtered", "ok"), ("refused", "refused")])
+def test_the_remedy_of_a_filtered_pair_names_the_firewall_of_the_receiver(
+    firewall: str | None, command: str, outcomes: tuple[str, str]
+) -> None:
+    results = healthy_results(2)
+    results["listen"]["n2"]["host_firewall"] = firewall
+    for port, outcome in zip(result_of_pair(results, "n1", "n2")["ports"], outcomes):
+        port["outcome"] = outcome
+    remedy = find_pair(judge_reachability(results, build_members(2)), "n1", "n2")["remedy"]
+    assert command in remedy and "rm -rf" not in remedy
+    assert ("is active on n2" in remedy) == bool(command)
+    assert "in the firewall" in remedy or "in both firewalls" in remedy
+
+
+@pytest.mark.parametrize(
     ("macs", "words"), [([], "no host answers the arp requests of n1"), (None, "the network reports 'no route'")]
 )
 def test_unreachable_although_both_run(macs: list[str] | None, words: str) -> None:

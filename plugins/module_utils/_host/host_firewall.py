@@ -1,0 +1,29 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The firewall that the administrator of a host has set up with ufw or firewalld.
+
+Both drop what they do not allow, in chains of their own, which no rule in another table lifts.
+Source: ufw(8), which applies its rules at each boot if ufw.conf has ENABLED=yes; firewalld(1), which is a daemon.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+
+UFW, FIREWALLD = "ufw", "firewalld"
+_UFW_SETTINGS = "etc/ufw/ufw.conf"
+_UFW_ENABLED = re.compile(r"^ENABLED=[\"']?yes\b", re.IGNORECASE | re.MULTILINE)
+
+
+def find_active_firewall(tree: Tree) -> str:
+    """Return the program whose firewall is active on this host, UFW or FIREWALLD; empty if there is none."""
+    if _UFW_ENABLED.search(tree.read(_UFW_SETTINGS) or ""):
+        return UFW
+    # A script has the name of its file there, not that of its interpreter.
+    is_running = any(
+        tree.read("proc", entry, "comm") == FIREWALLD for entry in tree.list_names("proc") if entry.isdigit()
+    )
+    return FIREWALLD if is_running else ""
