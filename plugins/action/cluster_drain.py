@@ -102,7 +102,7 @@ class ActionModule(HostAction):
             if resumable_nodes and not self.check_mode:
                 self._set_node_state(resumable_nodes, "idle")
             failure_message = str(failure.result.get("msg", "")).replace(
-                "increase the wait", "increase cluster_drain_timeout"
+                "wait longer", "increase cluster_drain_timeout"
             )
             resume_sentence = f" {', '.join(resumable_nodes)} accepts jobs again." if resumable_nodes else ""
             raise ModuleFailedError(

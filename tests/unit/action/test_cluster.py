@@ -562,11 +562,7 @@ class TestDrain:
 
     @pytest.mark.parametrize("flags", [[], ["drain"]])
     def test_a_node_whose_jobs_do_not_end_is_resumed(self, flags: list[str]) -> None:
-        late = {
-            "failed": True,
-            "msg": "After 60 s: n2 still has jobs, or wait longer (cluster_drain_timeout).",
-            "error": {},
-        }
+        late = {"failed": True, "msg": "After 60 s: n2 still has jobs, or wait longer.", "error": {}}
         slurm = {"jobs": [], "nodes": [{"name": "n2", "state": "idle", "flags": flags}]}
         more = {"gpumesh.cluster.slurm_info": [slurm], "gpumesh.cluster.slurm_node": [late, {"changed": True}]}
         played = self.run_drain([], more, machines=["n2"], timeout=60)

@@ -127,7 +127,7 @@ def wait_for_state(
         if time.monotonic() >= deadline:
             raise HostStateError(
                 f"After {timeout:g} s: {'; '.join(missing_conditions)}.",
-                "See 'squeue' for the jobs and 'scontrol show node' for the reason, or wait longer (cluster_drain_timeout).",
+                "See 'squeue' for the jobs and 'scontrol show node' for the reason, or wait longer.",
                 completing=desired_state == "drained"
                 and all(
                     current_nodes[name]["state"] in ("idle", "down")
