@@ -1,6 +1,6 @@
 """A training program that needs nothing but Python, to see a run go on when a host dies.
 
-    gpumesh-train --name demo --nodes 3 -- python3 train.py
+    gpumesh-train --name demo --nodes 3 --min-nodes 2 -- python3 train.py
 
 The ranks fit a curve through noisy points: each takes its share of the points of a step, and rank 0 adds up the gradients
 over TCP, which is what NCCL or Gloo would do. Rank 0 saves a checkpoint every 20 steps.
