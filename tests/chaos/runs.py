@@ -81,6 +81,7 @@ class PlaybookProcess:
         self.task_log = TaskLog(log_path.with_suffix(".steps"))
         environment = {
             **os.environ,
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
             "ANSIBLE_FORCE_COLOR": "0",
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_CALLBACK_PLUGINS": str(CALLBACK_DIRECTORY),

@@ -127,7 +127,12 @@ def run_ansible(program: str, *arguments: str, cwd: Path = ROOT, prefix: Sequenc
         check=False,
         timeout=3600,
         # Molecule forces colours for its own output, and so for all child processes.
-        env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
+        env={
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
+            **os.environ,
+            "ANSIBLE_FORCE_COLOR": "0",
+            "ANSIBLE_NOCOLOR": "1",
+        },
     )
     return AnsibleRun(completed.returncode, completed.stdout, time.monotonic() - started_at)
 
