@@ -162,6 +162,13 @@ checks:
     remedy:
       description: What to do about it.
       type: str
+versions:
+  description:
+    - The models of the GPUs, and the versions of the driver, the VBIOS, the kernel and the NCCL libraries of the system. What
+      the host does not have is missing.
+  type: dict
+  returned: always
+  sample: {driver: 550.90.07, kernel: 6.1.0-28-amd64, models: [NVIDIA H100 80GB HBM3], nccl: [2.23.4], vbios: [96.00.89.00.01]}
 seconds:
   description: The duration of the checks in seconds.
   type: float
@@ -178,6 +185,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run
     CheckContext,
     run_selected_checks,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.versions import read_versions
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
@@ -196,7 +204,13 @@ def work(module: AnsibleModule) -> ModuleResult:
     statuses = {result["status"] for result in check_results}
     status = "fail" if "fail" in statuses else "error" if "error" in statuses else "pass"
     return ModuleResult(
-        False, {"status": status, "checks": check_results, "seconds": round(time.monotonic() - started_at, 3)}
+        False,
+        {
+            "status": status,
+            "checks": check_results,
+            "versions": read_versions(Tree()),
+            "seconds": round(time.monotonic() - started_at, 3),
+        },
     )
 
 

@@ -23,7 +23,9 @@ description:
   - Unhealthy nodes announce the fault to each other in their C(Comment), unless that has another text. Nodes that are
     down, do not respond or are powered down do not count.
   - A shared volume whose server responds slowly does not drain nodes.
-  - As C(Prolog), it drains an unhealthy node before a job starts there, and Slurm requeues the job.
+  - As C(Prolog), it drains an unhealthy node before a job starts there, and Slurm requeues the job. A GPU of the job on
+    which an unkillable process or memory is left is such a fault.
+  - What it has seen is recorded beside the directory of the records, since some faults only show in two snapshots.
   - Each time it runs, it reads the expected state of the node from the node's copy of the cluster record.
   - As C(HealthCheckProgram), it also keeps the logs of Slurm and of NFS Ganesha within 10 MiB each, also on hosts without
     logrotate. What they had before is in a second file of at most the same size, with the suffix C(.old).
@@ -37,7 +39,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.internal
 options:
   state:
-    description: V(absent) removes the program.
+    description: V(absent) removes the program, and what it has recorded.
     type: str
     choices: [present, absent]
     default: present
@@ -56,21 +58,11 @@ options:
     type: path
     default: /var/lib/gpumesh/clusters
   drain_on:
-    description: Ids of the checks to run. Each of them drains the node if it fails.
+    description:
+      - Ids of the checks to run. Each of them drains the node if it fails.
+      - By default, these are all checks with that action in the guide about health checks.
     type: list
     elements: str
-    default:
-      - health.gpu_count
-      - health.gpu_ecc
-      - health.gpu_retired
-      - health.gpu_xid
-      - health.nvlink
-      - health.fabric_manager
-      - health.pcie
-      - health.rdma
-      - health.memlock
-      - health.disk
-      - storage.mounts
   max_disk_percent:
     description: The maximum usage of a file system, and of its inodes, in percent.
     type: float
@@ -126,16 +118,19 @@ def work(module: AnsibleModule) -> ModuleResult:
     """Write or remove the program; change nothing while its sources are missing."""
     params = module.params
     program_settings = {field_name: params[field_name] for field_name in settings.HealthSettings._fields}
-    program_change = (
-        push.program_change(params, settings.PROGRAM_NAME, params["path"], settings.ENTRY_MODULE, program_settings)
+    program_changes = (
+        [push.program_change(params, settings.PROGRAM_NAME, params["path"], settings.ENTRY_MODULE, program_settings)]
         if params["state"] == "present"
-        else program_archive.zipapp_change(params["path"], None)
+        else [
+            program_archive.zipapp_change(path, None)
+            for path in (params["path"], settings.locate_snapshot(params["folder"]))
+        ]
     )
-    outdated_contents = push.missing_contents([program_change])
+    outdated_contents = push.missing_contents(program_changes)
     values = {"path": params["path"], "outdated": outdated_contents}
     if outdated_contents and not module.check_mode:
         return ModuleResult(False, values)
-    return apply_changes([program_change], values, module.check_mode)
+    return apply_changes(program_changes, values, module.check_mode)
 
 
 def main() -> None:
@@ -147,7 +142,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "machine": {"type": "str"},
             "folder": {"type": "path", "default": DEFAULT_DIRECTORY},
-            "drain_on": {"type": "list", "elements": "str", "default": list(settings.DRAINING_CHECKS)},
+            "drain_on": {"type": "list", "elements": "str"},
             "max_disk_percent": {"type": "float", "default": 95},
             "rdma_rate_gbps": {"type": "float"},
             "mount_timeout": {"type": "float", "default": 10},

@@ -105,12 +105,25 @@ def find_ancestors(proc: str, pid: int) -> List[int]:
     return ancestor_pids
 
 
-def read_stat_fields(proc: str, process_id: str) -> List[str]:
-    """Return the fields of /proc/PID/stat after the name: the state, the parent, and so on; none if it has ended.
+class ProcessStat(NamedTuple):
+    """The name of a process, and what follows it in /proc/PID/stat: the state, the parent, and so on."""
+
+    name: str
+    fields: List[str]
+
+
+def read_stat(proc: str, process_id: str) -> ProcessStat:
+    """Read /proc/PID/stat. A process that has ended has no name and no fields.
 
     The name, in brackets, may contain any character. Source: proc_pid_stat(5).
     """
-    return read_process_file(proc, process_id, "stat").rpartition(")")[2].split()
+    before, _bracket, after = read_process_file(proc, process_id, "stat").rpartition(")")
+    return ProcessStat(before.partition("(")[2], after.split())
+
+
+def read_stat_fields(proc: str, process_id: str) -> List[str]:
+    """Return the fields of /proc/PID/stat after the name; none if it has ended."""
+    return read_stat(proc, process_id).fields
 
 
 class ProcessTimes(NamedTuple):

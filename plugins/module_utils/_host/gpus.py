@@ -11,9 +11,9 @@ from typing import List, Optional, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import HostGpus, PciDevice
 
-_VENDOR_NAMES = {"10de": "nvidia", "1002": "amd"}
+GPU_VENDORS = {"10de": "nvidia", "1002": "amd"}
 #: Display controllers: VGA (0300), XGA (0301), 3D (0302), other (0380), and processing accelerators (1200) as AMD's.
-_GPU_CLASSES = ("0300", "0301", "0302", "0380", "1200")
+GPU_CLASSES = ("0300", "0301", "0302", "0380", "1200")
 _MODEL_LINE = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
@@ -26,7 +26,7 @@ def read_gpus(tree: Tree, pci_devices: Sequence[PciDevice]) -> HostGpus:
         (name for name in tree.list_names("dev") if re.match(r"^nvidia\d+$", name)), key=lambda name: (len(name), name)
     )
     amd_names = _list_amd_render_nodes(tree)
-    bus_gpus = [device for device in pci_devices if device["device_class"] in _GPU_CLASSES]
+    bus_gpus = [device for device in pci_devices if device["device_class"] in GPU_CLASSES]
     if nvidia_names:
         return _build_gpus("nvidia", [f"/dev/{name}" for name in nvidia_names], _read_nvidia_models(tree), bus_gpus)
     if amd_names:
@@ -39,8 +39,8 @@ def read_gpus(tree: Tree, pci_devices: Sequence[PciDevice]) -> HostGpus:
 def _build_gpus(
     vendor: Optional[str], device_files: List[str], model_names: List[str], bus_gpus: List[PciDevice]
 ) -> HostGpus:
-    vendor_gpus = [device for device in bus_gpus if _VENDOR_NAMES.get(device["vendor"]) == vendor]
-    unused_gpus = [device for device in bus_gpus if vendor is None and device["vendor"] in _VENDOR_NAMES]
+    vendor_gpus = [device for device in bus_gpus if GPU_VENDORS.get(device["vendor"]) == vendor]
+    unused_gpus = [device for device in bus_gpus if vendor is None and device["vendor"] in GPU_VENDORS]
     return {
         "count": len(device_files),
         "vendor": vendor,
@@ -59,7 +59,7 @@ def _describe_problem(bus_gpus: List[PciDevice], file_count: int) -> Optional[st
     # Files do not have the addresses of their devices.
     explanation = f"{file_count} of {len(bus_gpus)} have one"
     if not file_count:
-        explanation = ", ".join(f"{_VENDOR_NAMES[device['vendor']]} {device['address']}" for device in bus_gpus)
+        explanation = ", ".join(f"{GPU_VENDORS[device['vendor']]} {device['address']}" for device in bus_gpus)
     return (
         f"{len(bus_gpus) - file_count} GPU(s) on the PCI bus have no device file ({explanation}): "
         "the driver is not loaded, or they are not available in this container."

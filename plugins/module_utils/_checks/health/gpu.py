@@ -38,8 +38,8 @@ REMAP_COMMAND = (
 NVLINK_COMMAND = ("nvidia-smi", "nvlink", "--status")
 #: Older drivers do not know this field.
 RECOVERY_COMMAND = ("nvidia-smi", "--query-gpu=index,gpu_recovery_action", "--format=csv,noheader")
-#: The state of the fabric is only one of the fields of --query-gpu in newer versions, and without its health.
-FABRIC_COMMAND = ("nvidia-smi", "-q")
+#: All fields. The state of the fabric is only one of those of --query-gpu in newer versions, and without its health.
+DETAILS_COMMAND = ("nvidia-smi", "-q")
 MIG_COMMAND = ("nvidia-smi", "--query-gpu=index,mig.mode.current", "--format=csv,noheader")
 
 #: The models that are soldered to a board which connects all of them: either all of them use NVLink, or none does, as
@@ -332,6 +332,12 @@ def _parse_links(nvlink_output: str) -> Dict[str, _GpuLinks]:
     return gpu_links
 
 
+def connects_all(nvlink_output: str) -> bool:
+    """Whether all GPUs are on a board that connects them, and use NVLink, from NVLINK_COMMAND's output."""
+    gpu_links = _parse_links(nvlink_output).values()
+    return bool(gpu_links) and all(_BOARD_MODEL.search(model) and any(states) for model, states in gpu_links)
+
+
 def parse_partitioned(mig_output: str) -> List[str]:
     """The indexes of the GPUs that are partitioned, from MIG_COMMAND's output."""
     return [row[0] for row in _split_rows(mig_output) if len(row) == 2 and row[1].lower() == "enabled"]
@@ -425,7 +431,7 @@ def judge_fabric_manager(service_state: Optional[str], has_switch: bool, contain
     )
 
 
-#: The section of a GPU, and the fields of its fabric, in FABRIC_COMMAND's output.
+#: The section of a GPU, and the fields of its fabric, in DETAILS_COMMAND's output.
 _GPU_SECTION = re.compile(r"^GPU (?P<address>[0-9a-fA-F]+:\S+)\s*$")
 _FABRIC_SECTION = re.compile(r"^(?P<indent> +)Fabric\s*$")
 _SECTION_FIELD = re.compile(r"^(?P<indent> +)(?P<name>[^:]+?)\s*(?::\s*(?P<value>.*?)\s*)?$")
@@ -441,7 +447,7 @@ _FABRIC_FAULTS = {
 
 
 def parse_fabric(query_output: str) -> Dict[str, Dict[str, str]]:
-    """The fields of each GPU's connection to NVSwitches in lower case, by PCI address, from FABRIC_COMMAND's output.
+    """The fields of each GPU's connection to NVSwitches in lower case, by PCI address, from DETAILS_COMMAND's output.
 
     GPUs without such a connection are left out.
     """

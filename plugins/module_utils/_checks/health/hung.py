@@ -1,21 +1,31 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs of vendors that hang in the kernel, because their driver does not answer.
+"""Processes that hang in the kernel: programs of vendors whose driver does not answer, and any others.
 
-A program that only exceeds its time limit may be slow: it is killed, and ends. One that hangs cannot be killed: it stays
+A program of a vendor that only exceeds its time limit may be slow: it is killed, and ends. One that hangs cannot be killed: it stays
 in uninterruptible sleep with SIGKILL pending. Starting another one would only add one more.
 
-Source: proc(5), proc_pid_stat(5) and proc_pid_status(5).
+Any other process in uninterruptible sleep may just wait for a disk. It hangs if it has not run at all between two snapshots.
+
+Source: proc(5), proc_pid_stat(5) and proc_pid_status(5); the kernel's admin-guide/sysctl/kernel.rst,
+hung_task_timeout_secs.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Any, Dict, Iterable, Mapping, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
+    Judgement,
+    failed,
+    passed,
+    skipped,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import (
     find_process_times,
+    read_stat,
     read_stat_fields,
     runs_as_root,
 )
@@ -24,7 +34,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import
 #: The time after its start in which a killed program may still end. Our own ones are killed after 20 seconds at most.
 _MIN_SECONDS = 60.0
 _PENDING_SIGNALS = re.compile(r"^(?:SigPnd|ShdPnd):\s*(?P<mask>[0-9a-fA-F]+)$", re.MULTILINE)
+#: The name, in which line breaks are escaped, and the state, in /proc/PID/status.
+_PROCESS_STATUS = re.compile(r"Name:\t(?P<name>.*)\n(?:.*\n)*?State:\t(?P<state>\w)")
 _SIGKILL_BIT = 1 << (9 - 1)
+#: The index of the flags among the fields of read_stat_fields(), and that of a thread of the kernel, which may wait for work.
+_FLAGS_FIELD = 6
+_KERNEL_THREAD = 0x00200000
+#: Seconds after which the kernel itself reports a task that has not run.
+_HUNG_SECONDS = 120.0
+_SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(?P<count>[0-9]+)$", re.MULTILINE)
 
 
 def _read_age(proc: str, pid: str) -> Optional[float]:
@@ -52,3 +70,55 @@ def find_hung_process(tree: Tree, program: str) -> Optional[str]:
         ):
             return f"PID {pid} for {age:.0f} s"
     return None
+
+
+def find_unkillable(tree: Tree, pids: Iterable[int]) -> Dict[int, str]:
+    """The names of those of the processes that hang in the kernel although they were killed."""
+    name_by_pid = {}
+    for pid in pids:
+        status = _PROCESS_STATUS.match(tree.read("proc", str(pid), "status") or "")
+        if status and status.group("state") == "D" and _is_killed(tree, str(pid)):
+            name_by_pid[pid] = status.group("name")
+    return name_by_pid
+
+
+def follow_sleeping(tree: Tree, earlier: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """The processes in uninterruptible sleep by PID, each with the uptime since which it is known not to have run.
+
+    ``earlier``: those of the earlier snapshot.
+    """
+    sleeping_by_pid: Dict[str, Dict[str, Any]] = {}
+    proc = tree.path("proc")
+    for pid in filter(str.isdigit, tree.list_names("proc")):
+        name, stat_fields = read_stat(proc, pid)
+        times = find_process_times(proc, stat_fields) if stat_fields[:1] == ["D"] else None
+        if times is None or int(stat_fields[_FLAGS_FIELD]) & _KERNEL_THREAD:
+            continue
+        switches = [int(count) for count in _SWITCHES.findall(tree.read("proc", pid, "status") or "")]
+        process = {"name": name, "start": times.started, "switches": switches}
+        earlier_process = earlier.get(pid)
+        if isinstance(earlier_process, dict) and process.items() <= earlier_process.items():
+            sleeping_by_pid[pid] = {**process, "since": earlier_process.get("since")}
+        else:
+            sleeping_by_pid[pid] = {**process, "since": times.now}
+    return sleeping_by_pid
+
+
+def judge_sleeping(sleeping_by_pid: Mapping[str, Mapping[str, Any]], uptime: Optional[float]) -> Judgement:
+    """Judge whether processes hang in the kernel."""
+    if uptime is None:
+        return skipped("The kernel shows no /proc/uptime.")
+    hung_texts = [
+        f"{process['name']} ({pid}) for {uptime - process['since']:.0f} s"
+        for pid, process in sleeping_by_pid.items()
+        if isinstance(process["since"], (int, float)) and uptime - process["since"] >= _HUNG_SECONDS
+    ]
+    if not hung_texts:
+        return passed(0, 0, "processes")
+    return failed(
+        len(hung_texts),
+        0,
+        f"Processes hang in the kernel and cannot be killed: {', '.join(hung_texts[:8])}.",
+        "See in /proc/PID/stack what they wait for: a volume whose server is down, a disk, or a driver.",
+        "processes",
+    )

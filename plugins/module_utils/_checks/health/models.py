@@ -50,7 +50,8 @@ class ExpectedState(NamedTuple):
     ``external_mounts`` are those of external file systems, or folders below one; ``read_only_mounts`` are those of both
     that are not written to. ``drains``: failed checks take the node out of service, so conditions that any user can
     cause are ignored. ``machine`` is the host's name in the cluster. ``tailnet``: whether it has a key in a tailnet.
-    ``pod``: its programs reach the mesh through a library.
+    ``pod``: its programs reach the mesh through a library. ``job_gpus``: the numbers of the GPUs of a job that is about to
+    start.
     """
 
     gpus: Optional[int] = None
@@ -73,6 +74,7 @@ class ExpectedState(NamedTuple):
     dcgm_level: int = 0
     drains: bool = False
     mount_timeout: float = 10.0
+    job_gpus: Sequence[int] = ()
 
 
 def passed(actual: CheckValue, required: CheckValue, unit: str = "") -> Judgement:

@@ -7,7 +7,8 @@ A node that fails is drained with a reason of ours. It is resumed when the check
 ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
 once no processes of jobs are left on it. What an administrator has drained is left alone. Jobs that have ended with the
 power of the node are requeued, and jobs that start while a volume is unavailable wait for it. The expected state comes
-from the node's copy of the cluster record, so the program does not change with a new volume or address.
+from the node's copy of the cluster record, so the program does not change with a new volume or address. What the checks
+have seen is recorded for the next run.
 
 Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
 """
@@ -19,7 +20,18 @@ import re
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import lost_jobs, waiting
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
+    hung,
+    jobs,
+    lost_jobs,
+    snapshots,
+    waiting,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import (
+    DRAINING_CHECKS,
+    SINGLE_CARD_CHECKS,
+    VOLUME_CHECK,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.logs import DAEMON_LOGS, limit_logs
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
@@ -27,8 +39,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run
     run_selected_checks,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
-    VOLUME_CHECK,
     HealthSettings,
+    locate_snapshot,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
     find_member,
@@ -39,7 +51,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.st
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_as_root
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import read_stat, runs_as_root
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode, parse_nodes_text
@@ -72,19 +84,6 @@ _JOB_RELATED_REASONS = (KILL_FAILED, DUPLICATE_JOB)
 _JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
 _STEP_DAEMONS = ("slurmstepd", "slurmstepd-wlm")
 
-#: Faults of a single card. That several nodes have one is a coincidence: no common cause excuses it, and jobs fail on
-#: each of these nodes. All other checks can fail everywhere for one reason: a file server (storage.mounts), a switch or
-#: subnet manager (health.rdma), an upgrade of the driver (health.fabric_manager), a setting (health.memlock), or a
-#: service that writes too much (health.disk).
-SINGLE_CARD_CHECKS = (
-    "health.dcgm",
-    "health.gpu_count",
-    "health.gpu_ecc",
-    "health.gpu_retired",
-    "health.gpu_xid",
-    "health.nvlink",
-    "health.pcie",
-)
 #: A node with one of these neither runs jobs nor reports what it has: its comment is from an earlier time.
 _SILENT_FLAGS = {"not_responding", "powered_down", "powering_down"}
 
@@ -100,21 +99,26 @@ class NodeAction(NamedTuple):
     is_unfit: bool = False
 
 
-def build_expected_state(record: Record, settings: HealthSettings) -> ExpectedState:
-    """The record's data of this node. Raises InputError if the machine is not among the members."""
+def build_expected_state(record: Record, settings: HealthSettings, job_gpus: Sequence[int] = ()) -> ExpectedState:
+    """The record's data of this node. Raises InputError if the machine is not among the members.
+
+    ``job_gpus``: those of the job that is about to start.
+    """
     return ExpectedState(
         **node_requirements(record, settings.machine),
         rdma_rate_gbps=settings.rdma_rate_gbps,
         max_disk_percent=settings.max_disk_percent,
         drains=True,
         mount_timeout=settings.mount_timeout,
+        job_gpus=job_gpus,
     )
 
 
 def choose_checks(record: Record, settings: HealthSettings) -> List[str]:
     """The checks to make. A node without GPUs in the record is not drained for a missing driver."""
     without_gpus = not find_member(record, settings.machine)["gpus"]
-    return [name for name in settings.drain_on if not (without_gpus and name == "health.gpu_count")]
+    check_ids = DRAINING_CHECKS if settings.drain_on is None else settings.drain_on
+    return [check_id for check_id in check_ids if not (without_gpus and check_id == "health.gpu_count")]
 
 
 def format_reason(failing: Sequence[CheckResult]) -> str:
@@ -187,13 +191,11 @@ def find_job_leftovers(host_tree: Tree) -> List[str]:
     """
     leftover_processes, own_group = [], host_tree.read("proc", "self", "cgroup")
     for process_id in host_tree.list_names("proc"):
-        # The name, in brackets, may contain any character.
-        before, _bracket, after = (
-            (host_tree.read("proc", process_id, "stat") or "").rpartition(")") if process_id.isdigit() else ("",) * 3
-        )
-        name = before.partition("(")[2]
+        if not process_id.isdigit():
+            continue
+        name, stat_fields = read_stat(host_tree.path("proc"), process_id)
         group = host_tree.read("proc", process_id, "cgroup") or ""
-        uninterruptible = after.split()[:1] == ["D"] and group == own_group
+        uninterruptible = stat_fields[:1] == ["D"] and group == own_group
         if name and (
             uninterruptible
             or _JOB_GROUP.search(group)
@@ -340,14 +342,33 @@ def run_checks(health_settings: HealthSettings, context: CheckContext, only: Seq
     """The results of the checks. Failed ones are repeated: one disturbed reading must not drain a node."""
     results = run_selected_checks(context, health_settings.machine, only)
     failing = list_failed_checks(results)
-    if not failing:
-        return results
-    # A new context, since each caches what it has read.
-    fresh_context = CheckContext(context.expected_state, context.host_tree, context.run_command, context.find_program)
-    repeated_results = {
-        result["id"]: result for result in run_selected_checks(fresh_context, health_settings.machine, failing)
-    }
-    return [repeated_results.get(result["id"], result) for result in results]
+    if failing:
+        # A new context, since each caches what it has read.
+        fresh_context = CheckContext(
+            context.expected_state, context.host_tree, context.run_command, context.find_program, context.snapshot_path
+        )
+        repeated_results = {
+            result["id"]: result for result in run_selected_checks(fresh_context, health_settings.machine, failing)
+        }
+        results = [repeated_results.get(result["id"], result) for result in results]
+        context.snapshot.update(fresh_context.snapshot)
+        context.urgent_snapshot.update(fresh_context.urgent_snapshot)
+    record_snapshot(context)
+    return results
+
+
+def record_snapshot(context: CheckContext) -> None:
+    """Record what the checks have seen, and which processes wait in the kernel, for the next snapshot."""
+    processes = hung.follow_sleeping(context.host_tree, snapshots.read_part(context.last_snapshot, "processes"))
+    try:
+        snapshots.write_snapshot(
+            context.host_tree,
+            context.snapshot_path,
+            {**context.snapshot, "processes": processes},
+            context.urgent_snapshot,
+        )
+    except OSError as failure:
+        print_line(f"This snapshot could not be recorded: {failure}")
 
 
 def list_failed_checks(results: Sequence[CheckResult]) -> List[str]:
@@ -356,7 +377,12 @@ def list_failed_checks(results: Sequence[CheckResult]) -> List[str]:
 
 
 def judge_node(
-    health_settings: HealthSettings, run_command: Runner, host_tree: Tree, show_only: bool, is_prolog: bool
+    health_settings: HealthSettings,
+    run_command: Runner,
+    host_tree: Tree,
+    show_only: bool,
+    is_prolog: bool,
+    job_gpus: Sequence[int] = (),
 ) -> Tuple[bool, bool]:
     """Make the checks, and act on them. Returns whether the node is unfit, and whether it only lacks a volume."""
     record = Store(health_settings.folder, health_settings.cluster).read()
@@ -366,7 +392,12 @@ def judge_node(
         return False, False
     check_results = run_checks(
         health_settings,
-        CheckContext(build_expected_state(record, health_settings), host_tree, run_command),
+        CheckContext(
+            build_expected_state(record, health_settings, job_gpus),
+            host_tree,
+            run_command,
+            snapshot_path=locate_snapshot(health_settings.folder),
+        ),
         choose_checks(record, health_settings),
     )
     for result in check_results:
@@ -430,7 +461,8 @@ def main(
         host_tree = host_tree or Tree()
         if periodic:
             lost_jobs.requeue_lost_jobs(run_command, health_settings.machine, host_tree)
-        is_unfit, away = judge_node(health_settings, run_command, host_tree, show_only, is_prolog)
+        job_gpus = jobs.parse_job_gpus(process_environment.get("SLURM_JOB_GPUS", "")) if is_prolog else ()
+        is_unfit, away = judge_node(health_settings, run_command, host_tree, show_only, is_prolog, job_gpus)
         if away:
             is_unfit = wait_for_volumes(
                 health_settings, run_command, host_tree, process_environment.get("SLURM_JOB_ID", "")

@@ -12,19 +12,26 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from typing import Callable, Dict, Generic, List, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Callable, Dict, Generic, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
     amd_memory,
     gpu,
+    gpu_details,
     handshakes,
+    hardware_faults,
     host,
     hung,
     kernel_log,
     keys,
+    links,
     logins,
+    maintenance,
+    peer_access,
     preload,
+    snapshots,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import CATALOGUE
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     CheckResult,
     ExpectedState,
@@ -32,6 +39,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     skipped,
     unknown,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import locate_snapshot
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import find_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
@@ -44,27 +52,37 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm impo
 #: The file systems to check. The last one is the shared memory of NCCL and PyTorch's data loaders.
 _DISK_PATHS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev", "shm"))
 _DCGM_TIMEOUT_BY_LEVEL = {0: 0.0, 1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
+#: Seconds for a check that has no limit of its own.
+_TIME_LIMIT = 10.0
+#: Seconds between two queries of the clocks.
+_CLOCKS_PAUSE = 5.0
 _NO_DRIVER_REASON = "There is no NVIDIA driver on this host."
 
 _T = TypeVar("_T")
 
 
 class _ReadOnce(Generic[_T]):
-    """A value that is read when the first check needs it, and then shared by all of them. A failure is not kept."""
+    """A value that is read when the first check needs it, and then shared by all of them.
+
+    A failure is shared, too: another attempt would fail as late, for instance after the time limit of a program.
+    """
 
     def __init__(self, read: Callable[[], _T]) -> None:
         self._lock, self._read = threading.Lock(), read
-        self._values: List[_T] = []
+        self._outcome: Future[_T] = Future()
 
     def __call__(self) -> _T:
         with self._lock:
-            if not self._values:
-                self._values.append(self._read())
-            return self._values[0]
+            if not self._outcome.done():
+                _run_into(self._outcome, self._read)
+        return self._outcome.result()
 
 
 class CheckContext:
-    """The sources of the checks. What several of them need is only read once."""
+    """The sources of the checks. What several of them need is only read once.
+
+    ``snapshot``: what these checks have seen, for the next snapshot. ``urgent_snapshot``: the part that has to be up to date.
+    """
 
     def __init__(
         self,
@@ -72,17 +90,35 @@ class CheckContext:
         tree: Tree,
         run: Runner,
         find_program: Callable[[str], Optional[str]] = find_program,
+        snapshot_path: Optional[str] = None,
     ) -> None:
         self.expected_state = expected
+        # Without a path, it is that of the host's tree.
+        self.snapshot_path = snapshot_path or locate_snapshot().lstrip("/")
         self.host_tree = tree
         self.run_command = run
         self.find_program = find_program
+        self.last_snapshot = snapshots.read_snapshot(tree, self.snapshot_path)
+        self.snapshot: snapshots.Snapshot = {}
+        self.urgent_snapshot: snapshots.Snapshot = {}
         #: nvidia-smi's table, with an error as exit status if one GPU does not respond.
-        self.query_nvidia_smi = _ReadOnce(lambda: self.run_nvidia_smi(gpu.QUERY_COMMAND, timeout=10))
+        self.query_nvidia_smi = self._query_once(gpu.QUERY_COMMAND, timeout=10)
+        #: nvidia-smi's links.
+        self.query_nvlink = self._query_once(gpu.NVLINK_COMMAND, timeout=10)
+        #: All that nvidia-smi shows of each GPU. This takes longer than the others.
+        self.query_details = self._query_once(gpu.DETAILS_COMMAND, timeout=20)
+        #: The fields of each GPU that responds.
+        self.read_details = _ReadOnce(self._read_details)
         #: An nvidia-smi that hangs in the kernel, if there is one.
         self.find_hung_nvidia_smi = _ReadOnce(lambda: hung.find_hung_process(tree, "nvidia-smi"))
         #: The GPUs by their device files and on the bus.
         self.read_gpu_facts = _ReadOnce(lambda: read_gpus(tree, tree.list_pci_devices()))
+        #: The kernel log in the format of /dev/kmsg; None if it cannot be read.
+        self.read_kernel_records = _ReadOnce(lambda: kernel_log.read_records(tree.path("dev/kmsg")))
+        #: The kernel's own messages; None if its log cannot be read.
+        self.read_kernel_messages = _ReadOnce(self._read_kernel_messages)
+        #: What has happened to the links; None if there is no earlier snapshot.
+        self.follow_links = _ReadOnce(self._follow_links)
 
     @property
     def has_nvidia(self) -> bool:
@@ -95,6 +131,30 @@ class CheckContext:
         if hung_process:
             raise CommandError(argv[:1], f"is not run, since an earlier one hangs in the kernel ({hung_process})")
         return self.run_command(argv, timeout=timeout, check=False)
+
+    def _query_once(self, argv: Sequence[str], timeout: float) -> _ReadOnce[CommandResult]:
+        return _ReadOnce(lambda: self.run_nvidia_smi(argv, timeout))
+
+    def _read_details(self) -> Dict[str, gpu_details.GpuDetails]:
+        """Raises CommandError if no GPU responds."""
+        query_result = self.query_details()
+        details_by_gpu = gpu_details.parse_details(query_result.stdout)
+        if not details_by_gpu:
+            failure = gpu.describe_failure(query_result.stdout + query_result.stderr, query_result.rc)
+            raise CommandError(gpu.DETAILS_COMMAND[:1], f"shows no GPU: {failure}", rc=query_result.rc)
+        return details_by_gpu
+
+    def _read_kernel_messages(self) -> Optional[List[str]]:
+        kernel_records = self.read_kernel_records()
+        return None if kernel_records is None else kernel_log.extract_messages(kernel_records)
+
+    def _follow_links(self) -> Optional[links.LinkHistory]:
+        link_counters, uptime = links.read_link_counters(self.host_tree), snapshots.read_uptime(self.host_tree)
+        if uptime is None:
+            return None
+        earlier = snapshots.read_part(self.last_snapshot, "links")
+        self.snapshot["links"] = link_history = links.continue_history(earlier, link_counters, uptime)
+        return link_history if earlier or not link_counters else None
 
     def read_gpu_table(self) -> List[gpu.GpuFields]:
         """nvidia-smi's table."""
@@ -111,7 +171,7 @@ class HealthCheck(NamedTuple):
     check_id: str
     purpose: str
     run_check: Callable[[CheckContext], Judgement]
-    time_limit: Union[float, Callable[[CheckContext], float]] = 10.0
+    time_limit: Union[float, Callable[[CheckContext], float]] = _TIME_LIMIT
 
     def limit_seconds(self, context: CheckContext) -> float:
         """Return the time limit in seconds."""
@@ -176,7 +236,7 @@ def _has_nvswitch(context: CheckContext) -> bool:
 def _check_nvlink(context: CheckContext) -> Judgement:
     if not context.has_nvidia:
         return skipped(_NO_DRIVER_REASON)
-    nvlink_result = context.run_nvidia_smi(gpu.NVLINK_COMMAND, timeout=10)
+    nvlink_result = context.query_nvlink()
     switched = _has_nvswitch(context)
     has_inactive = "inactive" in nvlink_result.stdout.lower()
     # Older drivers do not know this field, and do not partition GPUs.
@@ -195,7 +255,7 @@ def _check_xids(context: CheckContext) -> Judgement:
     if not (has_driver or gpu_facts["count"] or context.expected_state.gpus):
         return skipped("This host has no GPU driver, and no GPUs in the record.")
     return gpu.judge_xid(
-        kernel_log.read_records(context.host_tree.path("dev/kmsg")),
+        context.read_kernel_records(),
         host.runs_in_container(context.host_tree),
         gpu_facts["vendor"] == "amd",
     )
@@ -212,9 +272,96 @@ def _check_fabric_manager(context: CheckContext) -> Judgement:
     by_service = gpu.judge_fabric_manager(state, has_switch, host.runs_in_container(context.host_tree))
     if by_service.status == "fail" or not context.has_nvidia:
         return by_service
-    query_result = context.run_nvidia_smi(gpu.FABRIC_COMMAND, timeout=20)
+    query_result = context.query_details()
     # One GPU that does not respond is judged by its number, and does not hide the state of the others.
     return gpu.judge_fabric(query_result.stdout, has_switch) or by_service
+
+
+def _check_gpu_clocks(context: CheckContext) -> Judgement:
+    if not context.has_nvidia:
+        return skipped(_NO_DRIVER_REASON)
+    clock_state = gpu_details.find_slowdowns(context.read_details())
+    if clock_state.slowdowns:
+        # A power brake of a moment is no fault.
+        first_slowdowns = clock_state.slowdowns
+        time.sleep(_CLOCKS_PAUSE)
+        later_result = context.run_nvidia_smi(gpu.DETAILS_COMMAND, timeout=20)
+        clock_state = gpu_details.find_slowdowns(gpu_details.parse_details(later_result.stdout))
+        return gpu_details.judge_clocks(clock_state, first_slowdowns)
+    return gpu_details.judge_clocks(clock_state)
+
+
+def _check_pcie_speed(context: CheckContext) -> Judgement:
+    return gpu_details.judge_pcie_speed(context.read_details()) if context.has_nvidia else skipped(_NO_DRIVER_REASON)
+
+
+def _check_gpu_processes(context: CheckContext) -> Judgement:
+    if not context.has_nvidia:
+        return skipped(_NO_DRIVER_REASON)
+    if host.runs_in_container(context.host_tree):
+        return skipped("This is a container, which does not see all processes of its GPUs.")
+    occupied_before = context.last_snapshot.get("occupied_gpus") or []
+    if not (context.expected_state.job_gpus or occupied_before):
+        return skipped("Only performed before a job, on its GPUs.")
+    gpu_uses = gpu_details.read_gpu_uses(context.read_details())
+    addresses = gpu_details.select_job_gpus(gpu_uses, context.expected_state.job_gpus) or occupied_before
+    examined_uses = {address: gpu_use for address, gpu_use in gpu_uses.items() if address in addresses}
+    # Any user can start a process outside of a job, and no user must be able to take a node out of service.
+    unkillable_processes = hung.find_unkillable(
+        context.host_tree, [pid for gpu_use in examined_uses.values() for pid in gpu_use.compute_pids]
+    )
+    judgement, occupied_gpus = gpu_details.judge_leftovers(examined_uses, unkillable_processes)
+    context.urgent_snapshot["occupied_gpus"] = sorted({*occupied_before}.difference(examined_uses).union(occupied_gpus))
+    return judgement
+
+
+def _check_gpu_access(context: CheckContext) -> Judgement:
+    if not context.has_nvidia:
+        return skipped(_NO_DRIVER_REASON)
+    matrix_result = context.run_nvidia_smi(peer_access.P2P_COMMAND, timeout=10)
+    is_board = gpu.connects_all(context.query_nvlink().stdout)
+    return peer_access.judge_p2p(matrix_result.stdout, matrix_result.rc, is_board)
+
+
+def _check_acs(context: CheckContext) -> Judgement:
+    switch_ports = peer_access.find_switch_ports(hardware_faults.find_watched_devices(context.host_tree))
+    try:
+        acs_controls = peer_access.read_acs_controls(context.host_tree, switch_ports)
+    except (OSError, ValueError) as failure:
+        return unknown(f"ACS of the PCI switches cannot be read: {failure}.", "Run as root, on the host itself.")
+    return peer_access.judge_acs(acs_controls)
+
+
+def _check_pci_errors(context: CheckContext) -> Judgement:
+    paths_by_device = hardware_faults.find_watched_devices(context.host_tree)
+    messages = context.read_kernel_messages()
+    bridges_and_devices = {address for path in paths_by_device.values() for address in path}
+    return hardware_faults.judge_pci_errors(
+        len(paths_by_device),
+        hardware_faults.read_pci_errors(context.host_tree, paths_by_device),
+        None if messages is None else hardware_faults.find_fatal_messages(messages, bridges_and_devices),
+        host.runs_in_container(context.host_tree),
+    )
+
+
+def _check_memory_errors(context: CheckContext) -> Judgement:
+    messages = context.read_kernel_messages()
+    return hardware_faults.judge_memory_errors(
+        hardware_faults.read_memory_errors(context.host_tree),
+        None if messages is None else hardware_faults.find_memory_messages(messages),
+        host.runs_in_container(context.host_tree),
+    )
+
+
+def _check_hung_processes(context: CheckContext) -> Judgement:
+    earlier = snapshots.read_part(context.last_snapshot, "processes")
+    return hung.judge_sleeping(
+        hung.follow_sleeping(context.host_tree, earlier), snapshots.read_uptime(context.host_tree)
+    )
+
+
+def _check_maintenance(context: CheckContext) -> Judgement:
+    return maintenance.judge_maintenance(maintenance.identify_cloud(context.host_tree), maintenance.fetch_metadata)
 
 
 def _check_dcgm(context: CheckContext) -> Judgement:
@@ -346,39 +493,48 @@ def _limit_ssh_seconds(context: CheckContext) -> float:
     return logins.max_login_seconds(len(context.expected_state.ssh_peers))
 
 
-ALL_CHECKS = (
-    HealthCheck("health.gpu_count", "The number of GPUs matches the record", _check_gpu_count, 25.0),
-    HealthCheck("health.gpu_ecc", "No uncorrected GPU memory errors", _check_gpu_ecc, 15.0),
-    HealthCheck("health.gpu_retired", "No GPU memory is pending retirement", _check_gpu_retired, 25.0),
-    HealthCheck("health.gpu_xid", "No GPU errors in the kernel log", _check_xids, 15.0),
-    HealthCheck("health.nvlink", "NVLink is up on all GPUs that have it", _check_nvlink, 20.0),
-    HealthCheck(
-        "health.fabric_manager",
-        "The fabric manager is running, and each GPU has registered, if there are NVSwitches",
-        _check_fabric_manager,
-        30.0,
-    ),
-    HealthCheck(
-        "health.pcie", "GPU PCIe links are at full width", functools.partial(_judge_gpus, gpu.judge_pcie), 15.0
-    ),
-    HealthCheck("health.rdma", "RDMA ports are active at full rate", _check_rdma),
-    HealthCheck("health.memlock", "Jobs can lock memory without limit", _check_locked_memory),
-    HealthCheck("health.swap", "Little or no swap is in use", _check_swap),
-    HealthCheck("health.disk", "No local file system is too full", _check_disks),
-    HealthCheck("health.packages", "Packages are completely installed, and their services can start", _check_packages),
-    HealthCheck("storage.mounts", "Shared volumes are mounted and writable", _check_mounts, 130.0),
-    HealthCheck("clock.synchronised", "The clock is synchronized", _check_clock),
-    HealthCheck("health.name", "The host's own name resolves to its cluster address", _check_host_name),
-    HealthCheck("health.dcgm", "NVIDIA's own diagnostics pass", _check_dcgm, 3700.0),
-    HealthCheck(
-        "mesh.handshake", "Recent handshake with every peer", _check_handshakes, 3 * handshakes.HANDSHAKE_TIMEOUT
-    ),
-    HealthCheck("mesh.key_expiry", "The key of the tailnet is valid for a month", _check_key_expiry),
-    HealthCheck(
-        "slurm.rest_certificate", "The certificate of Slurm's REST API is valid for a month", _check_rest_certificate
-    ),
-    HealthCheck("mesh.preload", "The programs of a pod see the mesh", _check_preload),
-    HealthCheck("ssh_trust.login", "SSH login to every other member without a prompt", _check_ssh, _limit_ssh_seconds),
+#: What makes each check of the catalogue, and its time limit.
+_IMPLEMENTATIONS: Dict[
+    str, Tuple[Callable[[CheckContext], Judgement], Union[float, Callable[[CheckContext], float]]]
+] = {
+    "health.gpu_count": (_check_gpu_count, 25.0),
+    "health.gpu_ecc": (_check_gpu_ecc, 15.0),
+    "health.gpu_retired": (_check_gpu_retired, 25.0),
+    "health.gpu_xid": (_check_xids, 15.0),
+    "health.nvlink": (_check_nvlink, 20.0),
+    "health.fabric_manager": (_check_fabric_manager, 30.0),
+    "health.gpu_clocks": (_check_gpu_clocks, 50.0),
+    "health.gpu_processes": (_check_gpu_processes, 30.0),
+    "health.gpu_access": (_check_gpu_access, 25.0),
+    "health.pcie": (functools.partial(_judge_gpus, gpu.judge_pcie), 15.0),
+    "health.pcie_speed": (_check_pcie_speed, 30.0),
+    "health.pcie_errors": (_check_pci_errors, _TIME_LIMIT),
+    "health.acs": (_check_acs, _TIME_LIMIT),
+    "health.memory_errors": (_check_memory_errors, _TIME_LIMIT),
+    "health.rdma": (_check_rdma, _TIME_LIMIT),
+    "health.link_flaps": (lambda context: links.judge_flaps(context.follow_links()), _TIME_LIMIT),
+    "health.link_errors": (lambda context: links.judge_link_errors(context.follow_links()), _TIME_LIMIT),
+    "health.memlock": (_check_locked_memory, _TIME_LIMIT),
+    "health.swap": (_check_swap, _TIME_LIMIT),
+    "health.disk": (_check_disks, _TIME_LIMIT),
+    "health.packages": (_check_packages, _TIME_LIMIT),
+    "health.hung_processes": (_check_hung_processes, _TIME_LIMIT),
+    "health.maintenance": (_check_maintenance, _TIME_LIMIT),
+    "storage.mounts": (_check_mounts, 130.0),
+    "clock.synchronised": (_check_clock, _TIME_LIMIT),
+    "health.name": (_check_host_name, _TIME_LIMIT),
+    "health.dcgm": (_check_dcgm, 3700.0),
+    "mesh.handshake": (_check_handshakes, 3 * handshakes.HANDSHAKE_TIMEOUT),
+    "mesh.key_expiry": (_check_key_expiry, _TIME_LIMIT),
+    "slurm.rest_certificate": (_check_rest_certificate, _TIME_LIMIT),
+    "mesh.preload": (_check_preload, _TIME_LIMIT),
+    "ssh_trust.login": (_check_ssh, _limit_ssh_seconds),
+}
+
+ALL_CHECKS = tuple(
+    HealthCheck(entry.check_id, entry.purpose, *_IMPLEMENTATIONS[entry.check_id])
+    for entry in CATALOGUE
+    if not entry.compares_members
 )
 
 
@@ -396,20 +552,20 @@ def run_concurrently(work: Dict[str, Callable[[], _T]], limit_s: float) -> Dict[
 
 def _start_thread(job: Callable[[], _T]) -> Future[_T]:
     work_future: Future[_T] = Future()
-
-    def run_work() -> None:
-        try:
-            work_future.set_result(job())
-        except (GpumeshError, OSError, ValueError, LookupError, ArithmeticError) as failure:
-            # Passed to the waiting thread, and raised there.
-            work_future.set_exception(failure)
-        finally:
-            if not work_future.done():
-                # A bug in this collection: the traceback goes to stderr from this thread, and nothing waits for it.
-                work_future.set_exception(ValueError("an unexpected error, whose traceback is on stderr"))
-
-    threading.Thread(target=run_work, daemon=True).start()
+    threading.Thread(target=_run_into, args=(work_future, job), daemon=True).start()
     return work_future
+
+
+def _run_into(future: Future[_T], job: Callable[[], _T]) -> None:
+    """Do the job. Its result, or its failure, is that of ``future``, and raised to whoever asks for it."""
+    try:
+        future.set_result(job())
+    except (GpumeshError, OSError, ValueError, LookupError, ArithmeticError) as failure:
+        future.set_exception(failure)
+    finally:
+        if not future.done():
+            # A bug in this collection: the traceback goes to stderr from this thread, and nothing waits for it.
+            future.set_exception(ValueError("an unexpected error, whose traceback is on stderr"))
 
 
 def _wait_for_result(name: str, future: Future[_T], remaining_s: float, limit_s: float) -> _T:

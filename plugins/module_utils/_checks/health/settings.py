@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
@@ -14,38 +15,19 @@ PROGRAM_PATH = f"/usr/local/sbin/{PROGRAM_NAME}"
 #: The module with the program's main function.
 ENTRY_MODULE = f"{__name__.rpartition('.')[0]}.program"
 
-#: The checks of what programs compute and communicate with.
-HARDWARE_CHECKS = (
-    "health.gpu_ecc",
-    "health.gpu_retired",
-    "health.gpu_xid",
-    "health.nvlink",
-    "health.fabric_manager",
-    "health.pcie",
-    "health.rdma",
-)
 
-#: The check of the shared volumes.
-VOLUME_CHECK = "storage.mounts"
-
-#: The checks that make a node unfit for all jobs. The clock, swap, names and connections to other members are not among
-#: them: they are judged by the check playbook, and one dead peer must not drain the others.
-DRAINING_CHECKS = (
-    "health.gpu_count",
-    *HARDWARE_CHECKS,
-    "health.memlock",
-    "health.disk",
-    VOLUME_CHECK,
-)
+def locate_snapshot(records_directory: str = DEFAULT_DIRECTORY) -> str:
+    """The path of what the checks have seen last: beside the directory of the cluster records."""
+    return os.path.join(os.path.dirname(records_directory.rstrip("/")), "node-health.json")
 
 
 class HealthSettings(NamedTuple):
-    """The node, and the faults for which it is drained."""
+    """The node, and the faults for which it is drained: without ``drain_on``, all that the catalogue has for that."""
 
     cluster: str
     machine: str
     folder: str = DEFAULT_DIRECTORY
-    drain_on: Sequence[str] = DRAINING_CHECKS
+    drain_on: Optional[Sequence[str]] = None
     max_disk_percent: float = 95.0
     rdma_rate_gbps: Optional[float] = None
     mount_timeout: float = 10.0

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import Callable, List, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import (
+    HARDWARE_CHECKS,
+    VOLUME_CHECK,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
     CheckContext,
     run_selected_checks,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
-    HARDWARE_CHECKS,
-    VOLUME_CHECK,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree

@@ -29,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.ver
     Verdict,
     assemble_verdict,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.versions import version_checks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import VolumeLimits, volume_checks
 
 #: Without a configured minimum, a link is slow below this fraction of the median of similar links.
@@ -655,6 +656,7 @@ def judge_cluster(
     )
     checks = [
         *member_checks(machines, machines_in_run, answering_machines, userspace_only),
+        *version_checks(record, evidence.get("health")),
         *reachability_checks(machines, pairs),
         *(
             dict(prober_check)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import hung, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
@@ -86,3 +86,62 @@ def test_other_processes_are_no_fault(tmp_path: Path, changes: dict) -> None:
     started: list[str] = []
     assert check_all(tmp_path, started)["health.gpu_count"]["status"] == "pass"
     assert "nvidia-smi" in started
+
+
+class WaitingHost:
+    """A host with process 71, in two snapshots."""
+
+    def __init__(self, root: Path, state: str = "D", flags: int = 0x400000) -> None:
+        self.root, self.state, self.flags = root, state, flags
+        (root / "proc/71").mkdir(parents=True)
+
+    def examine(self, uptime: float, switches: int, start: int = 1000) -> Tree:
+        stat = f"71 (rsync (1)) {self.state} 1 71 71 0 -1 {self.flags} {' '.join(['0'] * 12)} {start} 0 0\n"
+        (self.root / "proc/uptime").write_text(f"{uptime} 9000.00\n", encoding="utf-8")
+        (self.root / "proc/71/stat").write_text(stat, encoding="utf-8")
+        (self.root / "proc/71/status").write_text(
+            f"Name:\trsync (1)\nvoluntary_ctxt_switches:\t{switches}\nnonvoluntary_ctxt_switches:\t5\n",
+            encoding="utf-8",
+        )
+        return Tree(str(self.root))
+
+
+def judge_twice(host: WaitingHost, interval: float, switches: int = 17, start: int = 1000) -> run.Judgement:
+    """The judgement at the second snapshot, by which the process has run ``switches - 17`` times."""
+    earlier = hung.follow_sleeping(host.examine(5000, 17), {})
+    return hung.judge_sleeping(
+        hung.follow_sleeping(host.examine(5000 + interval, switches, start), earlier), 5000 + interval
+    )
+
+
+def test_process_that_has_not_run_between_two_snapshots_hangs(tmp_path: Path) -> None:
+    judged = judge_twice(WaitingHost(tmp_path), 300)
+    assert (judged.status, judged.actual) == ("fail", 1)
+    assert judged.reason == "Processes hang in the kernel and cannot be killed: rsync (1) (71) for 300 s."
+
+
+@pytest.mark.parametrize(
+    ("host", "interval", "switches", "start"),
+    [
+        # It reads from a disk, and runs in between.
+        ({}, 300, 18, 1000),
+        # Another process with the same number.
+        ({}, 300, 17, 2000),
+        ({}, 100, 17, 1000),
+        ({"state": "S"}, 300, 17, 1000),
+        # A thread of the kernel.
+        ({"flags": 0x208040}, 300, 17, 1000),
+    ],
+)
+def test_other_waiting_processes_do_not_hang(
+    tmp_path: Path, host: dict, interval: float, switches: int, start: int
+) -> None:
+    assert judge_twice(WaitingHost(tmp_path, **host), interval, switches, start).status == "pass"
+
+
+def test_time_without_running_adds_up(tmp_path: Path) -> None:
+    host, earlier = WaitingHost(tmp_path), {}
+    for uptime in (5000, 5070, 5140):
+        earlier = hung.follow_sleeping(host.examine(uptime, 17), earlier)
+    assert hung.judge_sleeping(earlier, 5140).status == "fail"
+    assert hung.follow_sleeping(host.examine(5140, 17), {"71": 7})["71"]["since"] == 5140

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import keys, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import DRAINING_CHECKS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import DRAINING_CHECKS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree

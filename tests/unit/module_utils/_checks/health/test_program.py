@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,18 +16,21 @@ import pytest
 from program_builds import build_zipapp, push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS, CheckContext
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import (
     DRAINING_CHECKS,
     VOLUME_CHECK,
-    HealthSettings,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS, CheckContext
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import collect_sources
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import health_program_sources
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils._checks.health import (
+    test_gpu_details as gpu_sections,
+)
 from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules import entry, run
 
 DISK = "health.disk"
@@ -400,6 +402,14 @@ def test_the_module_installs_once_and_removes(host: InstalledNode) -> None:
     assert not host.file.exists()
 
 
+def test_snapshot_is_removed_with_the_program(host: InstalledNode) -> None:
+    snapshot = host.folder / "node-health.json"
+    host.start()
+    assert snapshot.exists()
+    run("node_health_program", state="absent", path=str(host.file), folder=str(host.folder / "records"))
+    assert not snapshot.exists()
+
+
 def test_a_fit_node_is_left_in_service(host: InstalledNode) -> None:
     code, output, commands = host.start()
     assert (code, commands) == (0, []), output
@@ -510,14 +520,17 @@ def test_expected_state_comes_from_the_record() -> None:
     assert "health.gpu_count" not in program.choose_checks(record, settings)
 
 
-def test_module_and_program_have_the_same_default(tmp_path: Path) -> None:
+def test_all_checks_that_drain_are_made_by_default(tmp_path: Path) -> None:
     """Every name in it is that of a check."""
     names = {check.check_id for check in ALL_CHECKS}
     assert set(DRAINING_CHECKS) <= names
+    record: Any = {"members": [{"machine": "n1", "gpus": 8}]}
+    assert program.choose_checks(record, HealthSettings("lab", "n1")) == list(DRAINING_CHECKS)
+    assert program.choose_checks(record, HealthSettings("lab", "n1", drain_on=[])) == []
     path = tmp_path / "health"
     run("node_health_program", path=str(path), cluster="lab", machine="n1", **PUSHED)
     with zipfile.ZipFile(path) as archive:
-        assert json.dumps(list(DRAINING_CHECKS)) in archive.read("__main__.py").decode()
+        assert '"drain_on": null' in archive.read("__main__.py").decode()
     assert path.read_bytes().startswith(f"#!{sys.executable} -IS\n".encode())
 
 
@@ -595,3 +608,48 @@ def test_periodic_check_does_not_wait_for_volumes(tmp_path: Path, monkeypatch: p
     node = NodeWithWaitingJob(99)
     assert node.start(tmp_path, monkeypatch, "") == 1
     assert [line for line in node.commands if "state=drain" in line] and "requeue 7" not in node.commands
+
+
+def test_node_whose_gpu_is_occupied_stays_drained_until_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[str] = []
+    occupied = gpu_sections.memory(4), gpu_sections.memory(40000, (4711, "C"))
+    reason = ""
+    InstalledNode(tmp_path)
+    gpu_node = gpu_sections.Node(tmp_path, *occupied)
+    gpu_node.add_process(4711)
+    (tmp_path / "bin/nvidia-smi").write_text("", encoding="utf-8")
+    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(program.time, "sleep", lambda _seconds: None)
+
+    def runner(argv: Any, **_options: Any) -> CommandResult:
+        if argv[0] == "nvidia-smi":
+            return CommandResult(0, gpu_sections.query(*gpu_node.sections), "")
+        if "update" in argv:
+            commands.append(" ".join(argv[2:]))
+        state = f"IDLE+DRAIN Reason={reason} [root@2026-11-22T14:45:56]" if reason else "IDLE"
+        return CommandResult(0, f"NodeName=n1 State={state}\n", "")
+
+    def start(*job_gpus: str) -> int:
+        commands.clear()
+        environment = (
+            {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURM_JOB_GPUS": ",".join(job_gpus)} if job_gpus else {}
+        )
+        settings = {"cluster": "lab", "machine": "n1", "folder": str(tmp_path / "records"),
+                    "drain_on": ["health.gpu_processes"]}  # fmt: skip
+        return program.main(settings, [], environment, runner, Tree(str(tmp_path)), ())
+
+    # Nobody has asked for this GPU, and a job with the other one may start.
+    assert (start(), start("0"), commands) == (0, 0, [])
+    assert start("1") == 1
+    (drain,) = [command for command in commands if "state=drain" in command]
+    reason = drain.partition("reason=")[2]
+    assert "GPU 00000000:1B:00.0: python3 (4711)" in reason
+    # The snapshot of a prolog on another GPU does not make it free.
+    assert (start("0"), start()) == (0, 1)
+    assert not [command for command in commands if "state=" in command]
+    gpu_node.sections = [gpu_sections.memory(4)] * 2
+    assert start() == 0
+    assert [command for command in commands if "state=" in command] == ["nodename=n1 state=resume"]

@@ -173,6 +173,15 @@ def test_a_node_without_a_health_result_is_an_error_with_its_message() -> None:
     assert verdict["status"] == "error"
 
 
+def test_member_with_another_driver_is_named() -> None:
+    found = healthy_evidence()
+    for machine, driver in (("n1", "550.90.07"), ("n2", "550.90.07"), ("n3", "535.86.10")):
+        found["health"][machine]["versions"] = {"models": ["NVIDIA H100 80GB HBM3"], "driver": driver}
+    verdict = judge_evidence(found)
+    assert failing_checks(verdict) == ["members.versions@None"]
+    assert "535.86.10 on n3" in json.dumps(verdict)
+
+
 def test_each_member_that_cannot_use_a_volume_has_a_result_of_its_own() -> None:
     reasons = {
         "n1": "/data: does not answer.",
