@@ -338,6 +338,14 @@ def connects_all(nvlink_output: str) -> bool:
     return bool(gpu_links) and all(_BOARD_MODEL.search(model) and any(states) for model, states in gpu_links)
 
 
+def may_use_nvlink(nvlink_output: str) -> bool:
+    """Whether a GPU uses NVLink, or should, from NVLINK_COMMAND's output: not if all are cards without a bridge."""
+    gpu_links = _parse_links(nvlink_output).values()
+    if not gpu_links:
+        return bool(nvlink_output.strip()) and not _LINKLESS_MESSAGE.search(nvlink_output)
+    return any(states or _BOARD_MODEL.search(model) for model, states in gpu_links)
+
+
 def parse_partitioned(mig_output: str) -> List[str]:
     """The indexes of the GPUs that are partitioned, from MIG_COMMAND's output."""
     return [row[0] for row in _split_rows(mig_output) if len(row) == 2 and row[1].lower() == "enabled"]

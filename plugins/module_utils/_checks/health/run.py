@@ -105,6 +105,8 @@ class CheckContext:
         self.query_nvidia_smi = self._query_once(gpu.QUERY_COMMAND, timeout=10)
         #: nvidia-smi's links.
         self.query_nvlink = self._query_once(gpu.NVLINK_COMMAND, timeout=10)
+        #: The indexes of the GPUs that are partitioned.
+        self.find_partitioned_gpus = _ReadOnce(self._find_partitioned_gpus)
         #: All that nvidia-smi shows of each GPU. This takes longer than the others.
         self.query_details = self._query_once(gpu.DETAILS_COMMAND, timeout=20)
         #: The fields of each GPU that responds.
@@ -134,6 +136,10 @@ class CheckContext:
 
     def _query_once(self, argv: Sequence[str], timeout: float) -> _ReadOnce[CommandResult]:
         return _ReadOnce(lambda: self.run_nvidia_smi(argv, timeout))
+
+    def _find_partitioned_gpus(self) -> List[str]:
+        # Older drivers do not know this field, and do not partition GPUs.
+        return gpu.parse_partitioned(self.run_nvidia_smi(gpu.MIG_COMMAND, timeout=5).stdout)
 
     def _read_details(self) -> Dict[str, gpu_details.GpuDetails]:
         """Raises CommandError if no GPU responds."""
@@ -238,13 +244,8 @@ def _check_nvlink(context: CheckContext) -> Judgement:
         return skipped(_NO_DRIVER_REASON)
     nvlink_result = context.query_nvlink()
     switched = _has_nvswitch(context)
-    has_inactive = "inactive" in nvlink_result.stdout.lower()
-    # Older drivers do not know this field, and do not partition GPUs.
-    partitioned = (
-        gpu.parse_partitioned(context.run_nvidia_smi(gpu.MIG_COMMAND, timeout=5).stdout)
-        if switched or has_inactive
-        else []
-    )
+    has_inactive = "inactive" in nvlink_result.stdout.lower() and gpu.may_use_nvlink(nvlink_result.stdout)
+    partitioned = context.find_partitioned_gpus() if switched or has_inactive else []
     return gpu.judge_nvlink(nvlink_result.stdout + nvlink_result.stderr, nvlink_result.rc, switched, partitioned)
 
 
@@ -271,6 +272,9 @@ def _check_fabric_manager(context: CheckContext) -> Judgement:
         state = systemctl_result.stdout.strip() or None
     by_service = gpu.judge_fabric_manager(state, has_switch, host.runs_in_container(context.host_tree))
     if by_service.status == "fail" or not context.has_nvidia:
+        return by_service
+    # The query of all fields takes a second or two, which cards without NVLink are spared every few minutes.
+    if not (has_switch or gpu.may_use_nvlink(context.query_nvlink().stdout)):
         return by_service
     query_result = context.query_details()
     # One GPU that does not respond is judged by its number, and does not hide the state of the others.
@@ -502,7 +506,7 @@ _IMPLEMENTATIONS: Dict[
     "health.gpu_retired": (_check_gpu_retired, 25.0),
     "health.gpu_xid": (_check_xids, 15.0),
     "health.nvlink": (_check_nvlink, 20.0),
-    "health.fabric_manager": (_check_fabric_manager, 30.0),
+    "health.fabric_manager": (_check_fabric_manager, 40.0),
     "health.gpu_clocks": (_check_gpu_clocks, 50.0),
     "health.gpu_processes": (_check_gpu_processes, 30.0),
     "health.gpu_access": (_check_gpu_access, 25.0),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import DRAINING_CHECKS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
@@ -146,7 +147,6 @@ def test_any_text_is_accepted(text: str) -> None:
         # An HGX B200, and a virtual machine.
         ([], "inactive", REGISTERED, "pass"),
         ([], "inactive", REGISTERING, "fail"),
-        # Cards.
         ([], "inactive", UNUSED_FABRIC, "skipped"),
     ],
 )
@@ -156,15 +156,48 @@ def test_service_and_state_are_both_judged(
     for name in ("proc/driver/nvidia/version", *files):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("", encoding="utf-8")
-    answers = {"nvidia-smi": query(fabric, fabric), "systemctl": f"{service}\n"}
+    answers = {"-q": query(fabric, fabric), "nvlink": nvlink("NVIDIA B200", 18, 0), "is-active": f"{service}\n"}
     check_context = run.CheckContext(
         ExpectedState(),
         Tree(str(tmp_path)),
-        lambda argv, **_options: CommandResult(0, answers[argv[0]], ""),
-        lambda name: f"/bin/{name}" if name in answers else None,
+        lambda argv, **_options: CommandResult(0, answers[argv[1]], ""),
+        lambda name: f"/bin/{name}" if name in ("nvidia-smi", "systemctl") else None,
     )
     (result,) = run.run_selected_checks(check_context, "n1", ["fabric_manager"])
     assert result["status"] == status, result
+
+
+@pytest.mark.parametrize(
+    ("nvlink_output", "expected"),
+    [
+        # Cards without NVLink, of which some drivers print nothing.
+        ("GPU 0: NVIDIA L40S (UUID: GPU-d1b93026)\nGPU 1: NVIDIA RTX A6000 (UUID: GPU-d1b93027)\n", False),
+        (
+            "GPU 0: Tesla T4 (UUID: GPU-d1b93026)\n\t NVML: Unable to retrieve NVLink information: Not Supported\n",
+            False,
+        ),
+        ("", False),
+        ("NVLink is not supported\n", False),
+        # A board, also without any link that is up, and a model that is not known, with links.
+        ("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-d1b93026)\n", True),
+        ("GPU 0: NVIDIA L40S (UUID: GPU-d1b93026)\nGPU 1: NVIDIA X1 (UUID: GPU-2)\n\t Link 0: 53.125 GB/s\n", True),
+        ("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.\n", True),
+    ],
+)
+def test_all_fields_are_only_queried_of_gpus_that_may_have_a_fabric(
+    tmp_path: Path, nvlink_output: str, expected: bool
+) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("", encoding="utf-8")
+    queries = []
+
+    def run_command(argv: list[str], **_options: object) -> CommandResult:
+        queries.append(argv[1])
+        return CommandResult(0, nvlink_output if argv[1] == "nvlink" else query(UNUSED_FABRIC), "")
+
+    check_context = run.CheckContext(ExpectedState(), Tree(str(tmp_path)), run_command, lambda name: f"/bin/{name}")
+    run.run_selected_checks(check_context, "n1", ["fabric_manager"])
+    assert queries == (["nvlink", "-q"] if expected else ["nvlink"])
 
 
 def nvlink(model: str, *links: int) -> str:
@@ -228,3 +261,46 @@ def test_single_links_that_are_down_are_counted() -> None:
 
 def test_partitioned_gpus_of_a_board_do_not_use_nvlink() -> None:
     assert gpu.judge_nvlink(nvlink("NVIDIA A100-SXM4-80GB", 12, 12, 0), 0, False, ["2"]).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("nvlink_output", "files", "expected"),
+    [
+        (
+            nvlink("NVIDIA L40S", 0, 0),
+            [],
+            ["--query-gpu", "--query-remapped-rows", "nvlink"],
+        ),
+        (
+            nvlink("NVIDIA H100 80GB HBM3", 18, 18),
+            ["dev/nvidia-nvswitch0"],
+            ["--query-gpu", "--query-gpu", "--query-remapped-rows", "-q", "nvlink"],
+        ),
+    ],
+)
+def test_passive_checks_query_the_gpus_a_few_times(
+    tmp_path: Path, nvlink_output: str, files: list[str], expected: list[str]
+) -> None:
+    """They run beside training, every few minutes: docs/guides/health.md has these numbers."""
+    for name in ("proc/driver/nvidia/version", *files):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+    queries = []
+
+    def run_command(argv: list[str], **_options: object) -> CommandResult:
+        if argv[0] == "nvidia-smi":
+            queries.append(argv[1].partition("=")[0])
+        row = "0, NVIDIA GPU, 0, [N/A], 16, 16, 31\n"
+        answers = {"nvlink": nvlink_output, "-q": query(REGISTERED, REGISTERED)}
+        return CommandResult(
+            0, answers.get(argv[1], row * 2 if argv[1].startswith("--query-gpu=index,name") else ""), ""
+        )
+
+    check_context = run.CheckContext(
+        ExpectedState(drains=True),
+        Tree(str(tmp_path)),
+        run_command,
+        lambda name: f"/bin/{name}" if name in ("nvidia-smi", "systemctl") else None,
+    )
+    run.run_selected_checks(check_context, "n1", DRAINING_CHECKS)
+    assert sorted(queries) == expected

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu_details, jobs, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, gpu_details, jobs, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils._checks.health.test_hung import KILLED, NOT_KILLED
 
@@ -318,7 +319,24 @@ def test_one_query_serves_all_checks(tmp_path: Path) -> None:
     node = Node(tmp_path, memory(4), memory(4))
     checks = ["gpu_processes", "fabric_manager", "gpu_clocks", "pcie_speed"]
     run.run_selected_checks(node.context(0), "n1", checks)
-    assert node.queries == [("nvidia-smi", "-q")]
+    assert sorted(node.queries) == [("nvidia-smi", "-q"), ("nvidia-smi", "nvlink", "--status")]
+
+
+def test_query_that_fails_is_not_run_again(tmp_path: Path) -> None:
+    """Each of the checks would otherwise wait as long as the first one."""
+    node, queries = Node(tmp_path), []
+
+    def time_out(argv: list[str], **_options: object) -> CommandResult:
+        queries.append(tuple(argv))
+        raise CommandError(argv[:1], "did not end within 20 s")
+
+    check_context = node.context(0)
+    check_context.run_command = time_out
+    results = run.run_selected_checks(
+        check_context, "n1", ["gpu_processes", "gpu_clocks", "pcie_speed", "gpu_ecc", "pcie"]
+    )
+    assert {result["status"] for result in results} == {"error"}
+    assert sorted(queries) == sorted([gpu.QUERY_COMMAND, gpu.DETAILS_COMMAND])
 
 
 def test_slowdown_of_a_moment_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
