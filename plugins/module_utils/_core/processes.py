@@ -24,6 +24,9 @@ _MOUNT_LINKS = ("cwd", "root", "exe")
 _ADDRESS_DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
 _PORT_DIGITS = re.compile(r"[0-9A-Fa-f]{4}")
 _NATIVE_WORD = "=I"
+_REAL_UID = re.compile(r"^Uid:\s+([0-9]+)\s", re.MULTILINE)
+#: Debian and others give smaller numbers to services.
+_FIRST_USER_ID = 1000
 #: The index of a process's start among the fields of read_stat_fields(), in clock ticks after the boot.
 _START_FIELD = 19
 
@@ -218,6 +221,16 @@ def linked_paths(proc: str, pid: int) -> Iterator[str]:
             yield os.readlink(os.path.join(process_directory, link_name))
         except OSError:
             continue
+
+
+def is_open_by_user(proc: str, path_prefix: str) -> bool:
+    """Whether a process of a user, and not of a service, has a file with this prefix open."""
+    for pid in list_pids(proc):
+        uid_match = _REAL_UID.search(read_process_file(proc, str(pid), "status"))
+        is_user = uid_match is not None and int(uid_match.group(1)) >= _FIRST_USER_ID
+        if is_user and any(path.startswith(path_prefix) for path in linked_paths(proc, pid)):
+            return True
+    return False
 
 
 def find_socket_inodes(proc: str, pid: int) -> Set[str]:

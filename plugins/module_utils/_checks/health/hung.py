@@ -14,6 +14,7 @@ hung_task_timeout_secs.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Dict, Iterable, Mapping, Optional
 
@@ -36,6 +37,10 @@ _MIN_SECONDS = 60.0
 _PENDING_SIGNALS = re.compile(r"^(?:SigPnd|ShdPnd):\s*(?P<mask>[0-9a-fA-F]+)$", re.MULTILINE)
 #: The name, in which line breaks are escaped, and the state, in /proc/PID/status.
 _PROCESS_STATUS = re.compile(r"Name:\t(?P<name>.*)\n(?:.*\n)*?State:\t(?P<state>\w)")
+#: A function of NVIDIA's driver in /proc/PID/task/TID/stack, which only root can read.
+_DRIVER_FRAME = re.compile(r"\[nvidia\w*\]\s*$", re.MULTILINE)
+#: The function in which a process waits that version 1 of control groups has frozen, such as one of a paused container.
+_FROZEN_IN = "refrigerator"
 _SIGKILL_BIT = 1 << (9 - 1)
 #: The index of the flags among the fields of read_stat_fields(), and that of a thread of the kernel, which may wait for work.
 _FLAGS_FIELD = 6
@@ -52,9 +57,8 @@ def _read_age(proc: str, pid: str) -> Optional[float]:
     return None if times is None else times.now - times.started
 
 
-def _is_killed(tree: Tree, pid: str) -> bool:
-    """Whether SIGKILL is pending."""
-    status = tree.read("proc", pid, "status") or ""
+def _has_sigkill(status: str) -> bool:
+    """Whether SIGKILL is pending, by /proc/PID/status."""
     return any(int(pending.group("mask"), 16) & _SIGKILL_BIT for pending in _PENDING_SIGNALS.finditer(status))
 
 
@@ -65,7 +69,7 @@ def find_hung_process(tree: Tree, program: str) -> Optional[str]:
         if (
             age is not None
             and age >= _MIN_SECONDS
-            and _is_killed(tree, pid)
+            and _has_sigkill(tree.read("proc", pid, "status") or "")
             and runs_as_root(tree.path("proc"), int(pid), [program])
         ):
             return f"PID {pid} for {age:.0f} s"
@@ -73,12 +77,23 @@ def find_hung_process(tree: Tree, program: str) -> Optional[str]:
 
 
 def find_unkillable(tree: Tree, pids: Iterable[int]) -> Dict[int, str]:
-    """The names of those of the processes that hang in the kernel although they were killed."""
+    """The names of those of the processes that hang in NVIDIA's driver although they were killed.
+
+    Elsewhere in the kernel, users can make their processes hang, for instance by a file system of their own (FUSE).
+    """
     name_by_pid = {}
     for pid in pids:
-        status = _PROCESS_STATUS.match(tree.read("proc", str(pid), "status") or "")
-        if status and status.group("state") == "D" and _is_killed(tree, str(pid)):
-            name_by_pid[pid] = status.group("name")
+        for thread in tree.list_names("proc", str(pid), "task"):
+            directory = os.path.join("proc", str(pid), "task", thread)
+            status = tree.read(directory, "status") or ""
+            head = _PROCESS_STATUS.match(status)
+            if (
+                head
+                and head.group("state") == "D"
+                and _has_sigkill(status)
+                and _DRIVER_FRAME.search(tree.read(directory, "stack") or "")
+            ):
+                name_by_pid[pid] = head.group("name")
     return name_by_pid
 
 
@@ -93,6 +108,8 @@ def follow_sleeping(tree: Tree, earlier: Mapping[str, Any]) -> Dict[str, Dict[st
         name, stat_fields = read_stat(proc, pid)
         times = find_process_times(proc, stat_fields) if stat_fields[:1] == ["D"] else None
         if times is None or int(stat_fields[_FLAGS_FIELD]) & _KERNEL_THREAD:
+            continue
+        if _FROZEN_IN in (tree.read("proc", pid, "wchan") or ""):
             continue
         switches = [int(count) for count in _SWITCHES.findall(tree.read("proc", pid, "status") or "")]
         process = {"name": name, "start": times.started, "switches": switches}

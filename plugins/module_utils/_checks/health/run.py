@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from typing import Callable, Dict, Generic, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Callable, Dict, Generic, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
     amd_memory,
@@ -40,6 +40,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     unknown,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import locate_snapshot
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import find_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
@@ -54,8 +55,8 @@ _DISK_PATHS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev",
 _DCGM_TIMEOUT_BY_LEVEL = {0: 0.0, 1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
 #: Seconds for a check that has no limit of its own.
 _TIME_LIMIT = 10.0
-#: Seconds between two queries of the clocks.
-_CLOCKS_PAUSE = 5.0
+#: Seconds between two queries of what may be over a moment later.
+_QUERY_PAUSE = 5.0
 _NO_DRIVER_REASON = "There is no NVIDIA driver on this host."
 
 _T = TypeVar("_T")
@@ -288,7 +289,7 @@ def _check_gpu_clocks(context: CheckContext) -> Judgement:
     if clock_state.slowdowns:
         # A power brake of a moment is no fault.
         first_slowdowns = clock_state.slowdowns
-        time.sleep(_CLOCKS_PAUSE)
+        time.sleep(_QUERY_PAUSE)
         later_result = context.run_nvidia_smi(gpu.DETAILS_COMMAND, timeout=20)
         clock_state = gpu_details.find_slowdowns(gpu_details.parse_details(later_result.stdout))
         return gpu_details.judge_clocks(clock_state, first_slowdowns)
@@ -309,14 +310,34 @@ def _check_gpu_processes(context: CheckContext) -> Judgement:
         return skipped("Only performed before a job, on its GPUs.")
     gpu_uses = gpu_details.read_gpu_uses(context.read_details())
     addresses = gpu_details.select_job_gpus(gpu_uses, context.expected_state.job_gpus) or occupied_before
+    judgement, occupied_gpus = _judge_leftovers(context, gpu_uses, addresses)
+    if occupied_gpus:
+        # The driver needs a moment to free the memory of a process that has just ended.
+        time.sleep(_QUERY_PAUSE)
+        later_result = context.run_nvidia_smi(gpu.DETAILS_COMMAND, timeout=20)
+        later_uses = gpu_details.read_gpu_uses(gpu_details.parse_details(later_result.stdout))
+        judgement, occupied_gpus = _judge_leftovers(context, later_uses or gpu_uses, addresses)
+    examined_gpus = set(addresses).intersection(gpu_uses)
+    context.urgent_snapshot["occupied_gpus"] = sorted({*occupied_before}.difference(examined_gpus).union(occupied_gpus))
+    return judgement
+
+
+def _judge_leftovers(
+    context: CheckContext, gpu_uses: Mapping[str, gpu_details.GpuUse], addresses: Sequence[str]
+) -> Tuple[Judgement, List[str]]:
+    """Judge these GPUs. Returns the occupied ones, too.
+
+    Any user can start a process outside of a job, and no user must be able to take a node out of service.
+    """
     examined_uses = {address: gpu_use for address, gpu_use in gpu_uses.items() if address in addresses}
-    # Any user can start a process outside of a job, and no user must be able to take a node out of service.
     unkillable_processes = hung.find_unkillable(
         context.host_tree, [pid for gpu_use in examined_uses.values() for pid in gpu_use.compute_pids]
     )
-    judgement, occupied_gpus = gpu_details.judge_leftovers(examined_uses, unkillable_processes)
-    context.urgent_snapshot["occupied_gpus"] = sorted({*occupied_before}.difference(examined_uses).union(occupied_gpus))
-    return judgement
+    if any(gpu_use.unexplained_mib for gpu_use in examined_uses.values()) and processes.is_open_by_user(
+        context.host_tree.path("proc"), "/dev/nvidia"
+    ):
+        examined_uses = {address: gpu_use._replace(unexplained_mib=0) for address, gpu_use in examined_uses.items()}
+    return gpu_details.judge_leftovers(examined_uses, unkillable_processes)
 
 
 def _check_gpu_access(context: CheckContext) -> Judgement:
@@ -508,7 +529,7 @@ _IMPLEMENTATIONS: Dict[
     "health.nvlink": (_check_nvlink, 20.0),
     "health.fabric_manager": (_check_fabric_manager, 40.0),
     "health.gpu_clocks": (_check_gpu_clocks, 50.0),
-    "health.gpu_processes": (_check_gpu_processes, 30.0),
+    "health.gpu_processes": (_check_gpu_processes, 50.0),
     "health.gpu_access": (_check_gpu_access, 25.0),
     "health.pcie": (functools.partial(_judge_gpus, gpu.judge_pcie), 15.0),
     "health.pcie_speed": (_check_pcie_speed, 30.0),

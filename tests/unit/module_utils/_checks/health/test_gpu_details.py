@@ -252,6 +252,18 @@ def test_any_text_is_accepted(text: str) -> None:
     gpu_details.read_gpu_uses(details)
 
 
+#: A thread that waits for a lock of the driver, and one that waits for a file system of a user.
+DRIVER_STACK = """[<0>] os_acquire_rwlock_write+0x3d/0x50 [nvidia]
+[<0>] _nv042653rm+0x10/0x40 [nvidia]
+[<0>] nvidia_close+0xe5/0x2a0 [nvidia]
+[<0>] __fput+0x9a/0x2d0
+"""
+FUSE_STACK = """[<0>] request_wait_answer+0x12f/0x210 [fuse]
+[<0>] fuse_flush+0x14a/0x1d0 [fuse]
+[<0>] filp_flush+0x35/0x80
+"""
+
+
 class Node:
     """A host with two GPUs, of which nvidia-smi -q tells ``sections``."""
 
@@ -263,9 +275,17 @@ class Node:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text("", encoding="utf-8")
 
-    def add_process(self, pid: int, state: str = "D (disk sleep)", signals: str = KILLED) -> None:
-        process = self.root / f"proc/{pid}"
-        process.mkdir()
+    def add_process(
+        self, pid: int, state: str = "D (disk sleep)", signals: str = KILLED, stack: str = DRIVER_STACK
+    ) -> None:
+        """Add a process whose second thread has this state."""
+        for thread in (pid, pid + 1):
+            self._add_thread(f"proc/{pid}/task/{thread}", pid, state if thread > pid else "Z (zombie)", signals, stack)
+
+    def _add_thread(self, name: str, pid: int, state: str, signals: str, stack: str) -> None:
+        process = self.root / name
+        process.mkdir(parents=True)
+        (process / "stack").write_text(stack, encoding="utf-8")
         status = (
             f"Name:\tpython3\nUmask:\t0022\nState:\t{state}\nTgid:\t{pid}\nSigPnd:\t{signals}\nShdPnd:\t{NOT_KILLED}\n"
         )
@@ -285,19 +305,25 @@ class Node:
 
 
 @pytest.mark.parametrize(
-    ("state", "signals", "status"),
+    ("state", "signals", "stack", "status"),
     [
-        ("D (disk sleep)", KILLED, "fail"),
+        ("D (disk sleep)", KILLED, DRIVER_STACK, "fail"),
+        # It waits for what its user may never answer.
+        ("D (disk sleep)", KILLED, FUSE_STACK, "pass"),
+        ("D (disk sleep)", KILLED, "", "pass"),
         # It waits for something, or ends right now.
-        ("D (disk sleep)", NOT_KILLED, "pass"),
-        ("R (running)", KILLED, "pass"),
+        ("D (disk sleep)", NOT_KILLED, DRIVER_STACK, "pass"),
+        ("R (running)", KILLED, DRIVER_STACK, "pass"),
         # A user's process outside of a job, or that of another job with a part of the GPU.
-        ("S (sleeping)", NOT_KILLED, "pass"),
+        ("S (sleeping)", NOT_KILLED, DRIVER_STACK, "pass"),
     ],
 )
-def test_unkillable_process_occupies_a_gpu(tmp_path: Path, state: str, signals: str, status: str) -> None:
+def test_unkillable_process_occupies_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, signals: str, stack: str, status: str
+) -> None:
+    monkeypatch.setattr(run.time, "sleep", lambda _seconds: None)
     node = Node(tmp_path, memory(4), memory(40000, (4711, "C")))
-    node.add_process(4711, state, signals)
+    node.add_process(4711, state, signals, stack)
     check_context = node.context(1)
     (result,) = run.run_selected_checks(check_context, "n1", ["gpu_processes"])
     assert result["status"] == status, result
@@ -307,6 +333,42 @@ def test_unkillable_process_occupies_a_gpu(tmp_path: Path, state: str, signals: 
     # The other GPU is free.
     (result,) = run.run_selected_checks(node.context(0), "n1", ["gpu_processes"])
     assert result["status"] == "pass"
+
+
+def test_memory_that_is_freed_a_moment_later_occupies_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, pauses = Node(tmp_path, memory(40000)), []
+    monkeypatch.setattr(run.time, "sleep", pauses.append)
+    (result,) = run.run_selected_checks(node.context(0), "n1", ["gpu_processes"])
+    assert (result["status"], len(pauses)) == ("fail", 1)
+    assert "40000 MiB without a process" in result["reason"]
+
+    monkeypatch.setattr(run.time, "sleep", lambda _seconds: node.sections.__setitem__(0, memory(4)))
+    check_context = node.context(0)
+    (result,) = run.run_selected_checks(check_context, "n1", ["gpu_processes"])
+    assert result["status"] == "pass"
+    assert check_context.urgent_snapshot["occupied_gpus"] == []
+
+
+@pytest.mark.parametrize(
+    ("uid", "path", "status"),
+    [
+        # A user can keep memory without a process that nvidia-smi shows, as long as a process has a file of the driver.
+        (1000, "/dev/nvidiactl", "pass"),
+        (1000, "/dev/null", "fail"),
+        # nvidia-persistenced, which has them always.
+        (114, "/dev/nvidia0", "fail"),
+    ],
+)
+def test_memory_that_a_user_may_keep_drains_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, path: str, status: str
+) -> None:
+    monkeypatch.setattr(run.time, "sleep", lambda _seconds: None)
+    node = Node(tmp_path, memory(40000))
+    (tmp_path / "proc/71/fd").mkdir(parents=True)
+    (tmp_path / "proc/71/status").write_text(f"Name:\tx\nUid:\t{uid}\t0\t0\t0\n", encoding="utf-8")
+    (tmp_path / "proc/71/fd/7").symlink_to(path)
+    (result,) = run.run_selected_checks(node.context(0), "n1", ["gpu_processes"])
+    assert result["status"] == status, result
 
 
 def test_gpus_are_not_examined_without_a_job(tmp_path: Path) -> None:

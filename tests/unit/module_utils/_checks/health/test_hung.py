@@ -139,6 +139,15 @@ def test_other_waiting_processes_do_not_hang(
     assert judge_twice(WaitingHost(tmp_path, **host), interval, switches, start).status == "pass"
 
 
+def test_process_of_a_paused_container_does_not_hang(tmp_path: Path) -> None:
+    """Version 1 of control groups freezes it in uninterruptible sleep."""
+    host = WaitingHost(tmp_path)
+    (tmp_path / "proc/71/wchan").write_text("__refrigerator", encoding="utf-8")
+    assert judge_twice(host, 300).status == "pass"
+    (tmp_path / "proc/71/wchan").write_text("nfs_wait_bit_killable", encoding="utf-8")
+    assert judge_twice(host, 300).status == "fail"
+
+
 def test_time_without_running_adds_up(tmp_path: Path) -> None:
     host, earlier = WaitingHost(tmp_path), {}
     for uptime in (5000, 5070, 5140):
