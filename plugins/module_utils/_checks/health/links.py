@@ -25,6 +25,8 @@ _NO_EARLIER_SNAPSHOT = (
     "There is no earlier snapshot of the counters to compare with. The health program of Slurm records them."
 )
 _DAY, _HOUR = 86400.0, 3600.0
+#: Only a wireless interface has one of these. It loses its connection whenever it changes its access point.
+_WIRELESS_DIRECTORIES = ("phy80211", "wireless")
 #: So many events of a link are kept.
 _MAX_EVENTS = 1000
 
@@ -53,12 +55,13 @@ LinkHistory = Dict[str, Dict[str, Any]]
 
 
 def _list_routed_interfaces(tree: Tree) -> List[str]:
-    """The interfaces on the PCI bus with a route of IPv4, also as a part of a bond."""
+    """The wired interfaces on the PCI bus with a route of IPv4, also as a part of a bond."""
     routed = {line.split()[0] for line in (tree.read("proc/net/route") or "").splitlines()[1:] if line.split()}
     return [
         name
         for name in tree.list_names("sys/class/net")
-        if routed & {name, tree.link_target_name("sys/class/net", name, "master")}
+        if not any(tree.exists("sys/class/net", name, directory) for directory in _WIRELESS_DIRECTORIES)
+        and routed & {name, tree.link_target_name("sys/class/net", name, "master")}
         and tree.link_target_name("sys/class/net", name, "device", "subsystem") == "pci"
     ]
 
@@ -84,9 +87,12 @@ def read_link_counters(tree: Tree) -> Dict[str, Dict[str, int]]:
 
 
 def continue_history(
-    earlier: Mapping[str, Any], counters: Mapping[str, Mapping[str, int]], uptime: float
+    earlier: Mapping[str, Any], counters: Mapping[str, Mapping[str, int]], uptime: float, was_suspended: bool = False
 ) -> LinkHistory:
-    """Add what has happened since the earlier snapshot. A counter that is smaller than before was reset."""
+    """Add what has happened since the earlier snapshot. A counter that is smaller than before was reset.
+
+    ``was_suspended``: so was the host in the meantime, which is why something has happened.
+    """
     history: LinkHistory = {}
     for port_name, readings in counters.items():
         earlier_port = earlier.get(port_name)
@@ -95,7 +101,7 @@ def continue_history(
         growth = {
             kind: value - earlier_readings[kind]
             for kind, value in readings.items()
-            if isinstance(earlier_readings.get(kind), int) and value > earlier_readings[kind]
+            if not was_suspended and isinstance(earlier_readings.get(kind), int) and value > earlier_readings[kind]
         }
         if growth.get(DOWNS):
             # A link that goes down ends with errors, which say nothing more.

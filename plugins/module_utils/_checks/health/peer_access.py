@@ -35,6 +35,8 @@ _SELF, _OK = "X", "OK"
 _FIRST_CAPABILITY, _CONFIG_SIZE = 0x100, 0x1000
 _ACS_ID, _CONTROL_OFFSET = 0x000D, 6
 _REQUEST_REDIRECT, _COMPLETION_REDIRECT, _DIRECT_TRANSLATED = 1 << 2, 1 << 3, 1 << 6
+#: So many bytes of the configuration space can be read by anyone.
+_PUBLIC_SIZE = 64
 #: The number of bridges that two devices below the same switch have in common: the root port and the switch's own port.
 _MIN_SHARED_BRIDGES = 2
 
@@ -45,20 +47,22 @@ def parse_p2p(matrix_output: str) -> Dict[str, List[str]]:
     return {row.group("gpu"): row.group("states").split() for row in rows}
 
 
-def find_blocked_pairs(states_by_gpu: Mapping[str, Sequence[str]]) -> List[str]:
+def find_blocked_pairs(states_by_gpu: Mapping[str, Sequence[str]], exempt_gpus: Sequence[str] = ()) -> List[str]:
     """The pairs of GPUs without access, each once."""
     gpus = list(states_by_gpu)
     return [
         f"{gpus[row]} and {gpus[column]} ({states_by_gpu[gpus[row]][column]})"
         for row, column in itertools.combinations(range(len(gpus)), 2)
-        if column < len(states_by_gpu[gpus[row]]) and states_by_gpu[gpus[row]][column] not in (_SELF, _OK)
+        if not {gpus[row], gpus[column]}.intersection(exempt_gpus)
+        and column < len(states_by_gpu[gpus[row]])
+        and states_by_gpu[gpus[row]][column] not in (_SELF, _OK)
     ]
 
 
 def parse_acs_control(config_space: bytes) -> Optional[int]:
     """The control register of ACS; None if the device has none. Raises ValueError if it was not readable."""
-    if len(config_space) <= _FIRST_CAPABILITY:
-        raise ValueError("only root can read the extended configuration space")
+    if len(config_space) <= _PUBLIC_SIZE:
+        raise ValueError("only root can read the configuration space")
     offset = _FIRST_CAPABILITY
     visited: Set[int] = set()
     while _FIRST_CAPABILITY <= offset <= len(config_space) - 8 and offset not in visited:
@@ -117,14 +121,17 @@ def judge_acs(controls: Mapping[str, Optional[int]]) -> Judgement:
     )
 
 
-def judge_p2p(matrix_output: str, exit_status: int, is_board: bool) -> Judgement:
-    """Judge whether each GPU has access to the memory of the others. ``is_board``: NVLink connects all of them."""
+def judge_p2p(matrix_output: str, exit_status: int, is_board: bool, partitioned_gpus: Sequence[str] = ()) -> Judgement:
+    """Judge whether each GPU has access to the memory of the others.
+
+    ``is_board``: NVLink connects all of them. ``partitioned_gpus``: the indexes of those that do not need it.
+    """
     states_by_gpu = parse_p2p(matrix_output)
     if exit_status or (not states_by_gpu and matrix_output.strip()):
         return unknown("nvidia-smi does not show which GPUs have access to each other.", "Run nvidia-smi topo -p2p r.")
     if len(states_by_gpu) <= 1:
         return skipped("This host has no two GPUs.")
-    blocked_pairs = find_blocked_pairs(states_by_gpu)
+    blocked_pairs = find_blocked_pairs(states_by_gpu, [f"GPU{index}" for index in partitioned_gpus])
     pair_count = len(states_by_gpu) * (len(states_by_gpu) - 1) // 2
     if not blocked_pairs:
         return passed(pair_count, pair_count, "pairs")

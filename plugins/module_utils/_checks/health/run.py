@@ -160,7 +160,12 @@ class CheckContext:
         if uptime is None:
             return None
         earlier = snapshots.read_part(self.last_snapshot, "links")
-        self.snapshot["links"] = link_history = links.continue_history(earlier, link_counters, uptime)
+        # A suspend takes the links down.
+        suspend_count = self.host_tree.read_integer("sys/power/suspend_stats/success")
+        was_suspended = suspend_count != self.last_snapshot.get("suspends", suspend_count)
+        self.snapshot["suspends"] = suspend_count
+        link_history = links.continue_history(earlier, link_counters, uptime, was_suspended)
+        self.snapshot["links"] = link_history
         return link_history if earlier or not link_counters else None
 
     def read_gpu_table(self) -> List[gpu.GpuFields]:
@@ -345,10 +350,14 @@ def _check_gpu_access(context: CheckContext) -> Judgement:
         return skipped(_NO_DRIVER_REASON)
     matrix_result = context.run_nvidia_smi(peer_access.P2P_COMMAND, timeout=10)
     is_board = gpu.connects_all(context.query_nvlink().stdout)
-    return peer_access.judge_p2p(matrix_result.stdout, matrix_result.rc, is_board)
+    # A GPU that is partitioned has no access to others.
+    partitioned = context.find_partitioned_gpus() if is_board else []
+    return peer_access.judge_p2p(matrix_result.stdout, matrix_result.rc, is_board, partitioned)
 
 
 def _check_acs(context: CheckContext) -> Judgement:
+    if host.runs_in_container(context.host_tree):
+        return skipped("This is a container, and the settings of the PCI bus are those of its host.")
     switch_ports = peer_access.find_switch_ports(hardware_faults.find_watched_devices(context.host_tree))
     try:
         acs_controls = peer_access.read_acs_controls(context.host_tree, switch_ports)
@@ -530,7 +539,7 @@ _IMPLEMENTATIONS: Dict[
     "health.fabric_manager": (_check_fabric_manager, 40.0),
     "health.gpu_clocks": (_check_gpu_clocks, 50.0),
     "health.gpu_processes": (_check_gpu_processes, 50.0),
-    "health.gpu_access": (_check_gpu_access, 25.0),
+    "health.gpu_access": (_check_gpu_access, 30.0),
     "health.pcie": (functools.partial(_judge_gpus, gpu.judge_pcie), 15.0),
     "health.pcie_speed": (_check_pcie_speed, 30.0),
     "health.pcie_errors": (_check_pci_errors, _TIME_LIMIT),

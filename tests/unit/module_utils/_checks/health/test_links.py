@@ -83,6 +83,24 @@ def test_only_links_that_carry_traffic_are_read(tmp_path: Path) -> None:
     assert "enp27s0" in links.read_link_counters(Tree(str(tmp_path)))
 
 
+def test_wireless_interface_may_lose_its_connection(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    (tmp_path / host.interface / "phy80211").mkdir()
+    assert list(links.read_link_counters(Tree(str(tmp_path)))) == ["mlx5_0:1"]
+
+
+def test_suspends_take_links_down(tmp_path: Path) -> None:
+    """A laptop that is closed and opened again, or a node that is suspended to save power."""
+    host = Host(tmp_path)
+    for number in range(1, 8):
+        host.write("sys/power/suspend_stats/success", str(number))
+        host.write(f"{host.interface}/carrier_down_count", str(number))
+        flaps = host.examine(300 * number)["flaps"]
+    assert flaps["status"] == "pass"
+    host.write(f"{host.interface}/carrier_down_count", "10")
+    assert host.examine(2400)["flaps"]["status"] == "fail"
+
+
 def test_healthy_links_pass_from_the_second_snapshot_on(tmp_path: Path) -> None:
     host = Host(tmp_path)
     assert {result["status"] for result in host.examine(1000).values()} == {"skipped"}

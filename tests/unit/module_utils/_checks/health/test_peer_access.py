@@ -128,6 +128,8 @@ def test_switch_ports_are_those_between_two_devices() -> None:
         ([None, None, None], 0x1000, "pass"),
         # As anybody but root can read it.
         ([REDIRECTS, REDIRECTS, REDIRECTS], 0x40, "error"),
+        # A virtual machine with a bus that is not PCI Express.
+        ([None, None, None], 0x100, "pass"),
     ],
 )
 def test_switch_of_a_host(tmp_path: Path, controls: list[int | None], size: int, status: str) -> None:
@@ -142,21 +144,37 @@ def test_switch_of_a_host(tmp_path: Path, controls: list[int | None], size: int,
         assert "setpci" in result["remedy"]
 
 
+def test_container_does_not_judge_its_host(tmp_path: Path) -> None:
+    host = PciHost(tmp_path)
+    (tmp_path / ".dockerenv").write_text("", encoding="utf-8")
+    check_context = run.CheckContext(ExpectedState(), host.tree, lambda *_argv: CommandResult(0, "", ""))
+    (result,) = run.run_selected_checks(check_context, "n1", ["acs"])
+    assert (result["status"], result["reason"]) == (
+        "skipped",
+        "This is a container, and the settings of the PCI bus are those of its host.",
+    )
+
+
 @pytest.mark.parametrize(
-    ("model", "link_counts", "status"),
+    ("model", "link_counts", "mig_modes", "status"),
     [
-        ("NVIDIA H100 80GB HBM3", [18, 18], "fail"),
+        ("NVIDIA H100 80GB HBM3", [18, 18], ["Disabled", "Disabled"], "fail"),
+        # A driver without this field, and a GPU that is partitioned on purpose.
+        ("NVIDIA H100 80GB HBM3", [18, 18], [], "fail"),
+        ("NVIDIA H100 80GB HBM3", [18, 18], ["Disabled", "Enabled"], "pass"),
         # A virtual machine with GPUs of a board that are not connected, and cards with a bridge.
-        ("NVIDIA H100 80GB HBM3", [0, 0], "skipped"),
-        ("NVIDIA A40", [4, 4], "skipped"),
+        ("NVIDIA H100 80GB HBM3", [0, 0], [], "skipped"),
+        ("NVIDIA A40", [4, 4], [], "skipped"),
     ],
 )
 def test_only_gpus_that_nvlink_connects_must_have_access(
-    tmp_path: Path, model: str, link_counts: list[int], status: str
+    tmp_path: Path, model: str, link_counts: list[int], mig_modes: list[str], status: str
 ) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("", encoding="utf-8")
-    answers = {"topo": matrix("X NS", "NS X"), "nvlink": nvlink(model, *link_counts)}
+    mig = "--query-gpu=index,mig.mode.current"
+    modes = "".join(f"{number}, {mode}\n" for number, mode in enumerate(mig_modes))
+    answers = {"topo": matrix("X NS", "NS X"), "nvlink": nvlink(model, *link_counts), mig: modes}
     check_context = run.CheckContext(
         ExpectedState(),
         PciHost(tmp_path).tree,
