@@ -135,7 +135,7 @@ def judge_sleeping(sleeping_by_pid: Mapping[str, Mapping[str, Any]], uptime: Opt
     return failed(
         len(hung_texts),
         0,
-        f"Processes hang in the kernel and cannot be killed: {', '.join(hung_texts[:8])}.",
+        f"Processes hang in the kernel: {', '.join(hung_texts[:8])}.",
         "See in /proc/PID/stack what they wait for: a volume whose server is down, a disk, or a driver.",
         "processes",
     )
