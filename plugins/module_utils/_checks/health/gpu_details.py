@@ -167,6 +167,8 @@ _COMPUTE_TYPE = re.compile(r"\bM?\+?C\b|C\+G")
 _MAX_IDLE_MEMORY_MIB = 1024
 #: The memory of these models is also memory of the host.
 _COHERENT_MODEL = re.compile(r"\bG[HB][0-9]{2,3}\b")
+#: A part of a GPU in a virtual machine, some of which belongs to the host.
+_SHARED_MODE = "VGPU"
 
 
 class GpuUse(NamedTuple):
@@ -193,6 +195,7 @@ def read_gpu_uses(details_by_gpu: Mapping[str, GpuDetails]) -> Dict[str, GpuUse]
         is_explained = (
             bool(pids)
             or _find_field(gpu_details, "mig mode", "current") == "Enabled"
+            or _find_field(gpu_details, "gpu virtualization mode", "virtualization mode") == _SHARED_MODE
             or _COHERENT_MODEL.search(_find_field(gpu_details, "product name") or "") is not None
         )
         gpu_uses[address] = GpuUse(

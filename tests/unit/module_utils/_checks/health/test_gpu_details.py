@@ -235,6 +235,13 @@ def test_memory_of_a_grace_hopper_is_also_that_of_the_host() -> None:
     assert use.unexplained_mib == 0
 
 
+@pytest.mark.parametrize(("mode", "unexplained_mib"), [("VGPU", 0), ("Pass-Through", 40000), ("None", 40000)])
+def test_part_of_a_gpu_in_a_virtual_machine_may_have_memory_in_use(mode: str, unexplained_mib: int) -> None:
+    section = f"    GPU Virtualization Mode\n        Virtualization Mode               : {mode}\n"
+    (use,) = gpu_details.read_gpu_uses(gpu_details.parse_details(query(section + memory(40000)))).values()
+    assert use.unexplained_mib == unexplained_mib
+
+
 def test_gpus_of_a_job_are_those_of_slurms_numbers() -> None:
     uses = gpu_details.read_gpu_uses(gpu_details.parse_details(query(memory(4), memory(4))))
     assert gpu_details.select_job_gpus(uses, [1]) == ["00000000:1B:00.0"]
