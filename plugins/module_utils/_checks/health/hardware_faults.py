@@ -41,7 +41,7 @@ _COUNTER_LINE = re.compile(r"^(?P<name>\w+) (?P<count>[0-9]+)$", re.MULTILINE)
 
 _MEMORY_MESSAGES = (
     re.compile(r"mce: Uncorrected hardware memory error in user-access at (?P<place>[0-9a-f]+)"),
-    re.compile(r"Memory failure: (?P<place>0x[0-9a-f]+): recovery action for "),
+    re.compile(r"Memory failure: (?P<place>0x[0-9a-f]+): (?:recovery action for |already hardware poisoned)"),
     re.compile(r"mce: \[Hardware Error\]: (?P<place>CPU [0-9]+): Machine Check Exception: "),
     re.compile(r"\[Hardware Error\]: (?P<place>Uncorrected, software (?:restartable|containable) error)"),
     re.compile(r"EDAC (?P<place>MC[0-9]+): [0-9]+ UE [^:\[]+ on [^:\[]+\("),

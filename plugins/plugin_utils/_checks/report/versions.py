@@ -68,4 +68,4 @@ def _describe_differences(versions_by_machine: Mapping[str, Mapping[str, Any]], 
 
 
 def _format_version(version: str | Sequence[str]) -> str:
-    return version if isinstance(version, str) else " and ".join(version)
+    return version if isinstance(version, str) else join_names(version)
