@@ -19,6 +19,9 @@ _BARE_PREFIX = "fe80:0000:0000:0000:0000:0000:0000:0000"
 #: The smallest number of ports that count as rails: machines with four GPUs or more have them.
 _MIN_RAILS = 4
 
+#: The marker in the product data of a card that connects the host to the NVSwitches of its own board.
+_SWITCH_MARKER = "SW_MNG"
+
 #: A device and the number of its port.
 PortKey = Tuple[str, int]
 
@@ -35,7 +38,38 @@ def parse_rate(text: Optional[str]) -> Optional[float]:
 
 
 def read_ports(tree: Tree) -> List[RdmaPort]:
-    """Read every port of every RDMA device, in the order of their names."""
+    """Read every port of every RDMA device that leads to a network, in the order of their names."""
+    return split_ports(tree)[0]
+
+
+def split_ports(tree: Tree) -> Tuple[List[RdmaPort], List[RdmaPort]]:
+    """Read every port: those that lead to a network, and those that lead to the NVSwitches of this host's board.
+
+    Boards of the Blackwell generation have ConnectX bridges, whose active InfiniBand ports only manage the NVSwitches.
+    NCCL would use them: https://github.com/siderolabs/extensions/issues/893 shows four on an HGX B200. Only one function
+    of such a card may have the marker.
+    """
+    rdma_ports = _read_all_ports(tree)
+    boards = read_board_ids(tree, rdma_ports)
+    bridge_cards = {
+        (card_address(port), boards[port["device"]])
+        for port in rdma_ports
+        if _is_infiniband(port) and _SWITCH_MARKER in (tree.read(_RDMA_CLASS, port["device"], "device/vpd") or "")
+    }
+    network_ports: List[RdmaPort] = []
+    bridge_ports: List[RdmaPort] = []
+    for port in rdma_ports:
+        is_bridge = (card_address(port), boards[port["device"]]) in bridge_cards
+        (bridge_ports if is_bridge else network_ports).append(port)
+    return network_ports, bridge_ports
+
+
+def card_address(port: RdmaPort) -> str:
+    """Return the PCI address of the card: its ports are functions of one PCI device, or ports of one function."""
+    return (port["pci_address"] or "").rpartition(".")[0]
+
+
+def _read_all_ports(tree: Tree) -> List[RdmaPort]:
     return [
         _read_port(tree, device, int(port))
         for device in tree.list_names(_RDMA_CLASS)
@@ -145,7 +179,7 @@ def _find_rail_board(
 
 
 def is_roce_port(port: RdmaPort) -> bool:
-    """Whether NCCL would use the port of itself if it is active: not InfiniBand, and not EFA, which needs a plugin."""
+    """Whether the port is RoCE: not InfiniBand, and not EFA, which needs a plugin of NCCL."""
     return port["link_layer"] == "Ethernet"
 
 

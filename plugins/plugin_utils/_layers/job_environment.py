@@ -78,7 +78,8 @@ def environment_settings(
 ) -> dict[str, Any]:
     """The content of job_environment.json: what roles/job_environment/files/task_prolog.py reads.
 
-    The host adds its RDMA devices. They apply only between members of the same site with the same fabric.
+    The host adds its RDMA devices. They apply only between members of the same site with the same fabric. A network
+    plugin for the fabric of a cloud applies between the members of the site that have none of the recorded fabrics.
     """
     first_port, last_port = _check_port_range(port_range)
     own_member = derive.find_member(record, machine)
@@ -92,6 +93,11 @@ def environment_settings(
         "rdma": {
             "devices": [],
             "peers": [member["machine"] for member in record["members"] if _share_fabric(own_member, member)],
+            "plugin_peers": [
+                member["machine"]
+                for member in record["members"]
+                if member["site"] == own_member["site"] and member["rdma"] in (None, "none")
+            ],
         },
         "tracking": tracking.job_variables(record),
         "variables": _check_variables(variables or {}),

@@ -23,7 +23,7 @@ from zlib import crc32
 
 TYPE_CHECKING = False  # The typing module costs milliseconds that every task would pay.
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+    from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 SETTINGS_PATH = "/etc/gpumesh/job_environment.json"
 #: The file that a bash script in a job reads first, which sets the variables with several lines.
@@ -473,30 +473,47 @@ def tf_config(world: World, port: int) -> str:
     return json.dumps({"cluster": {"worker": worker_addresses}, "task": task_entry})
 
 
-def network_variables(world: World, interface: str, rdma: Mapping[str, List[str]]) -> Dict[str, str]:
-    """Return the variables with the interface for communication libraries.
+def network_variables(world: World, interface: str, rdma: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the variables with the interface and ports for communication libraries, each with its reason.
 
-    ``rdma``: ``devices`` of this node, and the ``peers`` that they reach.
+    ``rdma``: ``devices`` of this node, the ``peers`` that they reach, and ``plugin`` if only a plugin of NCCL uses them.
     """
-    rdma_devices = rdma.get("devices", [])
+    rdma_devices: List[str] = rdma.get("devices", [])
+    plugin_fabric: str = rdma.get("plugin", "")
     variables = {
-        # The leading = requests exactly this name; without it, bond0 would also match bond0.2093.
+        # The cluster's interface, where each library would choose one by its own rules. The leading = requests exactly
+        # this name; without it, bond0 would also match bond0.2093.
         "NCCL_SOCKET_IFNAME": "=" + interface,
+        # Gloo would take the address of the host's name, which may be that of another network.
         "GLOO_SOCKET_IFNAME": interface,
+        # TensorPipe, of torch.distributed.rpc, would do the same.
         "TP_SOCKET_IFNAME": interface,
+        # UCX would use all devices, those of other networks too.
         "UCX_NET_DEVICES": interface,
+        # Open MPI would connect by all interfaces, those of container bridges too: data,
         "OMPI_MCA_btl_tcp_if_include": interface,
+        # and its daemons.
         "OMPI_MCA_oob_tcp_if_include": interface,
     }
-    if rdma_devices and {node.name for node in world.nodes} <= set(rdma.get("peers", [])):
+    reaches_all = {node.name for node in world.nodes} <= set(rdma.get("peers", []))
+    if plugin_fabric and reaches_all:
+        if rdma_devices:
+            # Names the ports of the plugin, so that NCCL itself uses none: others lead to no other node.
+            variables["NCCL_IB_HCA"] = "=" + ",".join(rdma_devices)
+    elif rdma_devices and reaches_all:
+        # Only the ports of the cluster's fabric: NCCL would also use those of other networks, and hang.
         variables["NCCL_IB_HCA"] = "=" + ",".join(rdma_devices)
-        # /etc/nccl.conf disables it where not every member of the cluster can be reached by RDMA.
+        # /etc/nccl.conf disables both where not every member of the cluster can be reached by RDMA.
         variables["NCCL_IB_DISABLE"] = "0"
+        variables["NCCL_IBEXT_DISABLE"] = "0"
+        # The same ports for UCX, and the interface for what it sends by TCP.
         variables["UCX_NET_DEVICES"] = ",".join([*rdma_devices, interface])
-    elif rdma_devices:
+    elif rdma_devices or plugin_fabric:
         # NCCL would choose the devices and hang, since they do not reach other sites.
         variables["NCCL_IB_DISABLE"] = "1"
-        # Network plugins, such as those of HPC-X and for EFA, ignore NCCL_IB_DISABLE.
+        # The plugin of HPC-X ignores NCCL_IB_DISABLE, and obeys this.
+        variables["NCCL_IBEXT_DISABLE"] = "1"
+        # All plugins, such as those for EFA and GPUDirect-TCPX, ignore both. NCCL skips each of another name.
         variables["NCCL_NET"] = "Socket"
     return variables
 
@@ -710,7 +727,7 @@ class Settings:
         self.low, self.high = settings_document["port_range"]
         self.reserved_ports: List[int] = settings_document["reserved_ports"]
         self.dialects: List[str] = settings_document["dialects"]
-        self.rdma: Dict[str, List[str]] = settings_document["rdma"]
+        self.rdma: Dict[str, Any] = settings_document["rdma"]
         self.variables: Dict[str, str] = settings_document["variables"]
         self.cluster: str = settings_document.get("cluster", "")
         self.tracking: Dict[str, str] = settings_document.get("tracking", {})

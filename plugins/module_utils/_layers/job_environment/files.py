@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_arch
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import folder
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import (
+    SETTINGS_PATH,
     JobHost,
     read_job_host,
     refuse_ephemeral_ports,
@@ -27,11 +28,15 @@ PROGRAM_FILES = {
     "job_epilog.sh": ("/etc/gpumesh/job_epilog", PROGRAM_MODE),
     "gpumesh_job.sh": ("/etc/profile.d/gpumesh_job.sh", FILE_MODE),
 }
-_SETTINGS_PATH = "/etc/gpumesh/job_environment.json"
 _TMPFILES_PATH = "/etc/tmpfiles.d/gpumesh-jobs.conf"
 _LIMITS_PATH = "/etc/security/limits.d/60-gpumesh.conf"
 _NCCL_PATH = "/etc/nccl.conf"
 _MANAGED_HEADER = "# Written by gpumesh.cluster.\n"
+#: Why NCCL_IB_HCA is set, by the fabric of the network plugin.
+_HCA_REASON = {
+    "": "# The RDMA ports of the cluster's fabric: NCCL would also use those of other networks, and hang.",
+    "efa": "# The ports of EFA, which its plugin uses: NCCL itself would use other ports, which reach no other member.",
+}
 
 
 def desired_entries(params: Mapping[str, Any], host: JobHost) -> List[Dict[str, Any]]:
@@ -44,7 +49,7 @@ def desired_entries(params: Mapping[str, Any], host: JobHost) -> List[Dict[str, 
     ]
     return [
         {"path": "/etc/gpumesh", "state": "directory"},
-        {"path": _SETTINGS_PATH, "content": json.dumps(job_settings, indent=1) + "\n"},
+        {"path": SETTINGS_PATH, "content": json.dumps(job_settings, indent=1) + "\n"},
         *removed_entries,
         # The directory is like /tmp: each user's task writes its hostfile there, and only the owner may remove it.
         # It has no age, since jobs may run for weeks: the epilog removes a job's files, and a reboot all of the tmpfs.
@@ -90,7 +95,7 @@ def program_changes(params: Mapping[str, Any]) -> Dict[str, LayerChange]:
 def removal_entries(cluster: str) -> List[Dict[str, Any]]:
     """Return the entries that remove these files. /etc/gpumesh stays: it may have files of other layers."""
     paths = [
-        _SETTINGS_PATH,
+        SETTINGS_PATH,
         *(path for path, _mode in PROGRAM_FILES.values()),
         _TMPFILES_PATH,
         folder.JOBS_DIRECTORY,
@@ -104,36 +109,46 @@ def add_rdma_devices(settings: Mapping[str, Any], host: JobHost, rdma_enabled: b
     """Add the RDMA devices of this host to the settings. Without devices, or with RDMA disabled, no RDMA peers stay.
 
     NCCL is configured not to use devices without peers, which it would otherwise detect itself. That includes devices
-    of other networks, where the host has none in the cluster's.
+    of other networks, where the host has none in the cluster's. A network plugin takes the place of these devices: then
+    ``plugin`` is its fabric, and ``devices`` names its ports only if NCCL would use others itself.
     """
-    peers = settings["rdma"]["peers"] if host.rdma_devices and rdma_enabled else []
-    return {**settings, "rdma": {"devices": list(host.rdma_devices or host.other_rdma_devices), "peers": peers}}
+    rdma = settings["rdma"]
+    if host.rdma_devices or not host.plugin_fabric:
+        peers = rdma["peers"] if host.rdma_devices and rdma_enabled else []
+        return {**settings, "rdma": {"devices": list(host.rdma_devices or host.other_rdma_devices), "peers": peers}}
+    devices = list(host.plugin_devices if host.other_rdma_devices else [])
+    peers = rdma.get("plugin_peers", []) if rdma_enabled else []
+    return {**settings, "rdma": {"devices": devices, "peers": peers, "plugin": host.plugin_fabric}}
 
 
 def render_nccl_conf(settings: Mapping[str, Any]) -> str:
     """Return lines for /etc/nccl.conf, which also applies outside of jobs: only settings that suit every member.
 
-    In jobs, the task prolog overrides them. NCCL_NET has no value that would do so, so it is set only without RDMA peers.
+    Each has a comment with its reason, without "=": older versions of NCCL know no comments, and take every line with one
+    for a variable. In jobs, the task prolog overrides them. NCCL_NET has no value that would do so, so it is set only
+    without RDMA peers.
     """
     conf_lines = [
         "# The interface with this machine's cluster address: NCCL might choose one that others cannot reach.",
         f"NCCL_SOCKET_IFNAME=={settings['interface']}",
     ]
     rdma = settings["rdma"]
-    if not rdma["devices"]:
-        return "\n".join(conf_lines)
-    if set(settings["members"]) <= set(rdma["peers"]):
+    plugin_fabric = rdma.get("plugin", "")
+    reaches_all = set(settings["members"]) <= set(rdma["peers"])
+    if rdma["devices"] and (reaches_all or (plugin_fabric and rdma["peers"])):
+        conf_lines += [_HCA_REASON[plugin_fabric], f"NCCL_IB_HCA=={','.join(rdma['devices'])}"]
+    elif rdma["devices"] and not plugin_fabric:
         conf_lines += [
-            "# The RDMA ports of the cluster's fabric: NCCL would also use those of other networks, and hang.",
-            f"NCCL_IB_HCA=={','.join(rdma['devices'])}",
+            "# NCCL's own RDMA transport: not every member can be reached by RDMA, so NCCL would hang.",
+            "NCCL_IB_DISABLE=1",
+            "# The plugin of HPC-X, which ignores NCCL_IB_DISABLE, for the same reason.",
+            "NCCL_IBEXT_DISABLE=1",
         ]
-    else:
-        conf_lines += ["# Not every member can be reached by RDMA, so NCCL would hang.", "NCCL_IB_DISABLE=1"]
-        if not rdma["peers"]:
-            conf_lines += [
-                "# No member can: this is for network plugins, which ignore NCCL_IB_DISABLE.",
-                "NCCL_NET=Socket",
-            ]
+    if not rdma["peers"] and (rdma["devices"] or plugin_fabric):
+        conf_lines += [
+            "# No member can be reached by RDMA, and network plugins ignore the above: NCCL uses none of another name.",
+            "NCCL_NET=Socket",
+        ]
     return "\n".join(conf_lines)
 
 

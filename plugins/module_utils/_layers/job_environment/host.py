@@ -11,6 +11,7 @@ from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence,
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree, read_nic
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.fabrics import detect_gpudirect_tcpx
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute import (
     ADDRESS_COMMAND,
@@ -24,10 +25,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import 
     find_rdma_port,
     is_roce_port,
     read_board_ids,
-    read_ports,
     select_cluster_ports,
     select_usable_ports,
+    split_ports,
 )
+
+#: What the jobs on this host get, as files.py writes it.
+SETTINGS_PATH = "/etc/gpumesh/job_environment.json"
 
 
 class JobHost(NamedTuple):
@@ -39,21 +43,49 @@ class JobHost(NamedTuple):
     may_lock_memory: bool
     #: The active RDMA ports that jobs use, as NCCL and UCX name them: DEVICE:PORT.
     rdma_devices: Sequence[str]
-    #: The active RoCE ports that NCCL would choose, but that are not in the cluster's network.
+    #: The active ports that NCCL would choose, but that do not lead to the cluster's network.
     other_rdma_devices: Sequence[str] = ()
+    #: The cloud's fabric that NCCL only uses with a plugin, which ignores NCCL_IB_DISABLE: efa, tcpx or empty.
+    plugin_fabric: str = ""
+    #: The active ports of that fabric.
+    plugin_devices: Sequence[str] = ()
+
+
+class JobPorts(NamedTuple):
+    """The RDMA ports of the host. ``usable``: those by which other hosts can be reached at all."""
+
+    job: Sequence[RdmaPort]
+    usable: Sequence[RdmaPort]
+    network: Sequence[RdmaPort]
+    bridge: Sequence[RdmaPort]
 
 
 def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHost:
     """Read the state of the host. ``settings`` has the cluster's interface, and the addresses of its members."""
-    rdma_ports = read_ports(tree)
-    if not rdma_ports:
-        return JobHost(read_local_ports(tree), may_lock_memory(), [])
+    job_ports = read_job_ports(run, tree, settings)
+    other_ports = [port for port in job_ports.network if is_roce_port(port) and port not in job_ports.job]
+    efa_ports = [port for port in job_ports.network if port["driver"] == "efa"]
+    return JobHost(
+        read_local_ports(tree),
+        may_lock_memory(),
+        _name_active(job_ports.job),
+        _name_active([*other_ports, *job_ports.bridge]),
+        detect_plugin_fabric(tree, efa_ports),
+        _name_active(efa_ports),
+    )
+
+
+def read_job_ports(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobPorts:
+    """Read the RDMA ports, and select those of the cluster's own fabric. ``settings``: those of the jobs."""
+    network_ports, bridge_ports = split_ports(tree)
+    if not network_ports:
+        return JobPorts([], [], network_ports, bridge_ports)
     links = parse_addresses(run(ADDRESS_COMMAND).stdout)
     member_addresses = [ipaddress.ip_address(address) for address in settings["members"].values()]
     addressed_ports: List[InterfaceRdma] = []
     cluster_ports: Set[PortKey] = set()
     for link in links:
-        port = find_rdma_port(link["name"], read_nic(tree, link["name"]), rdma_ports)
+        port = find_rdma_port(link["name"], read_nic(tree, link["name"]), network_ports)
         networks = list_reachable_networks(link)
         if port is None or not networks:
             continue
@@ -62,19 +94,34 @@ def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHo
             address in network for network in map(ipaddress.ip_network, networks) for address in member_addresses
         ):
             cluster_ports.add((port["device"], port["port"]))
-    usable_ports = select_usable_ports(rdma_ports, addressed_ports)
+    usable_ports = select_usable_ports(network_ports, addressed_ports)
     gpus = read_gpus(tree, tree.list_pci_devices())
     # Without the driver, GPUs are seen on the bus only.
     gpu_count = max(gpus["count"], len(gpus["pci_addresses"]))
-    job_ports = select_cluster_ports(usable_ports, cluster_ports, gpu_count, read_board_ids(tree, rdma_ports))
-    other_ports = [
-        port for port in rdma_ports if port["state"] == "active" and is_roce_port(port) and port not in job_ports
-    ]
-    return JobHost(read_local_ports(tree), may_lock_memory(), _name_devices(job_ports), _name_devices(other_ports))
+    job_ports = select_cluster_ports(usable_ports, cluster_ports, gpu_count, read_board_ids(tree, network_ports))
+    return JobPorts(job_ports, usable_ports, network_ports, bridge_ports)
 
 
-def _name_devices(rdma_ports: Sequence[RdmaPort]) -> List[str]:
-    return [f"{port['device']}:{port['port']}" for port in rdma_ports]
+def detect_plugin_fabric(tree: Tree, efa_ports: Sequence[RdmaPort]) -> str:
+    """Detect the fabric for which this host has a network plugin of NCCL, or may have one in its containers."""
+    if efa_ports:
+        return "efa"
+    interface_names = tree.list_names("sys/class/net")
+    # Most hosts have no card of Google's, and need no more than this.
+    if not any(tree.link_target_name("sys/class/net", name, "device/driver") == "gve" for name in interface_names):
+        return ""
+    nic_by_name = {name: read_nic(tree, name) for name in interface_names}
+    gpus = read_gpus(tree, tree.list_pci_devices())
+    return "tcpx" if detect_gpudirect_tcpx(tree, nic_by_name, gpus)["present"] else ""
+
+
+def _name_active(rdma_ports: Sequence[RdmaPort]) -> List[str]:
+    return [name_port(port) for port in rdma_ports if port["state"] == "active"]
+
+
+def name_port(port: RdmaPort) -> str:
+    """Return the name of a port as NCCL and UCX write it."""
+    return f"{port['device']}:{port['port']}"
 
 
 def refuse_ephemeral_ports(settings: Mapping[str, Any], local_ports: Optional[LocalPorts]) -> None:

@@ -53,7 +53,12 @@ def test_addresses_and_interface_of_the_subnet_are_used_without_a_mesh() -> None
 
 def test_rdma_peers_share_the_site() -> None:
     document = environment_settings(build_record("a", "b", "a"), "n1", RANGE)
-    assert document["rdma"] == {"devices": [], "peers": ["n1", "n3"]}
+    assert document["rdma"] == {"devices": [], "peers": ["n1", "n3"], "plugin_peers": ["n1", "n3"]}
+
+
+def test_network_plugin_connects_members_of_the_site_without_a_recorded_fabric() -> None:
+    record = build_record("a", "a", "b", "a", rdma=["none", None, "none", "infiniband"])
+    assert environment_settings(record, "n1", RANGE)["rdma"]["plugin_peers"] == ["n1", "n2"]
 
 
 @pytest.mark.parametrize(

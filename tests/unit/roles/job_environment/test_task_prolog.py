@@ -336,15 +336,27 @@ def test_rdma_is_used_if_all_nodes_are_on_the_fabric() -> None:
     values = variables("step_of_3_nodes_rank_3", rdma=rdma)
     assert values["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
     assert values["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1,gpumesh0"
-    # /etc/nccl.conf may disable it.
-    assert values["NCCL_IB_DISABLE"] == "0" and "NCCL_NET" not in values
+    # /etc/nccl.conf may disable both.
+    assert values["NCCL_IB_DISABLE"] == values["NCCL_IBEXT_DISABLE"] == "0" and "NCCL_NET" not in values
 
 
 def test_rdma_is_disabled_if_a_node_is_at_another_site() -> None:
     values = variables("step_of_3_nodes_rank_3", rdma={"devices": ["mlx5_0:1"], "peers": ["n1", "n2"]})
     assert values["NCCL_IB_DISABLE"] == "1" and "NCCL_IB_HCA" not in values
     # https://github.com/NVIDIA/nccl/issues/676: network plugins ignore NCCL_IB_DISABLE.
-    assert values["NCCL_NET"] == "Socket"
+    assert values["NCCL_IBEXT_DISABLE"] == "1" and values["NCCL_NET"] == "Socket"
+
+
+@pytest.mark.parametrize("fabric", ["efa", "tcpx"])
+def test_network_plugin_is_left_alone_between_its_peers_and_not_used_elsewhere(fabric: str) -> None:
+    rdma: dict[str, Any] = {"devices": [], "peers": ["n1", "n2", "n3"], "plugin": fabric}
+    values = variables("step_of_3_nodes_rank_3", rdma=rdma)
+    assert not {"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IBEXT_DISABLE", "NCCL_NET"} & set(values)
+    values = variables("step_of_3_nodes_rank_3", rdma={**rdma, "devices": ["rdmap85s0:1"]})
+    assert values["NCCL_IB_HCA"] == "=rdmap85s0:1" and values["UCX_NET_DEVICES"] == "gpumesh0"
+    assert not {"NCCL_IB_DISABLE", "NCCL_NET"} & set(values)
+    values = variables("step_of_3_nodes_rank_3", rdma={**rdma, "peers": ["n1", "n2"]})
+    assert values["NCCL_NET"] == "Socket" and "NCCL_IB_HCA" not in values
 
 
 def test_backendai() -> None:

@@ -30,6 +30,7 @@ SETTINGS = {
 }
 PARAMS = {"cluster": "lab", "machine": "n1", "settings": SETTINGS, **push_options(program_sources()), "rdma": True}
 PLAIN = host.JobHost(None, False, [])
+NO_RDMA = "NCCL_IB_DISABLE=1\nNCCL_IBEXT_DISABLE=1"
 
 
 def entries_by_path(params: Any, node: host.JobHost) -> dict[str, Any]:
@@ -105,8 +106,8 @@ def test_removal_keeps_the_shared_directory() -> None:
     [
         (["n1", "n2"], [], "NCCL_SOCKET_IFNAME==gpumesh0"),
         (["n1", "n2"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_HCA==mlx5_0:1"),
-        (["n1"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_DISABLE=1"),
-        ([], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_DISABLE=1\nNCCL_NET=Socket"),
+        (["n1"], ["mlx5_0:1"], f"NCCL_SOCKET_IFNAME==gpumesh0\n{NO_RDMA}"),
+        ([], ["mlx5_0:1"], f"NCCL_SOCKET_IFNAME==gpumesh0\n{NO_RDMA}\nNCCL_NET=Socket"),
     ],
 )
 def test_nccl_conf_contains_only_settings_valid_for_all_peers(peers: Any, devices: Any, lines: str) -> None:
@@ -121,9 +122,34 @@ def test_disabled_rdma_is_disabled_in_nccl() -> None:
     entries = entries_by_path({**PARAMS, "rdma": False}, PLAIN._replace(rdma_devices=["mlx5_0:1"]))
     written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
     assert written["rdma"] == {"devices": ["mlx5_0:1"], "peers": []}
-    assert nccl_settings(entries).endswith("\nNCCL_IB_DISABLE=1\nNCCL_NET=Socket")
+    assert nccl_settings(entries).endswith(f"\n{NO_RDMA}\nNCCL_NET=Socket")
     plain = entries_by_path({**PARAMS, "rdma": False}, PLAIN)
     assert "NCCL_IB" not in plain["/etc/nccl.conf"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("peers", "enabled", "others", "lines"),
+    [
+        # The plugin finds its ports itself.
+        (["n1", "n2"], True, [], ""),
+        # It would be of no use if NCCL itself found others: those of NVSwitches.
+        (["n1", "n2"], True, ["ibp198s0f0:1"], "\nNCCL_IB_HCA==rdmap85s0:1"),
+        # What a job with a node at another site gets cannot be undone in other jobs.
+        (["n1"], True, [], ""),
+        (["n1"], True, ["ibp198s0f0:1"], "\nNCCL_IB_HCA==rdmap85s0:1"),
+        ([], True, [], "\nNCCL_NET=Socket"),
+        (["n1", "n2"], False, ["ibp198s0f0:1"], "\nNCCL_NET=Socket"),
+    ],
+)
+def test_network_plugin_is_used_between_its_peers_only(peers: Any, enabled: bool, others: Any, lines: str) -> None:
+    rdma = {"devices": [], "peers": [], "plugin_peers": peers}
+    params = {**PARAMS, "settings": {**SETTINGS, "rdma": rdma}, "rdma": enabled}
+    node = PLAIN._replace(plugin_fabric="efa", plugin_devices=["rdmap85s0:1"], other_rdma_devices=others)
+    entries = entries_by_path(params, node)
+    assert nccl_settings(entries) == "NCCL_SOCKET_IFNAME==gpumesh0" + lines
+    written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])["rdma"]
+    devices = ["rdmap85s0:1"] if others else []
+    assert written == {"devices": devices, "peers": peers if enabled else [], "plugin": "efa"}
 
 
 def rdma_port(device: str, rate: float | None = 400, kind: str = "InfiniBand", state: str = "active") -> Any:
