@@ -8,6 +8,7 @@ Each consists of a reading and a pure judgement.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from types import MappingProxyType
-from typing import Container, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     SLURMD_NAMES,
@@ -33,7 +34,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import name_fabric
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import (
+    card_address,
+    name_fabric,
+    read_board_ids,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import (
+    SETTINGS_PATH,
+    JobPorts,
+    name_port,
+)
 
 _BYTES_PER_MIB = 1024 * 1024
 #: A program that reads the directory, and unless it is read-only, writes, syncs and removes a file. It is a process of
@@ -409,6 +419,8 @@ def judge_name(host_name: str, resolved_addresses: Sequence[str], expected_addre
 # RDMA
 
 
+#: The link layers of ports that NCCL and UCX use without a plugin.
+_JOB_LAYERS = ("InfiniBand", "Ethernet")
 #: The number of other cards that must have more active ports before a port without a link counts as lost.
 _MIN_SIBLING_CARDS = 2
 
@@ -428,7 +440,7 @@ class _PortGroup(NamedTuple):
 
     def count_active(self, card: str) -> int:
         """The number of active ports of a card."""
-        return sum(_card_address(port) == card for port in self.active_ports)
+        return sum(card_address(port) == card for port in self.active_ports)
 
     def find_without_link(self) -> List[RdmaPort]:
         """The ports that are enabled and look for a link, as with a dead cable or without one."""
@@ -443,8 +455,8 @@ class _PortGroup(NamedTuple):
         lost_ports = []
         for port in self.find_without_link():
             enabled = [other_port for other_port in self.rdma_ports if other_port["physical_state"] != "disabled"]
-            other_cards = {_card_address(other_port) for other_port in enabled} - {_card_address(port)}
-            own_active_count = self.count_active(_card_address(port))
+            other_cards = {card_address(other_port) for other_port in enabled} - {card_address(port)}
+            own_active_count = self.count_active(card_address(port))
             if len(other_cards) >= _MIN_SIBLING_CARDS and all(
                 self.count_active(other_port) > own_active_count for other_port in other_cards
             ):
@@ -455,13 +467,8 @@ class _PortGroup(NamedTuple):
         """Return the other ports without a link whose card has no active port: lost, or never had a cable."""
         lost = self.find_lost_links()
         return [
-            port for port in self.find_without_link() if not self.count_active(_card_address(port)) and port not in lost
+            port for port in self.find_without_link() if not self.count_active(card_address(port)) and port not in lost
         ]
-
-
-def _card_address(port: RdmaPort) -> str:
-    """Return the PCI address of the card: its ports are functions of one PCI device, or ports of one function."""
-    return (port["pci_address"] or "").rpartition(".")[0]
 
 
 def _format_port(port: RdmaPort) -> str:
@@ -557,15 +564,65 @@ def judge_rdma(
     return passed(", ".join(actual_texts), ", ".join(required_texts))
 
 
+def read_job_settings(tree: Tree) -> Optional[Mapping[str, Any]]:
+    """The settings of the jobs on this host; None if there are none, or if they do not concern its RDMA ports."""
+    try:
+        settings = json.loads(tree.read(SETTINGS_PATH.lstrip("/")) or "")
+    except ValueError:
+        return None
+    if not isinstance(settings, dict) or "plugin" in settings["rdma"] or "NCCL_IB_HCA" in settings["variables"]:
+        return None
+    return settings
+
+
+def judge_job_ports(judged: Judgement, settings: Mapping[str, Any], ports: JobPorts, drains_node: bool) -> Judgement:
+    """Judge whether jobs can use the RDMA ports that NCCL_IB_HCA names on this host; NCCL hangs with any other.
+
+    ``judged``: the judgement of all ports, to which this adds how many of them jobs use, if it is not all. With
+    ``drains_node``, ports that work, but lead to another network than the cluster's, are not a problem of the node.
+    """
+    named = settings["rdma"]["devices"] if settings["rdma"]["peers"] else []
+    active_ports = [port for port in ports.network if port["state"] == "active" and port["link_layer"] in _JOB_LAYERS]
+    if judged.status == "fail" or not active_ports:
+        return judged
+    active, usable, selected = (set(map(name_port, group)) for group in (active_ports, ports.usable, ports.job))
+    problem_texts = [
+        f"{device} has no address that other members can reach" if device in active else f"{device} is not active"
+        for device in named
+        if device not in usable
+    ]
+    if not problem_texts and not drains_node:
+        problem_texts = [
+            f"{device} does not lead to the cluster's network" for device in named if device not in selected
+        ]
+    if problem_texts:
+        return failed(
+            f"{len(named) - len(problem_texts)} of {len(named)}",
+            len(named),
+            f"Jobs use RDMA ports that reach no other member: {'; '.join(problem_texts)}.",
+            "Correct the address of the port (ip address) or its link (ibstat). If it is right as it is, run the site "
+            "playbook, which renews NCCL_IB_HCA.",
+            "ports that jobs use",
+        )
+    if judged.status != "pass" or len(named) == len(active_ports):
+        return judged
+    return judged._replace(actual=f"{judged.actual}; jobs use {len(named) or 'none'} of {len(active_ports)}")
+
+
 def read_rdma_models(tree: Tree, ports: Sequence[RdmaPort]) -> Dict[str, str]:
-    """The model of each RDMA device: the identifiers of its vendor and of the product on the PCI bus."""
+    """The model of each RDMA device: the identifiers on the PCI bus, and that of the board.
+
+    Cards with the same chip have other rates: a DGX H100 has it on its eight cards for GPUs, and on those for storage.
+    """
     devices_directory = "sys/bus/pci/devices"
+    boards = read_board_ids(tree, ports)
     model_by_device = {}
     for port in ports:
         id_parts = [
-            tree.read(devices_directory, port["pci_address"] or "", name) or "" for name in ("vendor", "device")
+            tree.read(devices_directory, port["pci_address"] or "", name) or ""
+            for name in ("vendor", "device", "subsystem_vendor", "subsystem_device")
         ]
-        model_by_device[port["device"]] = ":".join(id_parts)
+        model_by_device[port["device"]] = ":".join([*id_parts, boards[port["device"]]])
     return model_by_device
 
 

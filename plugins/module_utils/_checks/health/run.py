@@ -47,6 +47,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import read_job_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailscale
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
 
@@ -475,7 +476,12 @@ def _check_host_name(context: CheckContext) -> Judgement:
 def _check_rdma(context: CheckContext) -> Judgement:
     ports = read_ports(context.host_tree)
     expected, models = context.expected_state, host.read_rdma_models(context.host_tree, ports)
-    return host.judge_rdma(ports, expected.rdma_rate_gbps, models, expected.rdma)
+    judged = host.judge_rdma(ports, expected.rdma_rate_gbps, models, expected.rdma)
+    settings = host.read_job_settings(context.host_tree) if ports else None
+    if settings is None:
+        return judged
+    job_ports = read_job_ports(context.run_command, context.host_tree, settings)
+    return host.judge_job_ports(judged, settings, job_ports, expected.drains)
 
 
 def _check_handshakes(context: CheckContext) -> Judgement:

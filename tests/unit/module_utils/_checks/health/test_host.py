@@ -108,10 +108,14 @@ def test_rdma_cards_of_another_model_are_not_compared() -> None:
 def test_the_model_of_an_rdma_device_is_that_of_its_card(tmp_path: Path) -> None:
     folder = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
     folder.mkdir(parents=True)
-    (folder / "vendor").write_text("0x15b3\n", encoding="utf-8")
-    (folder / "device").write_text("0x1021\n", encoding="utf-8")
-    model_by_device = host.read_rdma_models(Tree(str(tmp_path)), [port(), SOFTWARE])
-    assert model_by_device == {"mlx5_0": "0x15b3:0x1021", "rxe0": ":"}
+    ids = {"vendor": "0x15b3", "device": "0x1021", "subsystem_vendor": "0x15b3", "subsystem_device": "0x0041"}
+    for name, text in ids.items():
+        (folder / name).write_text(f"{text}\n", encoding="utf-8")
+    board = tmp_path / "sys/class/infiniband/mlx5_0/board_id"
+    board.parent.mkdir(parents=True)
+    board.write_text("MT_0000000838\n", encoding="utf-8")
+    model_by_device = host.read_rdma_models(Tree(str(tmp_path)), [port(), {**SOFTWARE, "driver": None}])
+    assert model_by_device == {"mlx5_0": "0x15b3:0x1021:0x15b3:0x0041:MT_0000000838", "rxe0": "::::"}
 
 
 def test_a_lost_link_is_named() -> None:

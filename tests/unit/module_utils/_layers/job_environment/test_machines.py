@@ -16,6 +16,8 @@ from typing import Any
 import known_machines as machines
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import run as health_run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState, Judgement
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files, host
@@ -120,3 +122,113 @@ def test_each_variable_has_its_reason(name: str, get_tree: Callable[[str], Tree]
     assert not [line for line in lines if line.startswith("#") and "=" in line]
     # NCCL reads at most 1023 characters of a line, and of a value.
     assert max(map(len, lines)) < 1023
+
+
+def judge_health(machine: machines.Machine, tree: Tree, drains: bool = False) -> Judgement:
+    """health.rdma of the machine, as it was when its settings were written."""
+    settings_path = Path(tree.path(files.SETTINGS_PATH.lstrip("/")))
+    if not settings_path.exists():
+        settings_path.parent.mkdir(parents=True)
+        settings_path.write_text(json.dumps(host_settings(machine, tree)), encoding="utf-8")
+    context = health_run.CheckContext(ExpectedState(drains=drains), tree, answer_with(machine))
+    check = next(check for check in health_run.ALL_CHECKS if check.check_id == "health.rdma")
+    return check.run_check(context)
+
+
+@pytest.mark.parametrize("drains", [False, True])
+@pytest.mark.parametrize("name", machines.MACHINES)
+def test_health_raises_no_false_alarm(name: str, drains: bool, get_tree: Callable[[str], Tree]) -> None:
+    machine = machines.MACHINES[name]
+    judged = judge_health(machine, get_tree(name), drains)
+    without_rdma = not any(card.device and not card.is_bridge for card in machine.cards)
+    assert judged.status == ("skipped" if without_rdma else "pass"), judged
+
+
+@pytest.mark.parametrize(
+    ("name", "actual"),
+    [
+        ("DGX Spark, one cable to another machine", "4 at 200 Gbit/s; jobs use 1 of 4"),
+        ("HGX H200, 8 rails, cluster on a management card", "8 at 400 Gbit/s, 1 at 25 Gbit/s; jobs use 8 of 9"),
+        ("RoCE ports with link-local addresses only", "2 at 100 Gbit/s; jobs use none of 2"),
+        ("DGX H100, a member at another site", "8 at 400 Gbit/s"),
+    ],
+)
+def test_health_says_how_many_ports_jobs_use(name: str, actual: str, get_tree: Callable[[str], Tree]) -> None:
+    assert judge_health(machines.MACHINES[name], get_tree(name)).actual == actual
+
+
+def change_cards(machine: machines.Machine, **changed: machines.Card) -> machines.Machine:
+    return machine._replace(cards=[changed.get(card.device, card) for card in machine.cards])
+
+
+def judge_changed_health(
+    name: str, device: str, tmp_path: Path, drains: bool = False, named: list[str] | None = None, **changed: Any
+) -> Judgement:
+    """health.rdma of the machine after a port has changed. ``named``: the ports that jobs use, if they differ."""
+    machine = machines.MACHINES[name]
+    settings = host_settings(machine, machines.create_tree(tmp_path / "before", machine))
+    settings["rdma"]["devices"] = named or settings["rdma"]["devices"]
+    card = next(card for card in machine.cards if card.device == device)
+    machine = change_cards(machine, **{device: card._replace(**changed)})
+    tree = machines.create_tree(tmp_path / "after", machine)
+    settings_path = tmp_path / "after/etc/gpumesh/job_environment.json"
+    settings_path.parent.mkdir(parents=True)
+    settings_path.write_text(json.dumps(settings), encoding="utf-8")
+    return judge_health(machine, tree, drains)
+
+
+SPARK, H200 = "DGX Spark, one cable to another machine", "HGX H200, 8 rails, cluster on a management card"
+
+
+@pytest.mark.parametrize("drains", [False, True])
+@pytest.mark.parametrize("address", ["", "169.254.3.7/16"])
+def test_a_rail_without_an_address_is_a_failure(address: str, drains: bool, tmp_path: Path) -> None:
+    judged = judge_changed_health(H200, "mlx5_3", tmp_path, drains, address=address)
+    assert (judged.status, judged.actual, judged.required) == ("fail", "7 of 8", 8)
+    assert judged.reason.endswith("mlx5_3:1 has no address that other members can reach.")
+
+
+def test_a_rail_without_a_link_is_named_by_its_link(tmp_path: Path) -> None:
+    judged = judge_changed_health(H200, "mlx5_3", tmp_path, state=machines.DOWN, rate=10)
+    assert judged.status == "fail" and "mlx5_3:1 is not active" in judged.reason
+
+
+def test_ports_of_other_networks_in_the_jobs_settings_are_a_failure(tmp_path: Path) -> None:
+    """An earlier version named every active port: case 12, in which NCCL hangs."""
+    named = ["roceP2p1s0f0:1", "roceP2p1s0f1:1", "rocep1s0f0:1", "rocep1s0f1:1"]
+    judged = judge_changed_health(SPARK, "rocep1s0f0", tmp_path, named=named)
+    assert (judged.status, judged.actual) == ("fail", "2 of 4")
+    assert "roceP2p1s0f0:1 has no address" in judged.reason and "rocep1s0f1:1 has no address" in judged.reason
+
+
+@pytest.mark.parametrize(("drains", "status"), [(False, "fail"), (True, "pass")])
+def test_a_port_of_another_network_is_not_a_fault_of_the_node(drains: bool, status: str, tmp_path: Path) -> None:
+    named = ["roceP2p1s0f1:1", "rocep1s0f0:1"]
+    judged = judge_changed_health(SPARK, "rocep1s0f0", tmp_path, drains, named)
+    assert judged.status == status
+    assert ("rocep1s0f0:1 does not lead to the cluster's network" in judged.reason) == (status == "fail")
+
+
+def test_a_slow_rail_is_still_a_failure(tmp_path: Path) -> None:
+    judged = judge_changed_health(H200, "mlx5_3", tmp_path, rate=200)
+    assert judged.reason == "mlx5_3:1 at 200 Gbit/s."
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_health_without_settings_of_jobs_judges_the_ports_alone(text: str, tmp_path: Path) -> None:
+    machine = machines.MACHINES[SPARK]
+    tree = machines.create_tree(tmp_path, machine)
+    settings_path = tmp_path / "etc/gpumesh/job_environment.json"
+    settings_path.parent.mkdir(parents=True)
+    settings_path.write_text(text, encoding="utf-8")
+    assert judge_health(machine, tree).actual == "4 at 200 Gbit/s"
+
+
+def test_ports_that_the_site_has_chosen_itself_are_not_judged(tmp_path: Path) -> None:
+    machine = machines.MACHINES[SPARK]
+    tree = machines.create_tree(tmp_path, machine)
+    settings = {**host_settings(machine, tree), "variables": {"NCCL_IB_HCA": "mlx5"}}
+    settings_path = tmp_path / "etc/gpumesh/job_environment.json"
+    settings_path.parent.mkdir(parents=True)
+    settings_path.write_text(json.dumps(settings), encoding="utf-8")
+    assert judge_health(machine, tree).actual == "4 at 200 Gbit/s"
