@@ -320,6 +320,17 @@ MACHINES = {
         ],
         "amd",
     ),
+    "MI300X with RoCE, IPv6 addresses only": Machine(
+        "https://github.com/uccl-project/uccl/pull/803 (identifiers of bnxt_re: fe80:: and fd93::)",
+        "the GPUs and the management card; the addresses",
+        8,
+        ("eno1", "10.1.0.7/24"),
+        [
+            MANAGEMENT,
+            *(card._replace(address=f"fd93:16d3:{n}::7/64") for n, card in enumerate(rails("bnxt_re", 8, 400))),
+        ],
+        "amd",
+    ),
     "GH200, one InfiniBand port, cluster on a bond": Machine(
         "https://github.com/NVIDIA/nccl/issues/1291 (two ports of 100GbE in bond0, and NCCL_IB_HCA=mlx5_2)",
         "the bond has one RDMA device for both ports; the identifiers of the models; the addresses",
@@ -550,7 +561,8 @@ def _create_port(port: Path, card: Card) -> None:
     gids = [link_local, link_local] if card.layer == ROCE else [link_local]
     if card.layer == ROCE and is_active and card.address and "fe80" not in card.address:
         octets = ipaddress.ip_interface(card.address).ip.packed
-        gids += [f"0000:0000:0000:0000:0000:ffff:{octets[:2].hex()}:{octets[2:].hex()}"] * 2
+        mapped = f"0000:0000:0000:0000:0000:ffff:{octets[:2].hex()}:{octets[2:].hex()}"
+        gids += [mapped if len(octets) == 4 else ipaddress.IPv6Address(octets).exploded] * 2
     # The kernel has up to 256.
     for index in range(6):
         has_gid = index < len(gids)

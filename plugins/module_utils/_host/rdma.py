@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from typing import Container, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -176,6 +177,29 @@ def _find_rail_board(
         if len(rail_boards) == 1:
             return rail_boards[0]
     return None
+
+
+def have_ipv6_only(rdma_ports: Sequence[RdmaPort]) -> bool:
+    """Whether these are RoCE ports whose identifiers of routable addresses are all IPv6.
+
+    NCCL looks for IPv4 only, and would take a link-local one: https://github.com/uccl-project/uccl/pull/803.
+    """
+    addresses_by_port = [
+        list(filter(None, (_parse_routable(gid["gid"]) for gid in port["gids"]))) for port in rdma_ports
+    ]
+    return bool(rdma_ports) and all(
+        is_roce_port(port) and addresses and not any(address.ipv4_mapped for address in addresses)
+        for port, addresses in zip(rdma_ports, addresses_by_port)
+    )
+
+
+def _parse_routable(gid: str) -> Optional[ipaddress.IPv6Address]:
+    """Parse an identifier, in which IPv4 addresses are mapped; None for one that is link-local, or no address."""
+    try:
+        address = ipaddress.IPv6Address(gid)
+    except ValueError:
+        return None
+    return None if address.is_link_local else address
 
 
 def is_roce_port(port: RdmaPort) -> bool:

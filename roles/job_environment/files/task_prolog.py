@@ -503,6 +503,9 @@ def network_variables(world: World, interface: str, rdma: Mapping[str, Any]) -> 
     elif rdma_devices and reaches_all:
         # Only the ports of the cluster's fabric: NCCL would also use those of other networks, and hang.
         variables["NCCL_IB_HCA"] = "=" + ",".join(rdma_devices)
+        if "address_family" in rdma:
+            # These ports have IPv6 addresses only: NCCL looks for IPv4, and would take a link-local address.
+            variables["NCCL_IB_ADDR_FAMILY"] = rdma["address_family"]
         # /etc/nccl.conf disables both where not every member of the cluster can be reached by RDMA.
         variables["NCCL_IB_DISABLE"] = "0"
         variables["NCCL_IBEXT_DISABLE"] = "0"

@@ -115,7 +115,9 @@ def add_rdma_devices(settings: Mapping[str, Any], host: JobHost, rdma_enabled: b
     rdma = settings["rdma"]
     if host.rdma_devices or not host.plugin_fabric:
         peers = rdma["peers"] if host.rdma_devices and rdma_enabled else []
-        return {**settings, "rdma": {"devices": list(host.rdma_devices or host.other_rdma_devices), "peers": peers}}
+        devices = list(host.rdma_devices or host.other_rdma_devices)
+        family = {"address_family": "AF_INET6"} if host.rdma_by_ipv6 else {}
+        return {**settings, "rdma": {"devices": devices, "peers": peers, **family}}
     devices = list(host.plugin_devices if host.other_rdma_devices else [])
     peers = rdma.get("plugin_peers", []) if rdma_enabled else []
     return {**settings, "rdma": {"devices": devices, "peers": peers, "plugin": host.plugin_fabric}}
@@ -137,6 +139,11 @@ def render_nccl_conf(settings: Mapping[str, Any]) -> str:
     reaches_all = set(settings["members"]) <= set(rdma["peers"])
     if rdma["devices"] and (reaches_all or (plugin_fabric and rdma["peers"])):
         conf_lines += [_HCA_REASON[plugin_fabric], f"NCCL_IB_HCA=={','.join(rdma['devices'])}"]
+        if "address_family" in rdma:
+            conf_lines += [
+                "# These ports have IPv6 addresses only: NCCL looks for IPv4, and would take a link-local address.",
+                f"NCCL_IB_ADDR_FAMILY={rdma['address_family']}",
+            ]
     elif rdma["devices"] and not plugin_fabric:
         conf_lines += [
             "# NCCL's own RDMA transport: not every member can be reached by RDMA, so NCCL would hang.",

@@ -23,6 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import (
     PortKey,
     find_rdma_port,
+    have_ipv6_only,
     is_roce_port,
     read_board_ids,
     select_cluster_ports,
@@ -49,6 +50,8 @@ class JobHost(NamedTuple):
     plugin_fabric: str = ""
     #: The active ports of that fabric.
     plugin_devices: Sequence[str] = ()
+    #: Whether the ports that jobs use are RoCE with IPv6 addresses only.
+    rdma_by_ipv6: bool = False
 
 
 class JobPorts(NamedTuple):
@@ -72,6 +75,7 @@ def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHo
         _name_active([*other_ports, *job_ports.bridge]),
         detect_plugin_fabric(tree, efa_ports),
         _name_active(efa_ports),
+        have_ipv6_only(job_ports.job),
     )
 
 

@@ -166,6 +166,22 @@ def test_active_ports_are_listed_once() -> None:
     assert usable_device_names([down], [down]) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "gids", "expected"),
+    [
+        ("Ethernet", [["fe80::1", "fd93::1"], ["2001:db8::1"]], True),
+        ("Ethernet", [["fe80::1", "fd93::1"], ["2001:db8::1", "::ffff:10.0.0.1"]], False),
+        ("Ethernet", [["fd93::1"], ["fe80::1"]], False),
+        ("Ethernet", [["fd93::1"], []], False),
+        ("InfiniBand", [["fec0::1"]], False),
+        ("Ethernet", [], False),
+    ],
+)
+def test_ipv6_is_named_where_no_port_has_ipv4(kind: str, gids: list[list[str]], expected: bool) -> None:
+    ports = [{**rdma_port("mlx5_0", kind=kind), "gids": [{"gid": gid} for gid in of_port]} for of_port in gids]
+    assert rdma.have_ipv6_only(ports) is expected
+
+
 def test_only_roce_requires_an_interface() -> None:
     cards = [rdma_port(f"mlx5_{number}") for number in (0, 1)]
     assert usable_device_names([*cards, rdma_port("mlx5_2", state="down")], []) == ["mlx5_0:1", "mlx5_1:1"]
