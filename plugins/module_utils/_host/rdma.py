@@ -23,6 +23,9 @@ _MIN_RAILS = 4
 #: The marker in the product data of a card that connects the host to the NVSwitches of its own board.
 _SWITCH_MARKER = "SW_MNG"
 
+#: The link layers of ports that NCCL and UCX use without a plugin.
+NATIVE_LAYERS = ("InfiniBand", "Ethernet")
+
 #: A device and the number of its port.
 PortKey = Tuple[str, int]
 
@@ -188,7 +191,7 @@ def have_ipv6_only(rdma_ports: Sequence[RdmaPort]) -> bool:
         list(filter(None, (_parse_routable(gid["gid"]) for gid in port["gids"]))) for port in rdma_ports
     ]
     return bool(rdma_ports) and all(
-        is_roce_port(port) and addresses and not any(address.ipv4_mapped for address in addresses)
+        _is_roce(port) and addresses and not any(address.ipv4_mapped for address in addresses)
         for port, addresses in zip(rdma_ports, addresses_by_port)
     )
 
@@ -202,7 +205,7 @@ def _parse_routable(gid: str) -> Optional[ipaddress.IPv6Address]:
     return None if address.is_link_local else address
 
 
-def is_roce_port(port: RdmaPort) -> bool:
+def _is_roce(port: RdmaPort) -> bool:
     """Whether the port is RoCE: not InfiniBand, and not EFA, which needs a plugin of NCCL."""
     return port["link_layer"] == "Ethernet"
 

@@ -35,6 +35,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import (
+    NATIVE_LAYERS,
     card_address,
     name_fabric,
     read_board_ids,
@@ -419,8 +420,6 @@ def judge_name(host_name: str, resolved_addresses: Sequence[str], expected_addre
 # RDMA
 
 
-#: The link layers of ports that NCCL and UCX use without a plugin.
-_JOB_LAYERS = ("InfiniBand", "Ethernet")
 #: The number of other cards that must have more active ports before a port without a link counts as lost.
 _MIN_SIBLING_CARDS = 2
 
@@ -582,7 +581,7 @@ def judge_job_ports(judged: Judgement, settings: Mapping[str, Any], ports: JobPo
     ``drains_node``, ports that work, but lead to another network than the cluster's, are not a problem of the node.
     """
     named = settings["rdma"]["devices"] if settings["rdma"]["peers"] else []
-    active_ports = [port for port in ports.network if port["state"] == "active" and port["link_layer"] in _JOB_LAYERS]
+    active_ports = [port for port in ports.network if port["state"] == "active" and port["link_layer"] in NATIVE_LAYERS]
     if judged.status == "fail" or not active_ports:
         return judged
     active, usable, selected = (set(map(name_port, group)) for group in (active_ports, ports.usable, ports.job))

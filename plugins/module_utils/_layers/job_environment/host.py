@@ -21,10 +21,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.iproute impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel import may_lock_memory, read_local_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import InterfaceRdma, LocalPorts, RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import (
+    NATIVE_LAYERS,
     PortKey,
     find_rdma_port,
     have_ipv6_only,
-    is_roce_port,
     read_board_ids,
     select_cluster_ports,
     select_usable_ports,
@@ -44,7 +44,8 @@ class JobHost(NamedTuple):
     may_lock_memory: bool
     #: The active RDMA ports that jobs use, as NCCL and UCX name them: DEVICE:PORT.
     rdma_devices: Sequence[str]
-    #: The active ports that NCCL would choose, but that do not lead to the cluster's network.
+    #: The ports that NCCL would choose, but that do not lead to the cluster's network. Those that are inactive may become
+    #: active later, such as those of NVSwitches when the fabric manager starts.
     other_rdma_devices: Sequence[str] = ()
     #: The cloud's fabric that NCCL only uses with a plugin, which ignores NCCL_IB_DISABLE: efa, tcpx or empty.
     plugin_fabric: str = ""
@@ -66,15 +67,17 @@ class JobPorts(NamedTuple):
 def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHost:
     """Read the state of the host. ``settings`` has the cluster's interface, and the addresses of its members."""
     job_ports = read_job_ports(run, tree, settings)
-    other_ports = [port for port in job_ports.network if is_roce_port(port) and port not in job_ports.job]
+    other_ports = [
+        port for port in job_ports.network if port["link_layer"] in NATIVE_LAYERS and port not in job_ports.job
+    ]
     efa_ports = [port for port in job_ports.network if port["driver"] == "efa"]
     return JobHost(
         read_local_ports(tree),
         may_lock_memory(),
-        _name_active(job_ports.job),
-        _name_active([*other_ports, *job_ports.bridge]),
+        list(map(name_port, job_ports.job)),
+        list(map(name_port, [*other_ports, *job_ports.bridge])),
         detect_plugin_fabric(tree, efa_ports),
-        _name_active(efa_ports),
+        [name_port(port) for port in efa_ports if port["state"] == "active"],
         have_ipv6_only(job_ports.job),
     )
 
@@ -117,10 +120,6 @@ def detect_plugin_fabric(tree: Tree, efa_ports: Sequence[RdmaPort]) -> str:
     nic_by_name = {name: read_nic(tree, name) for name in interface_names}
     gpus = read_gpus(tree, tree.list_pci_devices())
     return "tcpx" if detect_gpudirect_tcpx(tree, nic_by_name, gpus)["present"] else ""
-
-
-def _name_active(rdma_ports: Sequence[RdmaPort]) -> List[str]:
-    return [name_port(port) for port in rdma_ports if port["state"] == "active"]
 
 
 def name_port(port: RdmaPort) -> str:

@@ -124,6 +124,16 @@ def test_each_variable_has_its_reason(name: str, get_tree: Callable[[str], Tree]
     assert max(map(len, lines)) < 1023
 
 
+@pytest.mark.parametrize("name", ["two RTX 4090", "p6-b300.48xlarge"])
+def test_a_port_that_becomes_active_later_is_not_left_to_nccl(name: str, tmp_path: Path) -> None:
+    machine = machines.MACHINES[name]
+    unused = machines.Card("mlx5_9", "ens9", machines.ROCE, 10, state=machines.DOWN)
+    cards = [card for card in machine.cards if not card.is_bridge]
+    machine = machine._replace(cards=[*cards, unused])
+    conf = parse_conf(files.render_nccl_conf(host_settings(machine, machines.create_tree(tmp_path, machine))))
+    assert "rdmap86s0:1" in conf["NCCL_IB_HCA"] if "p6" in name else conf["NCCL_IB_DISABLE"] == "1"
+
+
 def judge_health(machine: machines.Machine, tree: Tree, drains: bool = False) -> Judgement:
     """health.rdma of the machine, as it was when its settings were written."""
     settings_path = Path(tree.path(files.SETTINGS_PATH.lstrip("/")))
