@@ -14,6 +14,7 @@ author:
 description:
   - Runs a packaged daemon, now and at boot, with the service manager of the host. With systemd, this is the packaged unit
     with a drop-in; otherwise, for example in a rented container, it is a program of supervisord.
+  - A daemon that no package brings gets the unit in O(unit).
   - Installs and starts supervisord if necessary.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -56,6 +57,11 @@ options:
     default: {}
   drop_in:
     description: The content of a drop-in file for the packaged systemd unit.
+    type: str
+    default: ""
+  unit:
+    description:
+      - The content of a whole systemd unit, for a daemon that no package brings. V(absent) removes it.
     type: str
     default: ""
   reads:
@@ -157,6 +163,7 @@ def main() -> None:
             "directories": {"type": "list", "elements": "str", "default": []},
             "environment": {"type": "dict", "default": {}},
             "drop_in": {"type": "str", "default": ""},
+            "unit": {"type": "str", "default": ""},
             "reads": {"type": "list", "elements": "path", "default": []},
             "reload": {"type": "list", "elements": "str", "default": []},
             "ready_path": {"type": "path"},

@@ -18,8 +18,8 @@ description:
   - "Reads these options of roles: C(firewall_enabled), C(job_environment_dialects), C(job_environment_logins),
     C(job_environment_port_range), C(job_environment_rdma), C(job_environment_variables), C(mesh_userspace),
     C(mesh_userspace_nodes), C(session_allow), C(session_enabled), C(session_mounts_allowed), C(session_nat),
-    C(session_storage_dir), C(session_subnets), C(slurm_accounting), C(ssh_trust_port), C(ssh_trust_users),
-    C(storage_backend), C(storage_server), C(tracking_uid), C(tracking_unconfined), C(train_run_dir),
+    C(session_storage_dir), C(session_subnets), C(slurm_accounting), C(slurm_health_check), C(ssh_trust_port),
+    C(ssh_trust_users), C(storage_backend), C(storage_server), C(tracking_uid), C(tracking_unconfined), C(train_run_dir),
     C(train_stage_dir)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -53,6 +53,9 @@ options:
         type: list
         elements: str
         default: []
+      watches:
+        description: A log of the kernel. Where the host cannot read it, the unit is not expected.
+        type: str
 """
 
 EXAMPLES = r"""
@@ -130,6 +133,7 @@ def main() -> None:
                     "layer": required_text,
                     "unit": required_text,
                     "reads": {"type": "list", "elements": "str", "default": []},
+                    "watches": {"type": "str"},
                 },
             },
         },

@@ -14,6 +14,8 @@ author:
 description:
   - Runs all checks in parallel, each with a time limit. The default set takes less than five seconds on a healthy host.
   - A check that does not apply is skipped with a reason. A check that could not be performed is an error, not a pass.
+  - On a member with M(gpumesh.cluster.node_health_program), the reason of a failed check says how often that has happened
+    in the last week, from the second time on.
   - The module does not fail if a check fails. Evaluate RV(status) and RV(checks) instead.
   - If O(record) is given, the other options that follow from it are derived on the controller. Members that have dropped out
     of the play are left out of O(ssh_peers) and O(mesh_peers).
@@ -180,12 +182,15 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import fault_history
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
     CheckContext,
     run_selected_checks,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import find_state_folder
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.versions import read_versions
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
@@ -199,7 +204,10 @@ def work(module: AnsibleModule) -> ModuleResult:
     )
     started_at = time.monotonic()
     check_results = run_selected_checks(
-        CheckContext(expected_state, Tree(), run), params["machine"] or socket.gethostname(), params["only"]
+        CheckContext(expected_state, Tree(), run),
+        params["machine"] or socket.gethostname(),
+        params["only"],
+        fault_history.read_faults(find_state_folder(DEFAULT_DIRECTORY)),
     )
     statuses = {result["status"] for result in check_results}
     status = "fail" if "fail" in statuses else "error" if "error" in statuses else "pass"

@@ -31,6 +31,12 @@ description:
     logrotate. What they had before is in a second file of at most the same size, with the suffix C(.old).
   - As C(HealthCheckProgram), which slurmd also runs when it starts, it requeues jobs that Slurm calls running, although
     their batch script has ended with the power of this node.
+  - As C(HealthCheckProgram), it remembers in C(health/faults.json), beside O(folder), when which check of which GPU began to
+    fail, for 30 days and 200 faults at most. The reason then says, for example, "third time in 7 days".
+  - The jobs on a node that it drains receive the reason with C(scontrol notify).
+  - With C(--watch), the program reads the kernel log as it is written, and starts itself as C(HealthCheckProgram) when that
+    tells of a fault of a GPU or of its end, at most every 30 seconds. The daemon C(gpumesh-health) does that, see
+    M(gpumesh.cluster.slurm).
   - With C(--show), the program only prints its results and does not change anything in Slurm.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -106,31 +112,44 @@ outdated:
   sample: [gpumesh-node-health]
 """
 
+import os
+import shutil
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DEFAULT_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive, push
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
+    LayerChange,
+    ModuleResult,
+    apply_changes,
+    exit_with,
+)
 
 
 def work(module: AnsibleModule) -> ModuleResult:
-    """Write or remove the program; change nothing while its sources are missing."""
+    """Write or remove the program, with its memory; change nothing while its sources are missing."""
     params = module.params
     program_settings = {field_name: params[field_name] for field_name in settings.HealthSettings._fields}
     program_changes = (
         [push.program_change(params, settings.PROGRAM_NAME, params["path"], settings.ENTRY_MODULE, program_settings)]
         if params["state"] == "present"
-        else [
-            program_archive.zipapp_change(path, None)
-            for path in (params["path"], settings.locate_snapshot(params["folder"]))
-        ]
+        else [program_archive.zipapp_change(params["path"], None), _memory_removal(params["folder"])]
     )
     outdated_contents = push.missing_contents(program_changes)
     values = {"path": params["path"], "outdated": outdated_contents}
     if outdated_contents and not module.check_mode:
         return ModuleResult(False, values)
     return apply_changes(program_changes, values, module.check_mode)
+
+
+def _memory_removal(records_folder: str) -> LayerChange:
+    """Return the removal of what the program remembers."""
+    state_folder = settings.find_state_folder(records_folder)
+    folder_exists = os.path.isdir(state_folder)
+    before = f"{state_folder}/\n" if folder_exists else ""
+    return LayerChange(folder_exists, before, "", lambda: shutil.rmtree(state_folder) if folder_exists else None)
 
 
 def main() -> None:

@@ -40,7 +40,8 @@ attributes:
 options:
   state:
     description:
-      - V(present) sets up the host as a node, with its health check and slurmd. If the node has to be deleted from the
+      - V(present) sets up the host as a node, with its health check, slurmd, and the daemon C(gpumesh-health), which runs
+        the check when the kernel log tells of a fault. The daemon is left out where the log cannot be read. If the node has to be deleted from the
         controller first, it stops before slurmd and returns RV(redefined).
       - V(configured) writes the configuration of the controller, V(stored) runs MariaDB, and V(served) runs slurmdbd,
         slurmctld and slurmrestd. These three are for the manager, in this order. With O(record), V(served) includes
@@ -386,6 +387,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import ensure_account
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange, ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel_log import can_read
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import config, configure, release, rest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import (
     read_slurm_host,
@@ -590,7 +592,7 @@ def _remove_paths(paths: Sequence[str]) -> None:
 
 
 def _run_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any]) -> ModuleResult:
-    """Write the configuration of the node, then run slurmd."""
+    """Write the configuration of the node, then run slurmd, and what watches the kernel log for its health check."""
     params = module.params
     config_result = _write_configuration(module, values)
     if values["missing"] or (values["redefined"] and not params["reregister"]):
@@ -598,14 +600,17 @@ def _run_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any
     if values["node_changed"] and not module.check_mode:
         _refuse_unreachable_controller(params)
     # An earlier task of this run may have written the files.
-    (slurmd,) = params["daemons"]
+    slurmd, *other_daemons = params["daemons"]
     slurmd_arguments = " ".join(map(shlex.quote, values["arguments"]))
     needs_restart = values["node_changed"] or params["reregister"]
     slurmd_state = "restarted" if needs_restart else "started"
     daemon_plans = _run_daemons(
         module,
         service_manager,
-        [{**slurmd, "command": f"{slurmd['command']} {slurmd_arguments}", "state": slurmd_state}],
+        [
+            {**slurmd, "command": f"{slurmd['command']} {slurmd_arguments}", "state": slurmd_state},
+            *map(_stop_blind_watcher, other_daemons),
+        ],
         values,
     )
     diff_before, diff_after = _format_plans(daemon_plans)
@@ -615,6 +620,12 @@ def _run_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any
         config_result.before + diff_before,
         config_result.after + diff_after,
     )
+
+
+def _stop_blind_watcher(daemon: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the desired watcher of the kernel log; none where the host cannot read that, as in most containers."""
+    is_blind = daemon["name"] == health_settings.WATCH_DAEMON and not can_read(health_settings.WATCHED_LOG)
+    return {"name": daemon["name"], "state": "absent"} if is_blind else daemon
 
 
 def _refuse_unreachable_controller(params: Mapping[str, Any]) -> None:

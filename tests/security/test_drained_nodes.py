@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, host, kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, host
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import find_job_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log
 
 XID_MESSAGE = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."
 #: x86-64: mov %eax, (0).

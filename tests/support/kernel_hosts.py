@@ -6,10 +6,16 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
 import subprocess
+import tempfile
 from collections.abc import Callable
 
 from lab_hosts import ROOT, WAIT_TIMEOUT, Lab
+
+#: The start of a request to User-mode Linux, and its fixed size: arch/um/drivers/mconsole.h of the kernel.
+_REQUEST_MAGIC, _REQUEST_VERSION, _REQUEST_DATA_SIZE = 0xCAFEBABE, 2, 512
 
 
 class KernelLab(Lab):
@@ -69,6 +75,18 @@ class KernelLab(Lab):
         """
         text = (self.inventory.parent / host / "console").read_text(errors="replace")
         return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+
+    def log_as_kernel(self, host: str, message: str) -> None:
+        """Have the kernel of the host write a message to its log. What root writes to /dev/kmsg does not count as its own."""
+        request_text = f"log {message}\n".encode()
+        header = struct.pack("=III", _REQUEST_MAGIC, _REQUEST_VERSION, len(request_text))
+        console = str(self.inventory.parent / host / "run" / "host" / "mconsole")
+        with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+            client.bind(f"{directory}/reply")
+            client.settimeout(WAIT_TIMEOUT)
+            client.sendto(header + request_text.ljust(_REQUEST_DATA_SIZE, b"\0"), console)
+            error_number, _more, _length = struct.unpack_from("=III", client.recv(4096))
+        assert error_number == 0, f"{host}: its kernel does not write to its log"
 
     def _ssh(self, host: str, *options: str, command: str = "", timeout: float) -> subprocess.CompletedProcess[str]:
         lab_directory = self.inventory.parent

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a daemon under the service manager that runs as PID 1: systemd with the packaged unit, or else supervisord.
+"""Run a daemon under the service manager that runs as PID 1: systemd with the packaged unit, or one of ours, or else
+supervisord.
 
 One command reads the current state. A plan is made from its output, and applied with as few commands as possible.
 """
@@ -29,12 +30,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import
 SYSTEMD, SUPERVISORD = "systemd", "supervisord"
 #: A database may take minutes to start on a busy machine.
 _START_TIMEOUT = 300.0
+#: The first line of the units that are written here, by which they are known when they are to be removed.
+_UNIT_HEADER = "# Written with its daemon by the Ansible collection gpumesh.cluster; changes here are lost.\n"
 #: The states of a unit that systemd, or another unit, starts at boot.
 _BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias", "linked")
 
 
 class Daemon(NamedTuple):
-    """The desired daemon. ``drop_in`` is for systemd.
+    """The desired daemon. ``drop_in`` is for systemd. ``unit``: the whole unit, for a daemon that no package brings.
 
     ``command``, ``user``, ``directories`` and ``environment`` are for supervisord. ``reads``: files that the daemon
     reads at its start. ``reload``: a command that makes the running daemon, and others, read them again.
@@ -49,6 +52,7 @@ class Daemon(NamedTuple):
     environment: Mapping[str, str] = {}
     reads: Sequence[str] = ()
     reload: Sequence[str] = ()
+    unit: str = ""
 
 
 class ServicePaths(NamedTuple):
@@ -67,6 +71,10 @@ class ServicePaths(NamedTuple):
         """Return the path of our drop-in for a packaged unit."""
         return os.path.join(self.unit_directory, f"{service_name}.service.d", "gpumesh.conf")
 
+    def unit_path(self, service_name: str) -> str:
+        """Return the path of our unit for a daemon that no package brings."""
+        return os.path.join(self.unit_directory, f"{service_name}.service")
+
     def program_path(self, program_name: str) -> str:
         """Return the path of the settings of a supervisord program."""
         return os.path.join(self.supervisor_programs, f"gpumesh-{program_name}.conf")
@@ -81,7 +89,8 @@ def starts_at_boot(service_name: str, uses_systemd: bool, service_paths: Service
 class DaemonPlan(NamedTuple):
     """The settings file to write, or to remove if ``after`` is empty, and the commands to run then.
 
-    ``restarts_daemon``: a running daemon is replaced.
+    ``restarts_daemon``: a running daemon is replaced. ``removes_unit``: the file is a unit, without which systemd could
+    not stop the daemon, so it is removed after the commands.
     """
 
     settings_path: str
@@ -89,6 +98,7 @@ class DaemonPlan(NamedTuple):
     after: str
     commands: List[List[str]]
     restarts_daemon: bool
+    removes_unit: bool = False
 
     @property
     def changed(self) -> bool:
@@ -162,19 +172,22 @@ def plan_systemd(
     daemon: Daemon,
     service_paths: ServicePaths,
     unit_properties: Mapping[str, str],
-    current_drop_in: Optional[str],
+    current_settings: Optional[str],
     unread_files: Sequence[str] = (),
+    has_own_unit: bool = False,
 ) -> DaemonPlan:
     """Plan from the properties of the unit, its current drop-in, and the files that it has not read.
 
-    Raises HostStateError without a unit.
+    ``has_own_unit``: the unit is ours, and ``current_settings`` its text instead of a drop-in. Raises HostStateError
+    without a unit.
     """
-    drop_in_path = service_paths.drop_in_path(daemon.name)
+    settings_path = service_paths.unit_path(daemon.name) if has_own_unit else service_paths.drop_in_path(daemon.name)
+    desired_settings = _UNIT_HEADER + daemon.unit if has_own_unit else daemon.drop_in
     unit_name = f"{daemon.name}.service"
     unit_exists = unit_properties.get("LoadState") not in ("not-found", None)
     is_running = unit_properties.get("ActiveState") in ("active", "activating", "reloading")
     enabled_at_boot = unit_properties.get("UnitFileState") in _BOOT_UNIT_STATES
-    previous_drop_in = current_drop_in or ""
+    previous_settings = current_settings or ""
     if daemon.state == "absent":
         commands = (
             [["systemctl", "disable", "--now", unit_name]] if unit_exists and (is_running or enabled_at_boot) else []
@@ -182,10 +195,10 @@ def plan_systemd(
         if unit_exists and unit_properties.get("ActiveState") == "failed":
             # A failed unit stays failed after a stop, such as where it could not start at boot without the manager.
             commands.append(["systemctl", "reset-failed", unit_name])
-        return DaemonPlan(drop_in_path, previous_drop_in, "", commands, False)
-    if not unit_exists:
+        return DaemonPlan(settings_path, previous_settings, "", commands, False, has_own_unit)
+    if not unit_exists and not has_own_unit:
         raise HostStateError(f"systemd does not know {unit_name}.", "Install the package that it belongs to.")
-    settings_changed = daemon.drop_in != previous_drop_in
+    settings_changed = desired_settings != previous_settings
     commands = []
     if settings_changed or unit_properties.get("NeedDaemonReload") == "yes":
         commands.append(["systemctl", "daemon-reload"])
@@ -194,9 +207,9 @@ def plan_systemd(
     if not is_running or settings_changed or unread_files or daemon.state == "restarted":
         commands.append(["systemctl", "restart", unit_name])
     return DaemonPlan(
-        drop_in_path,
-        previous_drop_in,
-        daemon.drop_in,
+        settings_path,
+        previous_settings,
+        desired_settings,
         commands,
         is_running and commands[-1:] == [["systemctl", "restart", unit_name]],
     )
@@ -337,6 +350,18 @@ def supervisord_missing(init_system: str) -> bool:
     return init_system == SUPERVISORD and (find_program("supervisord") is None or find_program("supervisorctl") is None)
 
 
+def is_own_unit(unit_text: Optional[str]) -> bool:
+    """Whether a unit was written here."""
+    return unit_text is not None and unit_text.startswith(_UNIT_HEADER)
+
+
+def quote_unit_argument(argument: str) -> str:
+    """Quote an argument of a command in a unit, in which % begins a specifier and $ a variable."""
+    for special, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        argument = argument.replace(special, escaped)
+    return f'"{argument}"'
+
+
 def make_plan(run: Runner, init_system: str, daemon: Daemon, service_paths: ServicePaths) -> DaemonPlan:
     """Read the current state, and plan what has to be done."""
     if init_system == SYSTEMD:
@@ -344,12 +369,14 @@ def make_plan(run: Runner, init_system: str, daemon: Daemon, service_paths: Serv
         unit_properties = parse_unit_properties(
             run(["systemctl", "show", "--no-pager", property_option, f"{daemon.name}.service"]).stdout
         )
+        unit_path = service_paths.unit_path(daemon.name)
+        has_own_unit = bool(daemon.unit) or is_own_unit(read_text(unit_path))
+        settings_path = unit_path if has_own_unit else service_paths.drop_in_path(daemon.name)
         unread_files = find_unread_files(
-            process_start_time(int(unit_properties.get("MainPID", 0))),
-            [service_paths.drop_in_path(daemon.name), *daemon.reads],
+            process_start_time(int(unit_properties.get("MainPID", 0))), [settings_path, *daemon.reads]
         )
         return plan_systemd(
-            daemon, service_paths, unit_properties, read_text(service_paths.drop_in_path(daemon.name)), unread_files
+            daemon, service_paths, unit_properties, read_text(settings_path), unread_files, has_own_unit
         )
     supervisorctl = ["supervisorctl", "--configuration", service_paths.supervisor_config]
     supervisord_running = run([*supervisorctl, "pid"], check=False).rc == 0
@@ -377,7 +404,8 @@ def apply_plan(run: Runner, init_system: str, daemon: Daemon, service_paths: Ser
         # restart themselves on a reload, and some cannot apply everything, so the state is read again.
         run(daemon.reload, timeout=_START_TIMEOUT, check=False)
         plan = make_plan(run, init_system, daemon, service_paths)
-    _write_settings(init_system, plan)
+    if not plan.removes_unit:
+        _write_settings(init_system, plan)
     for command in plan.commands:
         try:
             completed = run(command, timeout=_START_TIMEOUT)
@@ -393,6 +421,8 @@ def apply_plan(run: Runner, init_system: str, daemon: Daemon, service_paths: Ser
                 f"{daemon.name} does not start: {completed.stdout.strip()}.",
                 f"See {_log_location(init_system, daemon.name)}.",
             )
+    if plan.removes_unit and remove_file(plan.settings_path):
+        run(["systemctl", "daemon-reload"], timeout=_START_TIMEOUT)
     if init_system == SUPERVISORD and not plan.after:
         # systemd removes a RuntimeDirectory in the same way. Something else uses a directory that is not empty.
         for directory in parse_created_directories(plan.before):

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service impo
     process_start_time,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel_log import can_read
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files as job_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import files as ssh_files
@@ -90,7 +91,7 @@ def compare_layers(
 ) -> Dict[str, str]:
     """Return a message for each layer that differs. A layer of which nothing exists is not set up.
 
-    Services are compared if systemd runs them.
+    Services are compared if systemd runs them, and those that watch a log of the kernel if it can be read.
     """
     problems_by_layer: Dict[str, List[str]] = {}
     expected_counts: Dict[str, int] = {}
@@ -101,6 +102,9 @@ def compare_layers(
         except HostStateError as failure:
             problem = failure.message.rstrip(".")
         problems_by_layer.setdefault(expected_file["layer"], []).extend([problem] if problem else [])
+    expected_services = [
+        service for service in expected_services if not service.get("watches") or can_read(service["watches"])
+    ]
     unit_names = [service["unit"] for service in expected_services]
     if unit_names and find_program("systemctl") is not None and runs_systemd():
         completed = run(

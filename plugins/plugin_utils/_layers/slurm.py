@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
     CertificateIdentity,
     current_pair,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import quote_unit_argument
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, rest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
@@ -81,6 +83,17 @@ _NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS_FILE, *config.NO
 _RESTART_SETTINGS = ["Restart=on-failure", "RestartSec=5"]
 #: The sandbox of a daemon to which strangers can connect.
 _SANDBOX_SETTINGS = ["NoNewPrivileges=yes", "ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes"]
+#: What a daemon cannot do that sees the same files as slurmd.
+_CONFINED_SETTINGS = [
+    "NoNewPrivileges=yes",
+    "LimitCORE=0",
+    "LockPersonality=yes",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "UMask=0077",
+]
 #: Running programs have loaded the libraries listed there, and keep them.
 _PRELOAD_PATH = "/etc/ld.so.preload"
 
@@ -204,8 +217,37 @@ def node_parameters(
                     ["ConditionPathExists=", "StartLimitIntervalSec=0", *_order_after_mesh(record)],
                     ["EnvironmentFile=", "EnvironmentFile=/etc/slurm/node/slurmd.env"],
                 ),
-            }
+            },
+            _health_daemon(options["slurm_health_check"]),
         ],
+    }
+
+
+def _health_daemon(program_path: str) -> dict[str, Any]:
+    """The daemon that watches the kernel log, and runs the health program when that tells of a fault.
+
+    The node's checks need what they need when slurmd runs them: the volumes, all file systems, and programs of the
+    drivers. So the daemon keeps its rights to files.
+    """
+    if not program_path:
+        return {"name": health_settings.WATCH_DAEMON, "state": "absent"}
+    unit_lines = [
+        "[Unit]",
+        "Description=Watch the kernel log of this node of a gpumesh cluster for faults",
+        "After=slurmd.service",
+        "StartLimitIntervalSec=0",
+        "[Service]",
+        f"ExecStart={quote_unit_argument(program_path)} {health_settings.WATCH_OPTION}",
+        *_RESTART_SETTINGS,
+        *_CONFINED_SETTINGS,
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return {
+        "name": health_settings.WATCH_DAEMON,
+        "command": f"{shlex.quote(program_path)} {health_settings.WATCH_OPTION}",
+        "reads": [program_path],
+        "unit": "\n".join(unit_lines) + "\n",
     }
 
 

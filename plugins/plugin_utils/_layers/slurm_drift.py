@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
     SCHEDULER,
@@ -34,7 +35,10 @@ _DAEMON_PORTS = "6817-6819"
 
 
 def expected_state(record: model.Record, machine: str, options: Options) -> LayerState:
-    """Return the files and units of a node, and those of the controller on the manager. ``options``: slurm_accounting."""
+    """Return the files and units of a node, and those of the controller on the manager.
+
+    ``options``: slurm_accounting and slurm_health_check.
+    """
     is_manager = machine == record["manager"]
     controller_address = derive.cluster_address(record, derive.find_member(record, record["manager"]))
     node_files = [{"path": "/etc/slurm/node/slurmd.env", "contains": f"--conf-server {controller_address}"}]
@@ -46,8 +50,17 @@ def expected_state(record: model.Record, machine: str, options: Options) -> Laye
     ]
     return LayerState(
         node_files + (controller_files if is_manager else []),
-        [{"unit": f"{name}.service", "reads": _FILES_BY_DAEMON[name]} for name in daemon_names],
+        [
+            *({"unit": f"{name}.service", "reads": _FILES_BY_DAEMON[name]} for name in daemon_names),
+            *(_watch_units(options["slurm_health_check"]) if options["slurm_health_check"] else []),
+        ],
     )
+
+
+def _watch_units(program_path: str) -> list[dict[str, Any]]:
+    """The unit of the watcher of the kernel log, which a container cannot read in most cases."""
+    unit_name = f"{health_settings.WATCH_DAEMON}.service"
+    return [{"unit": unit_name, "reads": [program_path], "watches": health_settings.WATCHED_LOG}]
 
 
 def _daemon_ports(_record: model.Record, options: Options) -> Ports:
@@ -61,7 +74,7 @@ def _describe_controller(record: Mapping[str, Any]) -> str:
 LAYER = Layer(
     "slurm",
     SCHEDULER,
-    options=("slurm_accounting",),
+    options=("slurm_accounting", "slurm_health_check"),
     expected_state=expected_state,
     connects=True,
     claim="slurm",

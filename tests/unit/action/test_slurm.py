@@ -85,6 +85,18 @@ def test_a_node_receives_its_controller() -> None:
     assert "After=" not in given["daemons"][0]["drop_in"]
 
 
+def test_a_node_has_its_kernel_log_watched() -> None:
+    _slurmd, watcher = module_arguments_of({"record": MESHED}, slurm_health_check="/opt/a b/check")["daemons"]
+    assert (watcher["name"], watcher["reads"]) == ("gpumesh-health", ["/opt/a b/check"])
+    assert watcher["command"] == "'/opt/a b/check' --watch"
+    assert 'ExecStart="/opt/a b/check" --watch\n' in watcher["unit"]
+    assert "NoNewPrivileges=yes" in watcher["unit"]
+    # A mount namespace would hide from it what slurmd's checks see.
+    assert not any(line.startswith(("Protect", "Private", "Read")) for line in watcher["unit"].splitlines())
+    without = module_arguments_of({}, slurm_health_check="")["daemons"][1]
+    assert without == {"name": "gpumesh-health", "state": "absent"}
+
+
 def test_the_cluster_s_addresses_come_with_the_mesh() -> None:
     given = module_arguments_of({"record": MESHED})
     assert given["controller"] == "10.99.0.1"

@@ -92,6 +92,16 @@ def test_the_second_run_changes_nothing(programs: Path, given: dict[str, Any]) -
     assert (again["changed"], again["reload"]) == (False, "none")
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_the_kernel_log_is_watched_where_it_can_be_read(monkeypatch: pytest.MonkeyPatch, readable: bool) -> None:
+    monkeypatch.setattr(slurm, "can_read", lambda path: readable and path == "/dev/kmsg")
+    watcher = {"name": "gpumesh-health", "command": "/usr/local/sbin/gpumesh-node-health --watch"}
+    absent = {"name": "gpumesh-health", "state": "absent"}
+    assert slurm._stop_blind_watcher(watcher) == (watcher if readable else absent)
+    assert slurm._stop_blind_watcher(absent) == absent
+    assert slurm._stop_blind_watcher(SLURMD) == SLURMD
+
+
 def test_gres_types_are_kept_while_some_members_are_unknown(programs: Path, given: dict[str, Any]) -> None:
     """With a slice of the inventory, for example, the nodes that it lacks keep their GRES."""
     manager = {**given, "serve": True, "state": "configured"}

@@ -12,7 +12,9 @@ import hashlib
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from kernel_hosts import KernelLab
@@ -133,6 +135,67 @@ def test_the_jobs_are_in_control_groups_of_version_2(lab: KernelLab) -> None:
     group = lab.run_shell("v1", "srun --nodelist=v3 --mem=64M cat /proc/self/cgroup").strip()
     assert group.startswith("0::/"), group
     assert "job_" in group, group
+
+
+@pytest.fixture(name="unchecked")
+def _unchecked(lab: KernelLab) -> Iterator[None]:
+    """Slurm has no node checked from time to time, so that a test knows what has found a fault."""
+    change = "sed -i 's/^HealthCheckInterval=.*/HealthCheckInterval={}/' /etc/slurm/slurm.conf && scontrol reconfigure"
+    lab.run_shell("v2", change.format(0))
+    yield
+    lab.run_shell("v2", change.format(180))
+
+
+def drain_reason(lab: KernelLab, machine: str) -> str:
+    """Why the node is drained; empty if it is in service."""
+    shown = lab.ssh("v2", f"sinfo --noheader --nodes={machine} --format='%T|%E'").stdout
+    state, _separator, reason = shown.splitlines()[0].partition("|") if shown else ("", "", "")
+    return reason.strip() if state.startswith("drain") else ""
+
+
+def is_notified(lab: KernelLab, notice: str) -> bool:
+    return notice in lab.run_shell("v3", "cat /var/tmp/notified")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_fault_in_the_kernel_log_takes_the_node_out_of_service_within_a_minute(lab: KernelLab) -> None:
+    """The messages are those of NVIDIA's driver about a GPU that needs a reset, and then nothing any more."""
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+    # A GPU for which this kernel has no driver, so that its messages count.
+    lab.run_shell("v3", "systemctl is-active gpumesh-health && mknod /dev/nvidia0 c 195 0 && rm -f /var/tmp/notified")
+    submit = "sbatch --parsable --nodelist=v3 --mem=64M --chdir=/ --output=/var/tmp/notified --wrap='sleep 3000'"
+    job = lab.run_shell("v2", submit).strip()
+    lab.wait_until("the job runs", lambda: f"{job} RUNNING" in lab.ssh("v2", "squeue -h -o '%A %T'").stdout, PATIENCE)
+    message = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x{} ({}) to 0x{} ({})"
+    fault = "health.gpu_xid: Xid 154 (the driver requires: GPU Reset Required) on 0000:01:00, 1 ×"
+    try:
+        for occurrence in ("", " (second time in 7 days)"):
+            lab.log_as_kernel("v3", message.format(0, "None", 1, "GPU Reset Required"))
+            lab.wait_until("the node is drained", lambda: bool(drain_reason(lab, "v3")), 60, spacing=1)
+            assert drain_reason(lab, "v3") == f"gpumesh health: {fault}{occurrence}"
+            notice = f"v3 starts no further jobs, since it is unhealthy: {fault}{occurrence}"
+            lab.wait_until("the job knows it", partial(is_notified, lab, notice))
+            lab.log_as_kernel("v3", message.format(1, "GPU Reset Required", 0, "None"))
+            lab.wait_until("the node is back", lambda: not drain_reason(lab, "v3"), USABLE)
+        lab.log_as_kernel("v3", message.format(0, "None", 1, "GPU Reset Required"))
+        lab.wait_until("the node is drained", lambda: bool(drain_reason(lab, "v3")), 60, spacing=1)
+        assert "third time in 7 days" in lab.run_module("v3", "gpumesh.cluster.node_health", only=["gpu_xid"]).output
+        assert lab.run_shell("v3", "cat /var/tmp/notified").count("starts no further jobs") == 3
+        # The job goes on.
+        assert f"{job} RUNNING" in lab.ssh("v2", "squeue -h -o '%A %T'").stdout
+    finally:
+        lab.run_shell("v2", f"scancel {job}")
+        lab.log_as_kernel("v3", message.format(1, "GPU Reset Required", 0, "None"))
+        lab.wait_until("the node is back", lambda: not drain_reason(lab, "v3"), USABLE)
+        lab.run_shell("v3", "rm /dev/nvidia0 /var/tmp/notified")
+    # The daemon neither costs a quiet machine anything, nor changes in a second run.
+    used = "systemctl show --property=CPUUsageNSec,ActiveEnterTimestampMonotonic gpumesh-health"
+    before = lab.run_shell("v3", used)
+    time.sleep(30)
+    assert lab.run_shell("v3", used) == before
+    run = lab.run_playbook("gpumesh.cluster.slurm", "--limit", "v3")
+    assert run.exit_status == 0, run.failure_report
+    assert run.changed == {"v3": 0}, run.changes
 
 
 def test_volumes_are_nfs_4_2_over_the_tunnel(lab: KernelLab) -> None:
@@ -280,20 +343,12 @@ def test_a_mount_that_was_refused_many_times_is_tried_again(lab: KernelLab) -> N
     assert checksum(lab, "v3") == CHECKSUM
 
 
-@pytest.fixture(name="unchecked")
-def _unchecked(lab: KernelLab) -> Iterator[None]:
-    """Nothing but the prolog of a job finds out that a volume is away: what the periodic check does depends on the moment."""
-    change = "sed -i 's/^HealthCheckInterval=.*/HealthCheckInterval={}/' /etc/slurm/slurm.conf && scontrol reconfigure"
-    lab.run_shell("v2", change.format(0))
-    yield
-    lab.run_shell("v2", change.format(180))
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("server", "point", "mode"), [("v1", "/data", "soft"), ("v2", "/scratch", "hard")])
 def test_a_job_waits_in_its_prolog_for_the_server_of_a_volume_and_can_be_cancelled(
     lab: KernelLab, server: str, point: str, mode: str
 ) -> None:
+    """Nothing else finds out that the volume is away: what the periodic check does depends on the moment."""
     lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
     assert mode in lab.run_shell(
         "v3", f"ls {point} && findmnt --noheadings --types nfs4 --output OPTIONS {point}"
@@ -385,6 +440,9 @@ def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
     for machine in ("v1", "v2"):
         assert checksum(lab, machine) == CHECKSUM
     assert lab.ssh("v3", "findmnt --types nfs4,autofs /data").returncode != 0
+    assert "LoadState=not-found" in lab.run_shell("v3", "systemctl show --property=LoadState gpumesh-health")
+    assert lab.run_shell("v3", "ls /etc/systemd/system/*.wants").count("gpumesh-health") == 0
+    assert lab.ssh("v3", f"ls /var/lib/gpumesh/health {HEALTH}").stdout == ""
     # Over the network that all machines share.
     attempt = lab.ssh("v3", "mount --mkdir -t nfs4 -o vers=4.2,soft,retry=0 10.79.0.11:/srv/data /tmp/no")
     assert attempt.returncode != 0

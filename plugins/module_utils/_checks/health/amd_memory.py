@@ -64,7 +64,8 @@ def judge_errors(counts_by_gpu: Mapping[str, Mapping[str, int]], remedy: str) ->
     if not faults:
         return passed(0, 0, "errors")
     error_text = ", ".join(f"GPU {address}, block {block}: {count}" for address, block, count in faults)
-    return failed(sum(count for *_names, count in faults), 0, f"Uncorrectable errors: {error_text}.", remedy, "errors")
+    total, devices = sum(count for *_names, count in faults), dict.fromkeys(f"GPU {fault[0]}" for fault in faults)
+    return failed(total, 0, f"Uncorrectable errors: {error_text}.", remedy, "errors", devices=tuple(devices))
 
 
 def read_bad_pages(tree: Tree, device_files: Sequence[str]) -> Dict[str, str]:
@@ -84,4 +85,5 @@ def judge_bad_pages(pages_by_gpu: Mapping[str, str]) -> Judgement:
     if not faulty_gpus:
         return passed(0, 0, "GPUs")
     reason = f"Bad memory pages could not be retired on {', '.join(faulty_gpus)}."
-    return failed(len(faulty_gpus), 0, reason, "Drain the node and replace the GPU.", "GPUs")
+    devices = tuple(f"GPU {address}" for address in faulty_gpus)
+    return failed(len(faulty_gpus), 0, reason, "Drain the node and replace the GPU.", "GPUs", devices=devices)

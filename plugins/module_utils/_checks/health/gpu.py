@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import kernel_faults, kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import kernel_faults
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     Judgement,
     failed,
@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json, parse_whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log
 
 #: The fields that are requested from nvidia-smi, in one call.
 QUERY_FIELDS = (
@@ -245,8 +246,16 @@ def judge_ecc(gpus: Sequence[GpuFields]) -> Judgement:
     total = sum(known_counts.values())
     if not total:
         return passed(0, 0, "errors")
-    error_text = ", ".join(f"GPU {index}: {number}" for index, number in known_counts.items() if number)
-    return failed(total, 0, f"Uncorrected memory errors: {error_text}.", REBOOT_REMEDY, "errors")
+    faulty_counts = {f"GPU {index}": number for index, number in known_counts.items() if number}
+    error_text = ", ".join(f"{name}: {number}" for name, number in faulty_counts.items())
+    return failed(
+        total, 0, f"Uncorrected memory errors: {error_text}.", REBOOT_REMEDY, "errors", devices=tuple(faulty_counts)
+    )
+
+
+def _name_devices(gpu_names: Sequence[str]) -> Tuple[str, ...]:
+    """Return the names of GPUs that have an index, such as "GPU 0", or an address, as devices."""
+    return tuple(name if name.startswith("GPU ") else kernel_faults.name_device("GPU", name) for name in gpu_names)
 
 
 def _parse_flag(text: str) -> Optional[bool]:
@@ -270,16 +279,19 @@ def judge_retired(gpus: Sequence[GpuFields], remapped: Optional[str]) -> Judgeme
         return skipped("These GPUs do not report retired memory.")
     if failed_gpus:
         reason = f"Bad memory rows could not be replaced on {', '.join(failed_gpus)}."
-        return failed(len(failed_gpus), 0, reason, "Drain the node and replace the GPU.", "GPUs")
+        remedy = "Drain the node and replace the GPU."
+        return failed(len(failed_gpus), 0, reason, remedy, "GPUs", devices=_name_devices(failed_gpus))
     if pending_gpus:
         reason = f"Memory will be retired at the next reset of {', '.join(pending_gpus)}."
-        return failed(len(pending_gpus), 0, reason, "Drain the node and reboot it.", "GPUs")
+        remedy = "Drain the node and reboot it."
+        return failed(len(pending_gpus), 0, reason, remedy, "GPUs", devices=_name_devices(pending_gpus))
     return passed(0, 0, "GPUs")
 
 
 def judge_pcie(gpus: Sequence[GpuFields]) -> Judgement:
     """Judge whether links have their full width. Their speed decreases when idle to save power, so it is not judged."""
-    narrow_links, known_count = [], 0
+    narrow_links: Dict[str, str] = {}
+    known_count = 0
     widest_link = 0
     for gpu in gpus:
         current_width, full = (
@@ -291,7 +303,7 @@ def judge_pcie(gpus: Sequence[GpuFields]) -> Judgement:
         known_count += 1
         widest_link = max(widest_link, full)
         if current_width < full:
-            narrow_links.append(f"GPU {gpu['index']} at x{current_width} of x{full}")
+            narrow_links[f"GPU {gpu['index']}"] = f"x{current_width} of x{full}"
     if not known_count:
         return skipped("nvidia-smi does not report the width of the links.")
     if not narrow_links:
@@ -299,9 +311,10 @@ def judge_pcie(gpus: Sequence[GpuFields]) -> Judgement:
     return failed(
         f"{known_count - len(narrow_links)} of {known_count}",
         f"{known_count} at full width",
-        "; ".join(narrow_links) + ".",
+        "; ".join(f"{name} at {width}" for name, width in narrow_links.items()) + ".",
         "Reseat the card; look for PCI errors in the kernel log.",
         "links",
+        devices=tuple(narrow_links),
     )
 
 
@@ -384,20 +397,21 @@ def judge_nvlink(
     if not active_by_gpu:
         return skipped("These GPUs have no NVLink in use.")
     most_links = max([len(links[index]) for index in active_by_gpu] if has_switches else active_by_gpu.values())
-    down = [
-        f"GPU {index} has {active_links} of {most_links or 'its'} links"
+    down = {
+        f"GPU {index}": f"{active_links} of {most_links or 'its'} links"
         for index, active_links in active_by_gpu.items()
         if active_links < most_links or not most_links
-    ]
+    }
     total, active_links = most_links * len(active_by_gpu), sum(active_by_gpu.values())
     if not down:
         return passed(active_links, total, "links")
     return failed(
         active_links,
         total or "all",
-        "; ".join(down) + ".",
+        "; ".join(f"{name} has {link_text}" for name, link_text in down.items()) + ".",
         "Restart nvidia-fabricmanager if there is one, then reboot. Replace the baseboard or bridge if the error persists.",
         "links",
+        devices=tuple(down),
     )
 
 
@@ -411,11 +425,14 @@ def judge_xid(kernel_records: Optional[str], container: bool = False, judges_amd
         return skipped("This is a container that cannot read the kernel log of its host.")
     if kernel_records is None:
         return unknown("/dev/kmsg cannot be read.", "Run as root.")
-    fault_counts = kernel_faults.count_faults(kernel_log.extract_messages(kernel_records), judges_amd)
+    fault_log = kernel_faults.read_faults(kernel_log.extract_messages(kernel_records), judges_amd)
+    fault_counts = fault_log.count_faults()
     if not fault_counts:
         return passed(0, 0, "faults")
     fault_text = "; ".join(f"{name}, {times} ×" for name, times in fault_counts.items())
-    return failed(sum(fault_counts.values()), 0, f"{fault_text}.", REBOOT_REMEDY, "faults")
+    return failed(
+        sum(fault_counts.values()), 0, f"{fault_text}.", REBOOT_REMEDY, "faults", devices=fault_log.list_devices()
+    )
 
 
 def judge_fabric_manager(service_state: Optional[str], has_switch: bool, container: bool = False) -> Judgement:
@@ -513,6 +530,7 @@ def judge_fabric(query_output: str, has_switch: bool) -> Optional[Judgement]:
         "Restart nvidia-fabricmanager, in exactly the driver's version, and read its log (journalctl -u "
         "nvidia-fabricmanager). Reboot the node if the state persists. In a virtual machine, ask its provider.",
         "GPUs",
+        devices=tuple(kernel_faults.name_device("GPU", address) for address, fault in faults.items() if fault),
     )
 
 

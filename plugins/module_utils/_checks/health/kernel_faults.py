@@ -13,7 +13,7 @@ amdgpu.ko; the kernel's drivers/pci/pcie/err.c.
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable, Set
+from typing import Dict, Iterable, Set, Tuple
 
 #: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
 #: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs. Programs can also cause 46 and 109: where
@@ -104,11 +104,18 @@ def _name_gpu(address: str) -> str:
     return f"GPU {address}" if address else "a GPU"
 
 
+def name_device(kind: str, address: str) -> str:
+    """Return the name under which the faults of a device are remembered; empty without an address."""
+    return f"{kind} {_without_function(address)}" if address else ""
+
+
 class FaultLog:
     """The faults in the kernel's messages, which are added in their order."""
 
     def __init__(self) -> None:
         self._fault_counts: Dict[str, int] = {}
+        #: By fault in these counts, the name of its device.
+        self._device_names: Dict[str, str] = {}
         self._recovery_actions: Dict[str, str] = {}
         self._failed_starts: Dict[str, int] = {}
         self._failed_resets: Dict[str, str] = {}
@@ -124,15 +131,28 @@ class FaultLog:
             if address not in self._xid_lost_gpus:
                 counts[f"{device} fell off the bus"] = 1
         for device, times in self._failed_starts.items():
-            counts[f"the driver could not start {device}"] = times
+            counts[f"the driver could not start {_name_gpu(device)}"] = times
         for device, action in self._recovery_actions.items():
             counts[f"Xid {_RECOVERY_XID} (the driver requires: {action}) on {device}"] = 1
         for device, text in self._failed_resets.items():
             counts[f"failed reset of GPU {device} ({text})"] = 1
         return counts
 
-    def _count(self, name: str) -> None:
+    def list_devices(self) -> Tuple[str, ...]:
+        """The names of the devices with these faults, as far as messages tell them."""
+        addresses = [*self._lost_gpus, *self._failed_starts, *self._recovery_actions, *self._failed_resets]
+        names = {*self._device_names.values(), *(name_device("GPU", address) for address in addresses)}
+        return tuple(sorted(names - {""}))
+
+    def _count(self, name: str, device_name: str) -> None:
         self._fault_counts[name] = self._fault_counts.get(name, 0) + 1
+        self._device_names[name] = device_name
+
+    def add_message(self, message: str, judges_amd: bool) -> None:
+        """Add a message of the kernel."""
+        self.add_nvidia_message(message)
+        if judges_amd:
+            self.add_amd_message(message)
 
     def add_nvidia_message(self, message: str) -> None:
         """Add a message if it is one of NVIDIA's driver about a fault."""
@@ -142,7 +162,10 @@ class FaultLog:
             return
         sxid = _FATAL_SXID.match(message)
         if sxid:
-            self._count(f"SXid {int(sxid.group('number'))} (fatal NVSwitch error) on {sxid.group('device')}")
+            self._count(
+                f"SXid {int(sxid.group('number'))} (fatal NVSwitch error) on {sxid.group('device')}",
+                name_device("NVSwitch", sxid.group("device")),
+            )
             return
         probed = _PROBED_GPU.match(message)
         if probed:
@@ -156,10 +179,11 @@ class FaultLog:
             self._lost_gpus[_without_function(lost.group("device"))] = _name_gpu(lost.group("device"))
         unrecovered = _UNRECOVERED_GPU.match(message)
         if unrecovered:
-            self._count(f"uncorrectable PCIe error of GPU {unrecovered.group('device')}")
+            device = unrecovered.group("device")
+            self._count(f"uncorrectable PCIe error of GPU {device}", name_device("GPU", device))
         failed_start = _FAILED_START.match(message)
         if failed_start:
-            device = _name_gpu(failed_start.group("device") or "")
+            device = failed_start.group("device") or ""
             self._failed_starts[device] = self._failed_starts.get(device, 0) + 1
         if message.startswith(_DRIVER_LOAD):
             # Another driver, which may start them.
@@ -176,11 +200,11 @@ class FaultLog:
         severity = _NVLINK5_SEVERITY.match(text) if number in _NVLINK5_XIDS else None
         if severity:
             if severity.group("severity") == "Fatal":
-                self._count(f"Xid {number} (fatal NVLink error) on {device}")
+                self._count(f"Xid {number} (fatal NVLink error) on {device}", name_device("GPU", device))
         elif number in HARDWARE_XIDS:
             if number == _LOST_XID:
                 self._xid_lost_gpus.add(_without_function(device))
-            self._count(f"Xid {number} ({HARDWARE_XIDS[number]}) on {device}")
+            self._count(f"Xid {number} ({HARDWARE_XIDS[number]}) on {device}", name_device("GPU", device))
 
     def add_amd_message(self, message: str) -> None:
         """Add a message if it is one of AMD's driver about a fault. A reset that ends well repairs a failed one."""
@@ -190,24 +214,23 @@ class FaultLog:
         device, text = amd_message.group("device"), amd_message.group("text")
         errors = _AMD_ERROR_COUNT.match(text)
         if errors and is_real_error_count(int(errors.group("count"))):
-            self._count(f"uncorrectable errors in the {errors.group('block')} block of GPU {device}")
+            fault_name = f"uncorrectable errors in the {errors.group('block')} block of GPU {device}"
+            self._count(fault_name, name_device("GPU", device))
         for pattern, template in _AMD_FAULTS:
             if pattern.match(text):
-                self._count(template.format(device))
+                self._count(template.format(device), name_device("GPU", device))
         if _AMD_RESET_SUCCEEDED.match(text):
             self._failed_resets.pop(device, None)
         elif _AMD_RESET_FAILED.match(text):
             self._failed_resets[device] = text.rstrip("!. ")
 
 
-def count_faults(messages: Iterable[str], judges_amd: bool) -> Dict[str, int]:
-    """Return how often each fault of a GPU occurs in the kernel's messages.
+def read_faults(messages: Iterable[str], judges_amd: bool) -> FaultLog:
+    """Return the faults of GPUs in the kernel's messages.
 
     ``judges_amd``: whether GPUs of AMD are those of the jobs, and not only for a display.
     """
     fault_log = FaultLog()
     for message in messages:
-        fault_log.add_nvidia_message(message)
-        if judges_amd:
-            fault_log.add_amd_message(message)
-    return fault_log.count_faults()
+        fault_log.add_message(message, judges_amd)
+    return fault_log

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Mapping, NamedTuple, Optional, Sequence, TypedDict, Union
+from typing import Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict, Union
 
 CheckValue = Union[str, int, float, bool, None]
 
@@ -33,7 +33,10 @@ class CheckResult(TypedDict):
 
 
 class Judgement(NamedTuple):
-    """The result of a judging function. The check adds its ID and purpose."""
+    """The result of a judging function. The check adds its ID and purpose.
+
+    ``devices``: the names of the GPUs or switches that a failed check is about, as far as they are known.
+    """
 
     status: str
     actual: CheckValue = None
@@ -41,6 +44,7 @@ class Judgement(NamedTuple):
     unit: str = ""
     reason: str = ""
     remedy: str = ""
+    devices: Tuple[str, ...] = ()
 
 
 class ExpectedState(NamedTuple):
@@ -82,9 +86,16 @@ def passed(actual: CheckValue, required: CheckValue, unit: str = "") -> Judgemen
     return Judgement("pass", actual, required, unit)
 
 
-def failed(actual: CheckValue, required: CheckValue, reason: str, remedy: str, unit: str = "") -> Judgement:
+def failed(
+    actual: CheckValue,
+    required: CheckValue,
+    reason: str,
+    remedy: str,
+    unit: str = "",
+    devices: Tuple[str, ...] = (),
+) -> Judgement:
     """The actual value does not meet the requirement."""
-    return Judgement("fail", actual, required, unit, reason, remedy)
+    return Judgement("fail", actual, required, unit, reason, remedy, devices)
 
 
 def skipped(reason: str) -> Judgement:

@@ -2,6 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The checks of a node as a program that Slurm runs: as HealthCheckProgram on each node, and as Prolog before a job.
+A daemon watches the kernel log with it, and runs it when that tells of a fault.
 
 A node that fails is drained with a reason of ours. It is resumed when the checks pass again, if the reason is still
 ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
@@ -15,17 +16,22 @@ Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
+    fault_history,
     hung,
     jobs,
+    look_lock,
     lost_jobs,
     snapshots,
     waiting,
+    watch,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import (
     DRAINING_CHECKS,
@@ -36,10 +42,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.log
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import CheckResult, ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import (
     CheckContext,
-    run_selected_checks,
+    JudgedCheck,
+    build_results,
+    judge_checks,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import (
+    WATCH_DAEMON,
+    WATCH_OPTION,
     HealthSettings,
+    find_state_folder,
     locate_snapshot,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
@@ -48,7 +59,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.de
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import exit_status, print_line
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import read_stat, runs_as_root
@@ -66,6 +77,8 @@ _CUT_SUFFIX = " …"
 _SCONTROL_TIMEOUT = 15.0
 #: Seconds in which nodes with the same fault report it: Slurm runs the check on all of them at the same time.
 _SETTLE_SECONDS = 8.0
+#: Seconds to wait for another look at this node. Slurm ends the program after a minute.
+_LOCK_SECONDS = 20.0
 _STAYS_DRAINED = "stays drained, since these could not be checked: {}"
 #: The prefix of the comment of a node that has a fault, whether it is drained or not.
 COMMENT_PREFIX = "gpumesh-unfit:"
@@ -127,6 +140,11 @@ def format_reason(failing: Sequence[CheckResult]) -> str:
     # A quotation mark would end the reason when Slurm reads it again.
     line = " ".join((REASON_PREFIX + reason_text).replace('"', "'").split())
     return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - len(_CUT_SUFFIX)] + _CUT_SUFFIX
+
+
+def format_notice(node_name: str, reason: str) -> str:
+    """The text for jobs on a node that is drained for this reason, which does not end them."""
+    return f"{node_name} starts no further jobs, since it is unhealthy: {reason[len(REASON_PREFIX) :]}"
 
 
 def parse_drain_reason(reason: str, checks: Sequence[str]) -> List[str]:
@@ -321,6 +339,8 @@ def publish_and_act(
         find_job_leftovers(host_tree) if node["reason"] in _JOB_RELATED_REASONS else (),
     )
     apply_action(run_command, node_name, action)
+    if action.action_kind == "drain" and "drain" not in node["flags"]:
+        jobs.notify_jobs(run_command, node_name, format_notice(node_name, action.explanation))
     if action.action_kind == "resume" and node["reason"] == DUPLICATE_JOB:
         lost_jobs.release_refused_jobs(run_command, node_name)
     if new_comment and may_comment and action.action_kind == "resume":
@@ -338,23 +358,41 @@ def apply_action(run_command: Runner, name: str, action: NodeAction) -> None:
         run_command([*update, "state=resume"], timeout=_SCONTROL_TIMEOUT)
 
 
-def run_checks(health_settings: HealthSettings, context: CheckContext, only: Sequence[str]) -> List[CheckResult]:
-    """The results of the checks. Failed ones are repeated: one disturbed reading must not drain a node."""
-    results = run_selected_checks(context, health_settings.machine, only)
-    failing = list_failed_checks(results)
-    if failing:
-        # A new context, since each caches what it has read.
-        fresh_context = CheckContext(
-            context.expected_state, context.host_tree, context.run_command, context.find_program, context.snapshot_path
-        )
-        repeated_results = {
-            result["id"]: result for result in run_selected_checks(fresh_context, health_settings.machine, failing)
-        }
-        results = [repeated_results.get(result["id"], result) for result in results]
-        context.snapshot.update(fresh_context.snapshot)
-        context.urgent_snapshot.update(fresh_context.urgent_snapshot)
+def judge_repeatedly(context: CheckContext, only: Sequence[str]) -> List[JudgedCheck]:
+    """Make the checks, and repeat the failed ones: one disturbed reading must not drain a node."""
+    judged_checks = judge_checks(context, only)
+    failing = [check.check_id for check, judgement in judged_checks if judgement.status == "fail"]
+    if not failing:
+        return judged_checks
+    # A new context, since each caches what it has read.
+    fresh_context = CheckContext(
+        context.expected_state, context.host_tree, context.run_command, context.find_program, context.snapshot_path
+    )
+    repeated_checks = {repeated.check.check_id: repeated for repeated in judge_checks(fresh_context, failing)}
+    context.snapshot.update(fresh_context.snapshot)
+    context.urgent_snapshot.update(fresh_context.urgent_snapshot)
+    return [repeated_checks.get(judged.check.check_id, judged) for judged in judged_checks]
+
+
+def run_checks(
+    health_settings: HealthSettings, context: CheckContext, only: Sequence[str], notes_faults: bool = False
+) -> List[CheckResult]:
+    """The results of the checks, which are recorded for the next snapshot.
+
+    ``notes_faults``: the node remembers which faults have begun and which are over.
+    """
+    judged_checks = judge_repeatedly(context, only)
     record_snapshot(context)
-    return results
+    state_folder = find_state_folder(health_settings.folder)
+    noted_faults = fault_history.read_faults(state_folder)
+    if notes_faults:
+        judgements = {check.check_id: judgement for check, judgement in judged_checks}
+        try:
+            noted_faults = fault_history.note_faults(state_folder, judgements, time.time())
+        except OSError as failure:
+            # A full or read-only disk has a check of its own.
+            print_line(f"{health_settings.machine}: faults are not remembered: {failure.strerror}")
+    return build_results(judged_checks, health_settings.machine, noted_faults)
 
 
 def record_snapshot(context: CheckContext) -> None:
@@ -390,6 +428,26 @@ def judge_node(
         # The member has left, or its copy was never written: there is nothing to judge it by.
         print_line(f"There is no record of cluster {health_settings.cluster} in {health_settings.folder}.")
         return False, False
+    # A prolog that passes changes nothing, and jobs that start at the same time do not wait for each other.
+    lock_context: ContextManager[None] = (
+        contextlib.nullcontext()
+        if show_only or is_prolog
+        else look_lock.exclusive_look(find_state_folder(health_settings.folder), _LOCK_SECONDS)
+    )
+    with lock_context:
+        return _look_at_node(health_settings, record, run_command, host_tree, show_only, is_prolog, job_gpus)
+
+
+def _look_at_node(
+    health_settings: HealthSettings,
+    record: Record,
+    run_command: Runner,
+    host_tree: Tree,
+    show_only: bool,
+    is_prolog: bool,
+    job_gpus: Sequence[int],
+) -> Tuple[bool, bool]:
+    """Do what ``judge_node`` does, while no other look goes on."""
     check_results = run_checks(
         health_settings,
         CheckContext(
@@ -399,6 +457,7 @@ def judge_node(
             snapshot_path=locate_snapshot(health_settings.folder),
         ),
         choose_checks(record, health_settings),
+        not show_only and not is_prolog,
     )
     for result in check_results:
         if result["status"] in ("fail", "error") or show_only:
@@ -448,9 +507,13 @@ def main(
 ) -> int:
     """Return 0 for a fit node. With ``--show``, only print the results, and do not change the node in Slurm.
 
+    With ``--watch``, have the node looked at whenever the kernel log tells of a fault, and never return.
+
     ``log_paths`` are kept within bounds here, since no other program of ours runs periodically.
     """
     health_settings = HealthSettings(**settings_document)
+    if WATCH_OPTION in command_arguments:
+        return exit_status(WATCH_DAEMON, lambda: watch.watch_log(run_command, os.path.abspath(sys.argv[0])))
     process_environment = os.environ if environment is None else environment
     is_prolog = process_environment.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
     show_only = "--show" in command_arguments

@@ -16,13 +16,13 @@ from typing import Callable, Dict, Generic, List, Mapping, NamedTuple, Optional,
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
     amd_memory,
+    fault_history,
     gpu,
     gpu_details,
     handshakes,
     hardware_faults,
     host,
     hung,
-    kernel_log,
     keys,
     links,
     logins,
@@ -45,6 +45,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import find_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import read_job_ports
@@ -189,6 +190,13 @@ class HealthCheck(NamedTuple):
     def limit_seconds(self, context: CheckContext) -> float:
         """Return the time limit in seconds."""
         return self.time_limit(context) if callable(self.time_limit) else self.time_limit
+
+
+class JudgedCheck(NamedTuple):
+    """A check that was made, and its judgement."""
+
+    check: HealthCheck
+    judgement: Judgement
 
 
 def _check_gpu_count(context: CheckContext) -> Judgement:
@@ -630,7 +638,7 @@ def _run_check(check: HealthCheck, context: CheckContext) -> Judgement:
         )
 
 
-def run_selected_checks(context: CheckContext, host_name: Optional[str], only: Sequence[str] = ()) -> List[CheckResult]:
+def judge_checks(context: CheckContext, only: Sequence[str] = ()) -> List[JudgedCheck]:
     """Run the checks, all at once. ``only`` are IDs, or the parts of IDs before or after the dot."""
     selected_checks = [
         check for check in ALL_CHECKS if not only or {check.check_id, *check.check_id.split(".")} & set(only)
@@ -643,10 +651,38 @@ def run_selected_checks(context: CheckContext, host_name: Optional[str], only: S
         {check.check_id: functools.partial(_run_check, check, context) for check in selected_checks},
         max((check.limit_seconds(context) for check in selected_checks), default=0.0) + 5.0,
     )
-    return [_build_result(check, host_name, judgements[check.check_id]) for check in selected_checks]
+    return [JudgedCheck(check, judgements[check.check_id]) for check in selected_checks]
 
 
-def _build_result(check: HealthCheck, host_name: Optional[str], judgement: Judgement) -> CheckResult:
+def run_selected_checks(
+    context: CheckContext,
+    host_name: Optional[str],
+    only: Sequence[str] = (),
+    noted_faults: Sequence[fault_history.NotedFault] = (),
+) -> List[CheckResult]:
+    """Run the checks, as ``judge_checks`` does. ``noted_faults``: those that the node remembers."""
+    return build_results(judge_checks(context, only), host_name, noted_faults)
+
+
+def build_results(
+    judged_checks: Sequence[JudgedCheck],
+    host_name: Optional[str],
+    noted_faults: Sequence[fault_history.NotedFault] = (),
+) -> List[CheckResult]:
+    """Return the results of checks. The reason of a failed one says how often that has happened lately."""
+    return [_build_result(check, host_name, judgement, noted_faults) for check, judgement in judged_checks]
+
+
+def _build_result(
+    check: HealthCheck,
+    host_name: Optional[str],
+    judgement: Judgement,
+    noted_faults: Sequence[fault_history.NotedFault],
+) -> CheckResult:
+    reason = judgement.reason
+    if judgement.status == "fail":
+        occurrences = fault_history.describe_occurrences(noted_faults, check.check_id, judgement.devices)
+        reason = f"{reason.rstrip('.')} ({occurrences})." if occurrences else reason
     return {
         "id": check.check_id,
         "purpose": check.purpose,
@@ -655,6 +691,6 @@ def _build_result(check: HealthCheck, host_name: Optional[str], judgement: Judge
         "required": judgement.required,
         "unit": judgement.unit,
         "status": judgement.status,
-        "reason": judgement.reason,
+        "reason": reason,
         "remedy": judgement.remedy,
     }

@@ -15,10 +15,10 @@ PROGRAM_PATH = f"/usr/local/sbin/{PROGRAM_NAME}"
 #: The module with the program's main function.
 ENTRY_MODULE = f"{__name__.rpartition('.')[0]}.program"
 
-
-def locate_snapshot(records_directory: str = DEFAULT_DIRECTORY) -> str:
-    """The path of what the checks have seen last: beside the directory of the cluster records."""
-    return os.path.join(os.path.dirname(records_directory.rstrip("/")), "node-health.json")
+#: The option with which the program watches the kernel log, and the daemon that runs it.
+WATCH_OPTION = "--watch"
+WATCH_DAEMON = "gpumesh-health"
+WATCHED_LOG = "/dev/kmsg"
 
 
 class HealthSettings(NamedTuple):
@@ -32,3 +32,13 @@ class HealthSettings(NamedTuple):
     rdma_rate_gbps: Optional[float] = None
     mount_timeout: float = 10.0
     max_drained_percent: float = 25.0
+
+
+def find_state_folder(records_folder: str = DEFAULT_DIRECTORY) -> str:
+    """Return the directory of what the program remembers, beside that of the records."""
+    return os.path.join(os.path.dirname(records_folder.rstrip("/")), "health")
+
+
+def locate_snapshot(records_folder: str = DEFAULT_DIRECTORY) -> str:
+    """Return the path of what the checks have seen last."""
+    return os.path.join(find_state_folder(records_folder), "snapshot.json")

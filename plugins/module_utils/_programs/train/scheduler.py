@@ -238,6 +238,14 @@ def out_of_service_reason(run_command: Runner, node: str) -> str:
     return "" if reason in ("none", "N/A") else reason
 
 
+def drain_reasons(run_command: Runner, nodes: Sequence[str]) -> Dict[str, str]:
+    """The recorded reasons why nodes are drained, by node. Raises CommandError."""
+    sinfo_command = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%E"]
+    lines = (line.partition("|") for line in run_command(sinfo_command, timeout=20.0).stdout.splitlines())
+    reasons = {node.strip(): reason.strip() for node, _separator, reason in lines}
+    return {node: reason for node, reason in reasons.items() if reason not in ("", "none", "N/A")}
+
+
 def set_job_comment(run_command: Runner, job_id: int, comment: str) -> None:
     """Set the comment of the user's own job, which administrators see in squeue and, with accounting, in sacct."""
     with contextlib.suppress(CommandError):

@@ -181,6 +181,8 @@ class NodeProber:
         #: Whether other jobs wait for nodes, as far as it is known.
         self.other_jobs_wait = True
         self.node_states: Dict[str, str] = {}
+        #: Why nodes are drained, as far as it is known.
+        self.drain_reasons: Dict[str, str] = {}
         self._time_limit_at: Optional[float] = None
 
     @property
@@ -232,7 +234,12 @@ class NodeProber:
     def _update_controller(self) -> None:
         """Update the states and the time limit. A controller that does not answer changes nothing."""
         with contextlib.suppress(CommandError):
-            self.node_states = scheduler.node_states(self._runner)
+            node_states = scheduler.node_states(self._runner)
+            draining_nodes = [node for node, state in node_states.items() if scheduler.is_draining(state)]
+            # The reason comes before the state, for which the ranks are stopped.
+            with contextlib.suppress(CommandError):
+                self.drain_reasons = scheduler.drain_reasons(self._runner, draining_nodes) if draining_nodes else {}
+            self.node_states = node_states
             seconds_left = scheduler.time_left(self._runner, self._job)
             self._time_limit_at = None if seconds_left is None else time.monotonic() + seconds_left
 

@@ -820,11 +820,11 @@ class Supervisor:
         if self._is_abandoned():
             return Cause("warned", _ABANDONED_REASON)
         draining_nodes = [node for node in watched if scheduler.is_draining(self.prober.node_states.get(node, ""))]
-        return (
-            Cause("warned", f"{draining_nodes[0]} is to be drained", None, draining_nodes[0])
-            if draining_nodes
-            else None
-        )
+        if not draining_nodes:
+            return None
+        node = draining_nodes[0]
+        reason = self.prober.drain_reasons.get(node)
+        return Cause("warned", f"{node} is to be drained{f': {reason}' if reason else ''}", None, node)
 
     def request_offer(self, offer_request: OfferRequest) -> None:
         """Ask Slurm which nodes another job of the run could have now."""

@@ -180,6 +180,57 @@ def test_drop_in_is_written_before_the_start_and_removed_when_absent(tmp_path: P
     assert not written.parent.exists()
 
 
+def test_a_daemon_without_a_package_has_a_unit_of_ours(tmp_path: Path) -> None:
+    paths = service.ServicePaths(str(tmp_path), "", "")
+    unit_file = tmp_path / "slurmd.service"
+    wanted = make_daemon(unit="[Service]\nExecStart=/bin/true\n")
+
+    def host(**properties: str) -> FakeHost:
+        return FakeHost(
+            systemctl=CommandResult(0, "".join(f"{name}={value}\n" for name, value in properties.items()), "")
+        )
+
+    def ensure(daemon: service.Daemon, given: FakeHost) -> service.DaemonPlan:
+        ready = service.ReadyCondition()
+        plan = service.ensure_daemon(given, service.SYSTEMD, daemon, paths, ready, 1.0, False)
+        del given.commands[0]
+        return plan
+
+    missing = host(LoadState="not-found", ActiveState="inactive", UnitFileState="")
+    assert not ensure(make_daemon("absent"), missing).changed and missing.commands == []
+    assert not service.make_plan(missing, service.SYSTEMD, wanted, paths).restarts_daemon
+    assert not unit_file.exists()
+    missing.commands.clear()
+    ensure(wanted, missing)
+    assert missing.commands == [
+        ["systemctl", "daemon-reload"],
+        ["systemctl", "enable", "slurmd.service"],
+        ["systemctl", "restart", "slurmd.service"],
+    ]
+    assert unit_file.read_text(encoding="utf-8").endswith(wanted.unit)
+    assert not ensure(wanted, host(**RUNS)).changed
+    assert ensure(wanted._replace(unit="[Service]\nExecStart=/bin/false\n"), host(**RUNS)).restarts_daemon
+    # systemd stops a unit that it still has, and forgets it then.
+    running = host(**RUNS)
+    assert ensure(make_daemon("absent"), running).changed
+    assert running.commands == [["systemctl", "disable", "--now", "slurmd.service"], ["systemctl", "daemon-reload"]]
+    assert not unit_file.exists()
+    # A run was interrupted after the stop.
+    ensure(wanted, missing)
+    stopped = host(LoadState="loaded", ActiveState="inactive", UnitFileState="disabled")
+    assert ensure(make_daemon("absent"), stopped).changed
+    assert stopped.commands == [["systemctl", "daemon-reload"]] and not unit_file.exists()
+    # A unit of the host's own is not ours to remove, nor is one that another layer of ours has written.
+    unit_file.write_text("# Written by the Ansible collection gpumesh.cluster; changes here are lost.\n[Unit]\n")
+    ensure(make_daemon("absent"), host(**RUNS))
+    ensure(make_daemon(), host(**RUNS))
+    assert unit_file.read_text().endswith("lost.\n[Unit]\n")
+
+
+def test_arguments_in_a_unit_are_quoted() -> None:
+    assert service.quote_unit_argument('/opt/a b/100%/$x/"y"\\') == '"/opt/a b/100%%/$$x/\\"y\\"\\\\"'
+
+
 def test_empty_runtime_directories_are_removed_with_the_program(tmp_path: Path) -> None:
     """systemd removes a RuntimeDirectory; supervisord has no equivalent."""
     places = service.ServicePaths("", "", str(tmp_path))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift
 
@@ -66,6 +66,24 @@ def test_layer_without_files_is_not_set_up(tmp_path: Path) -> None:
         {"layer": "three", "path": str(tmp_path / "there")},
     ]
     assert drift.compare_layers(run, files, []) == {"one": "not set up", "two": f"{tmp_path / 'none'} is missing"}
+
+
+def test_what_watches_a_log_is_only_expected_where_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift, "runs_systemd", lambda: True)
+    monkeypatch.setattr(drift, "find_program", lambda name: f"/bin/{name}")
+    queries: list[list[str]] = []
+
+    def runner(argv: list[str], **_options: object) -> CommandResult:
+        queries.append(argv[3:])
+        return CommandResult(0, "", "")
+
+    service = {"layer": "slurm", "unit": "w.service", "reads": [], "watches": str(tmp_path / "kmsg")}
+    assert drift.compare_layers(runner, [], [service]) == {} and queries == []
+    (tmp_path / "kmsg").touch()
+    assert drift.compare_layers(runner, [], [service]) == {"slurm": "not set up"}
+    assert queries == [["w.service"]]
 
 
 def test_named_pipe_is_reported_without_blocking(tmp_path: Path) -> None:

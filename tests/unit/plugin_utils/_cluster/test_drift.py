@@ -48,6 +48,9 @@ def test_manager_also_runs_the_controller() -> None:
     }
     assert set(member) == {"munge", "slurm"}
     assert "slurmdbd.service" not in queries_by_layer(queries_of("n1", slurm_accounting=False))["slurm"]
+    assert member["slurm"] - queries_by_layer(queries_of("n2", slurm_health_check=""))["slurm"] == {
+        "gpumesh-health.service"
+    }
 
 
 def test_different_munge_key_is_drift() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import passed
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
 
 HEALTHY = "0, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 31\n1, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 33\n"
@@ -20,7 +21,7 @@ def test_healthy_gpus_pass() -> None:
     gpus = gpu.parse_query(HEALTHY)
     assert [judgement["index"] for judgement in gpus] == ["0", "1"]
     assert gpu.judge_ecc(gpus).status == "pass"
-    assert gpu.judge_pcie(gpus) == ("pass", "x16", "x16", "", "", "")
+    assert gpu.judge_pcie(gpus) == passed("x16", "x16")
 
 
 def test_unsupported_features_are_skipped() -> None:

@@ -278,7 +278,7 @@ class Node:
         self.root = root
         self.sections = list(sections)
         self.queries: list[list[str]] = []
-        for name in ("proc/driver/nvidia/version", "var/lib/gpumesh/keep"):
+        for name in ("proc/driver/nvidia/version", "var/lib/gpumesh/health/keep"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text("", encoding="utf-8")
 

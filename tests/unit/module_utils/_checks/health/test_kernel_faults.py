@@ -365,7 +365,7 @@ def kmsg(messages: list[str]) -> str:
 
 @pytest.mark.parametrize(("source", "messages", "faults"), FAULTY, ids=range(len(FAULTY)))
 def test_published_faults_are_found(source: str, messages: list[str], faults: dict[str, int]) -> None:
-    assert kernel_faults.count_faults(messages, True) == faults, source
+    assert kernel_faults.read_faults(messages, True).count_faults() == faults, source
     judged = gpu.judge_xid(kmsg(messages))
     assert (judged.status, judged.actual, bool(judged.remedy)) == ("fail", sum(faults.values()), True)
     assert all(name in judged.reason for name in faults)

@@ -27,7 +27,7 @@ class Host:
         self.root = root
         self.write("proc/sys/kernel/random/boot_id", BOOT_ID)
         if keeps_snapshots:
-            (root / "var/lib/gpumesh").mkdir(parents=True)
+            (root / "var/lib/gpumesh/health").mkdir(parents=True)
         for bus_address in ("0000:19:00.0", "0000:1a:00.0"):
             (root / "sys/devices/pci0000:19" / bus_address).mkdir(parents=True)
         (root / "sys/bus/pci").mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_snapshots_before_a_boot_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"links": 7, "boot_id": BOOT_ID})])
 def test_damaged_snapshot_is_replaced(tmp_path: Path, text: str) -> None:
     host = Host(tmp_path)
-    host.write("var/lib/gpumesh/node-health.json", text)
+    host.write("var/lib/gpumesh/health/snapshot.json", text)
     assert host.examine(1000)["flaps"]["status"] == "skipped"
     assert host.examine(1300)["flaps"]["status"] == "pass"
 
@@ -187,7 +187,7 @@ def test_host_without_a_record_keeps_no_snapshot(tmp_path: Path) -> None:
 
 
 def test_recent_snapshot_is_only_replaced_by_what_is_urgent(tmp_path: Path) -> None:
-    host, tree, path = Host(tmp_path), Tree(str(tmp_path)), "var/lib/gpumesh/node-health.json"
+    host, tree, path = Host(tmp_path), Tree(str(tmp_path)), "var/lib/gpumesh/health/snapshot.json"
     host.write("proc/uptime", "1000.00 0.0")
     snapshots.write_snapshot(tree, path, {"links": {"a": 1}}, {})
     host.write("proc/uptime", "1030.00 0.0")

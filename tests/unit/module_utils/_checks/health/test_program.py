@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from program_builds import build_zipapp, push_options
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import look_lock, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.catalogue import (
     DRAINING_CHECKS,
     VOLUME_CHECK,
@@ -24,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS, CheckContext
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import collect_sources
@@ -345,8 +346,9 @@ class InstalledNode:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.file = folder / "health"
+        self.file = folder / "checks"
         self.command_log = folder / "told"
+        self.memory = folder / "health"
         (folder / "bin").mkdir()
         self.show()
         run("cluster", name="lab", path=str(folder / "records"), subnet="10.77.0.11/24", manager="n1",
@@ -394,16 +396,18 @@ def test_the_module_installs_once_and_removes(host: InstalledNode) -> None:
     host.file.chmod(0o644)
     assert host.install(max_disk_percent=50)["changed"]
     assert host.file.stat().st_mode & 0o777 == 0o755
-    path = str(host.file)
-    assert run("node_health_program", state="absent", path=path, _ansible_check_mode=True)["changed"]
-    assert host.file.exists()
-    assert run("node_health_program", state="absent", path=path)["changed"]
-    assert not run("node_health_program", state="absent", path=path)["changed"]
-    assert not host.file.exists()
+    host.memory.mkdir()
+    (host.memory / "faults.json").touch()
+    absent = {"state": "absent", "path": str(host.file), "folder": str(host.folder / "records")}
+    assert run("node_health_program", **absent, _ansible_check_mode=True)["changed"]
+    assert host.file.exists() and host.memory.exists()
+    assert run("node_health_program", **absent)["changed"]
+    assert not run("node_health_program", **absent)["changed"]
+    assert not host.file.exists() and not host.memory.exists()
 
 
 def test_snapshot_is_removed_with_the_program(host: InstalledNode) -> None:
-    snapshot = host.folder / "node-health.json"
+    snapshot = host.memory / "snapshot.json"
     host.start()
     assert snapshot.exists()
     run("node_health_program", state="absent", path=str(host.file), folder=str(host.folder / "records"))
@@ -427,6 +431,87 @@ def test_an_unfit_node_is_drained_with_our_reason(host: InstalledNode, context: 
     assert code == 1, output
     assert commands[0] == f"update nodename=n1 comment={program.COMMENT_PREFIX}{UNFIT}"
     assert commands[1].startswith(f"update nodename=n1 state=drain reason={program.REASON_PREFIX}{UNFIT}: ")
+
+
+def test_jobs_on_a_node_learn_once_why_it_is_drained(tmp_path: Path) -> None:
+    commands: list[str] = []
+    drained = False
+
+    def runner(argv: Any, **_options: Any) -> CommandResult:
+        nonlocal drained
+        if argv[0] == "squeue":
+            return CommandResult(0, "17\n19\n19\n17_[3-4]\n", "")
+        if argv[1] == "notify":
+            commands.append(" ".join(argv[1:]))
+            if argv[2] == "17":
+                raise CommandError(argv, "exited 1", rc=1)
+        drained = drained or "state=drain" in argv
+        flags, reason = ("+DRAIN", f" Reason={OURS} [root@2026-11-22T14:45:56]") if drained else ("", "")
+        return CommandResult(0, f"NodeName=n1 State=MIXED{flags}{reason} Comment={program.COMMENT_PREFIX}{DISK}\n", "")
+
+    settings = HealthSettings("lab", "n1", "", [DISK], 95)
+    notice = "n1 starts no further jobs, since it is unhealthy: health.disk: / has 99 % of its space in use"
+    assert program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path))).action_kind == "drain"
+    assert commands == [f"notify 17 {notice}", f"notify 19 {notice}"]
+    # A reason that has changed is no second drain.
+    changed = [result("fail", reason="/var has 97 % of its inodes in use.")]
+    assert program.publish_and_act(runner, settings, changed, Tree(str(tmp_path))).action_kind == "drain"
+    assert len(commands) == 2
+
+
+def test_a_fault_that_comes_back_is_counted_in_the_reason(host: InstalledNode) -> None:
+    # Neither a prolog nor an administrator who only has the results shown begins or ends a fault.
+    host.install(drain_on=[UNFIT])
+    host.start("--show")
+    host.start(SLURM_SCRIPT_CONTEXT="prolog_slurmd")
+    assert not list(host.memory.glob("*"))
+
+    def reason() -> str:
+        (drain,) = [line for line in host.start()[2] if "state=drain" in line]
+        return drain.partition("reason=")[2]
+
+    first = reason()
+    assert "time in" not in first
+    assert host.memory.stat().st_mode & 0o777 == 0o700
+    assert (host.memory / "faults.json").stat().st_mode & 0o777 == 0o600
+    assert reason() == first, "it lasts"
+    host.install(drain_on=[FIT, UNFIT])
+    for ordinal in ("second", "third"):
+        for gpus in (0, 100):
+            run(
+                "cluster_member", cluster="lab", path=str(host.folder / "records"), members=[{**entry(1), "gpus": gpus}]
+            )
+            drains = host.start()[2]
+        (drain,) = [line for line in drains if "state=drain" in line]
+        assert drain.endswith(f"reason={first} ({ordinal} time in 7 days)")
+    assert f"({ordinal} time in 7 days)" in host.start("--show")[1]
+
+
+def test_a_look_that_another_one_delays_for_too_long_is_not_made(tmp_path: Path) -> None:
+    node = NodeWithWaitingJob(0)
+    InstalledNode(tmp_path)
+    memory = tmp_path / "health"
+    memory.mkdir()
+    settings = {"cluster": "lab", "machine": "n1", "folder": str(tmp_path / "records"), "drain_on": [FIT]}
+    with pytest.MonkeyPatch.context() as patch, look_lock.exclusive_look(str(memory), 0.0):
+        patch.setattr(program, "_LOCK_SECONDS", 0.3)
+        assert program.main(settings, [], {}, node.runner, Tree(str(tmp_path)), ()) == 2
+        assert program.main(settings, ["--show"], {}, node.runner, Tree(str(tmp_path)), ()) == 0
+        prolog = {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
+        assert program.main(settings, [], prolog, node.runner, Tree(str(tmp_path)), ()) == 0
+    assert program.main(settings, [], {}, node.runner, Tree(str(tmp_path)), ()) == 0
+
+
+def test_the_installed_program_watches_the_log(host: InstalledNode) -> None:
+    """With a log that this test's account may read or not: it runs until it is stopped."""
+    watcher = subprocess.Popen([str(host.file), "--watch"], stdout=subprocess.PIPE, text=True)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            watcher.wait(1.5)
+    finally:
+        watcher.terminate()
+    output, _none = watcher.communicate(timeout=20)
+    assert output in ("", "/dev/kmsg cannot be read.\n")
 
 
 def test_node_drained_by_an_administrator_stays_drained(host: InstalledNode) -> None:

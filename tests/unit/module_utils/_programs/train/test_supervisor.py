@@ -1084,6 +1084,24 @@ def test_the_time_limit_is_tracked_during_a_controller_outage(folder: RunDirecto
     assert cause is not None and cause.kind == "warned"
 
 
+def test_the_cause_says_why_a_node_is_drained(folder: RunDirectory) -> None:
+    reason = "gpumesh health: health.gpu_xid: Xid 79 (fell off the bus) on 0000:3d:00, 1 ×"
+
+    def runner(argv: list[str], **_options: object) -> CommandResult:
+        if argv[0] == "sinfo" and "--nodes=n1" in argv:
+            return CommandResult(0, f"n1|{reason}\nn1|{reason}\n", "")
+        return CommandResult(0, "n1|draining\nn2|allocated\n" if argv[0] == "sinfo" else "UNLIMITED\n", "")
+
+    made = make_supervisor(folder, inherited=0)
+    made.prober._runner = runner
+    made.prober._update_controller()
+    assert made.find_interruption(["n2"]) is None
+    assert made.find_interruption(["n1"]) == Cause("warned", f"n1 is to be drained: {reason}", None, "n1")
+    # An administrator may give no reason.
+    made.prober.drain_reasons = {}
+    assert made.find_interruption(["n1"]) == Cause("warned", "n1 is to be drained", None, "n1")
+
+
 @pytest.mark.parametrize(
     ("squeue", "words"),
     [("2:00\n", "the time limit is near"), ("2-00:00:00\n", "Slurm has announced the end of the job")],

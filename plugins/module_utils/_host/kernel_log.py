@@ -26,30 +26,52 @@ _RECORD_HEADER = re.compile(r"(?P<priority>[0-9]{1,4}),[0-9]+,[0-9]+,[^;]*;")
 _LEVEL_COUNT = 8
 
 
-def read_records(path: str) -> Optional[str]:
-    """Return all available records, one per line; None if they may not be read."""
-    raw_records: List[bytes] = []
+def open_log(path: str) -> Optional[int]:
+    """Return a descriptor of the log, before its oldest record; None if it may not be read, as in most containers."""
     try:
-        log_descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+
+
+def can_read(path: str) -> bool:
+    """Whether the log may be read on this host."""
+    log_descriptor = open_log(path)
+    if log_descriptor is not None:
+        os.close(log_descriptor)
+    return log_descriptor is not None
+
+
+def read_available(log_descriptor: int) -> str:
+    """Return the records that were not read yet, one per line. Raises OSError."""
+    raw_records: List[bytes] = []
+    while len(raw_records) < _MAX_RECORDS:
+        try:
+            raw_record = os.read(log_descriptor, _MAX_RECORD_BYTES)
+        except BlockingIOError:
+            break
+        except OSError as failure:
+            if failure.errno == errno.EPIPE:
+                # Overwritten by newer records while reading: the next read continues with the oldest remaining one.
+                continue
+            raise
+        if not raw_record:
+            break
+        raw_records.append(raw_record)
+    return b"".join(raw_records).decode("utf-8", "replace")
+
+
+def read_records(path: str) -> Optional[str]:
+    """Return all available records, one per line; None if they may not be read."""
+    log_descriptor = open_log(path)
+    if log_descriptor is None:
+        return None
     try:
-        while len(raw_records) < _MAX_RECORDS:
-            try:
-                raw_record = os.read(log_descriptor, _MAX_RECORD_BYTES)
-            except BlockingIOError:
-                break
-            except OSError as failure:
-                if failure.errno == errno.EPIPE:
-                    # Overwritten by newer records while reading: the next read continues with the oldest remaining one.
-                    continue
-                return None
-            if not raw_record:
-                break
-            raw_records.append(raw_record)
+        return read_available(log_descriptor)
+    except OSError:
+        return None
     finally:
         os.close(log_descriptor)
-    return b"".join(raw_records).decode("utf-8", "replace")
 
 
 def extract_messages(records: str) -> List[str]:

@@ -1,0 +1,58 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Let one look at the node end before the next one begins.
+
+slurmd and the watcher of the kernel log both have the node looked at. Otherwise, a look that has begun before a fault
+could resume the node that the other one has drained for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import Iterator
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+
+_RETRY_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def exclusive_look(state_folder: str, limit_seconds: float) -> Iterator[None]:
+    """Wait for another look at this node. Raises HostStateError if that does not end within the limit.
+
+    On a disk that cannot be written to, which may be a reason to drain the node, the look is made without the lock.
+    """
+    try:
+        os.makedirs(state_folder, mode=0o700, exist_ok=True)
+        # The directory itself is locked, so that no lock file is left.
+        lock_descriptor = os.open(state_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as failure:
+        print_line(f"{state_folder} cannot be used: {failure.strerror}")
+        yield
+        return
+    try:
+        _wait_for_lock(lock_descriptor, limit_seconds)
+        yield
+    finally:
+        os.close(lock_descriptor)
+
+
+def _wait_for_lock(lock_descriptor: int, limit_seconds: float) -> None:
+    deadline = time.monotonic() + limit_seconds
+    while True:
+        try:
+            fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as failure:
+            if time.monotonic() >= deadline:
+                raise HostStateError(
+                    f"Another look at this node has not ended within {limit_seconds:g} s.",
+                    "See whether a command of it hangs: ps -ef --forest.",
+                ) from failure
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return
