@@ -225,20 +225,20 @@ def test_uses_of_gpus_are_read() -> None:
 def test_processes_of_older_drivers_are_read() -> None:
     """The section of https://github.com/anderskm/gputil/issues/38, from before the partitions of an A100."""
     processes = "    Processes\n        Process ID                  : 1628\n            Type                    : C+G\n"
-    (use,) = gpu_details.read_gpu_uses(gpu_details.parse_details(query(processes))).values()
+    (use,) = list(gpu_details.read_gpu_uses(gpu_details.parse_details(query(processes))).values())
     assert use.compute_pids == [1628]
 
 
 def test_memory_of_a_grace_hopper_is_also_that_of_the_host() -> None:
     text = query(memory(40000)).replace("NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB")
-    (use,) = gpu_details.read_gpu_uses(gpu_details.parse_details(text)).values()
+    (use,) = list(gpu_details.read_gpu_uses(gpu_details.parse_details(text)).values())
     assert use.unexplained_mib == 0
 
 
 @pytest.mark.parametrize(("mode", "unexplained_mib"), [("VGPU", 0), ("Pass-Through", 40000), ("None", 40000)])
 def test_part_of_a_gpu_in_a_virtual_machine_may_have_memory_in_use(mode: str, unexplained_mib: int) -> None:
     section = f"    GPU Virtualization Mode\n        Virtualization Mode               : {mode}\n"
-    (use,) = gpu_details.read_gpu_uses(gpu_details.parse_details(query(section + memory(40000)))).values()
+    (use,) = list(gpu_details.read_gpu_uses(gpu_details.parse_details(query(section + memory(40000)))).values())
     assert use.unexplained_mib == unexplained_mib
 
 
