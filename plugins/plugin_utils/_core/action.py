@@ -40,6 +40,10 @@ _ROLES_PATH = _COLLECTION_PATH / "roles"
 #: Ansible takes these out of the result of any task: facts become variables of the host, which precede those of the
 #: inventory, and statistics become artifacts, which are extra variables of the next job in a workflow of AWX.
 _FACTS_KEY, _STATISTICS_KEY = "ansible_facts", "ansible_stats"
+#: What apt says with lists that are empty, or older than the archive.
+_OUTDATED_LISTS = re.compile(
+    r"No package matching|Unable to locate package|Unable to fetch|Failed to fetch|404 +Not Found"
+)
 #: The path of Python on the host. A result keeps only this fact, since Ansible would search for it again in each task.
 _INTERPRETER_FACT = "discovered_interpreter_python"
 _INTERPRETER_PATH = re.compile(r"/[\w./+-]+")
@@ -588,9 +592,19 @@ class HostAction(ActionBase):
         self._run_script(BEGIN_SCRIPT)
         try:
             was_completed = self._run_script(COMPLETE_SCRIPT)
-            return (bool(package_names) and self._run_package_manager(module_arguments)) or was_completed
+            return (bool(package_names) and self._install_with_apt(module_arguments)) or was_completed
         finally:
             self._run_script(END_SCRIPT)
+
+    def _install_with_apt(self, arguments: Mapping[str, Any]) -> bool:
+        """Install packages, with new lists if they are not in those that the host has, or no longer in the archive."""
+        try:
+            return self._run_package_manager(arguments)
+        except ModuleFailedError as failure:
+            # Images come without lists, and apt takes the time of the empty directory for that of the last update.
+            if not arguments["cache_valid_time"] or not _OUTDATED_LISTS.search(failure.message):
+                raise
+        return self._run_package_manager({**arguments, "cache_valid_time": 0})
 
     def _run_package_manager(self, arguments: Mapping[str, Any]) -> bool:
         return bool(self.run_module(f"ansible.builtin.{self.package_manager}", arguments).get("changed"))

@@ -34,6 +34,18 @@ def test_services_may_start_again_after_a_failed_installation() -> None:
     assert played.scripts == [BEGIN_SCRIPT, COMPLETE_SCRIPT, END_SCRIPT]
 
 
+def test_lists_that_lack_the_package_are_renewed_once() -> None:
+    """Images come without lists, in a directory that is as new as they are."""
+    missing = {"failed": True, "msg": "No package matching 'hello' is available"}
+    played = play_action(ActionModule, {"name": ["hello"]}, {APT: [missing, {"changed": True}]}, FACTS)
+    assert played.result["changed"]
+    assert [given["cache_valid_time"] for _module, given in played.module_calls] == [3600, 0]
+    unknown = play_action(ActionModule, {"name": ["hello"]}, {APT: [missing, missing]}, FACTS)
+    assert unknown.result["failed"] and len(unknown.module_calls) == 2
+    broken = {"failed": True, "msg": "The lock is held"}
+    assert len(play_action(ActionModule, {"name": ["hello"]}, {APT: [broken]}, FACTS).module_calls) == 1
+
+
 def test_a_refresh_reads_a_new_repository() -> None:
     played = play_action(ActionModule, {"name": ["hello"], "refresh": True}, {APT: [{"changed": True}]}, FACTS)
     assert played.result["changed"]
