@@ -370,7 +370,8 @@ def make_plan(run: Runner, init_system: str, daemon: Daemon, service_paths: Serv
             run(["systemctl", "show", "--no-pager", property_option, f"{daemon.name}.service"]).stdout
         )
         unit_path = service_paths.unit_path(daemon.name)
-        has_own_unit = bool(daemon.unit) or is_own_unit(read_text(unit_path))
+        # A masked unit is a link to /dev/null.
+        has_own_unit = bool(daemon.unit) or (not os.path.islink(unit_path) and is_own_unit(read_text(unit_path)))
         settings_path = unit_path if has_own_unit else service_paths.drop_in_path(daemon.name)
         unread_files = find_unread_files(
             process_start_time(int(unit_properties.get("MainPID", 0))), [settings_path, *daemon.reads]

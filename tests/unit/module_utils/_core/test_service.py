@@ -225,6 +225,11 @@ def test_a_daemon_without_a_package_has_a_unit_of_ours(tmp_path: Path) -> None:
     ensure(make_daemon("absent"), host(**RUNS))
     ensure(make_daemon(), host(**RUNS))
     assert unit_file.read_text().endswith("lost.\n[Unit]\n")
+    # Debian masks the unit of a package that is removed.
+    unit_file.unlink()
+    unit_file.symlink_to("/dev/null")
+    masked = host(LoadState="masked", ActiveState="inactive", UnitFileState="masked")
+    assert not ensure(make_daemon("absent"), masked).changed and unit_file.is_symlink()
 
 
 def test_arguments_in_a_unit_are_quoted() -> None:
