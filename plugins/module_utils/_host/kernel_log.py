@@ -15,8 +15,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from typing import List, Optional
 
+#: /dev/kmsg, by the kernel's Documentation/admin-guide/devices.txt.
+_LOG_DEVICE = os.makedev(1, 11)
 #: A message has at most 1 KiB, and up to four times that when escaped; a read returns one record or fails.
 _MAX_RECORD_BYTES = 16 * 1024
 #: The kernel's buffer holds at most a few hundred thousand records; more appear only while we read.
@@ -29,9 +32,15 @@ _LEVEL_COUNT = 8
 def open_log(path: str) -> Optional[int]:
     """Return a descriptor of the log, before its oldest record; None if it may not be read, as in most containers."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        log_descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    log_status = os.fstat(log_descriptor)
+    if stat.S_ISCHR(log_status.st_mode) and log_status.st_rdev != _LOG_DEVICE:
+        # Some containers have a link to /dev/null or to a console instead.
+        os.close(log_descriptor)
+        return None
+    return log_descriptor
 
 
 def can_read(path: str) -> bool:

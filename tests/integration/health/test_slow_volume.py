@@ -114,14 +114,14 @@ class NodeHealthCluster:
         draft = plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, members, STAMP)
         volume = {"name": "data", "mount_point": VOLUME_PATH}
         stored = plan.set_storage(draft.record, [volume])
-        store = Store(str(directory / "records"), "lab")
-        with store.locked("tester"):
-            store.write(plan.commit(plan.Draft(stored.record, [*draft.changes, *stored.changes]), STAMP))
         for machine in MACHINES:
+            records = str(directory / f"state-{machine}" / "records")
+            (directory / f"state-{machine}").mkdir()
+            store = Store(records, "lab")
+            with store.locked("tester"):
+                store.write(plan.commit(plan.Draft(stored.record, [*draft.changes, *stored.changes]), STAMP))
             (self.node_directory / machine).write_text("{}", encoding="utf-8")
-            settings = HealthSettings(
-                "lab", machine, str(directory / "records"), [CHECK_NAME], 95, mount_timeout=MOUNT_TIMEOUT
-            )
+            settings = HealthSettings("lab", machine, records, [CHECK_NAME], 95, mount_timeout=MOUNT_TIMEOUT)
             self._write(directory / machine, build_zipapp(sys.executable, program.__name__, settings._asdict()))
         script = SCONTROL_PROGRAM.format(python=sys.executable, folder=str(self.node_directory))
         self._write(directory / "bin" / "scontrol", script.encode())

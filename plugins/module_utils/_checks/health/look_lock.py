@@ -16,16 +16,16 @@ import time
 from typing import Iterator
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 
 _RETRY_SECONDS = 0.2
 
 
 @contextlib.contextmanager
 def exclusive_look(state_folder: str, limit_seconds: float) -> Iterator[None]:
-    """Wait for another look at this node. Raises HostStateError if that does not end within the limit.
+    """Wait for another look at this node, up to the limit.
 
-    On a disk that cannot be written to, which may be a reason to drain the node, the look is made without the lock.
+    The look is then made without the lock, as it is on a disk that cannot be written to: either may be a reason to drain
+    the node. A look that hangs in the kernel keeps its lock even when it is killed.
     """
     try:
         os.makedirs(state_folder, mode=0o700, exist_ok=True)
@@ -36,23 +36,22 @@ def exclusive_look(state_folder: str, limit_seconds: float) -> Iterator[None]:
         yield
         return
     try:
-        _wait_for_lock(lock_descriptor, limit_seconds)
+        if not _wait_for_lock(lock_descriptor, limit_seconds):
+            print_line(f"Another look at this node has not ended within {limit_seconds:g} s.")
         yield
     finally:
         os.close(lock_descriptor)
 
 
-def _wait_for_lock(lock_descriptor: int, limit_seconds: float) -> None:
+def _wait_for_lock(lock_descriptor: int, limit_seconds: float) -> bool:
+    """Return whether the lock was obtained."""
     deadline = time.monotonic() + limit_seconds
     while True:
         try:
             fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as failure:
+        except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise HostStateError(
-                    f"Another look at this node has not ended within {limit_seconds:g} s.",
-                    "See whether a command of it hangs: ps -ef --forest.",
-                ) from failure
+                return False
             time.sleep(_RETRY_SECONDS)
         else:
-            return
+            return True

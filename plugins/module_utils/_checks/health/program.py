@@ -78,7 +78,7 @@ _SCONTROL_TIMEOUT = 15.0
 #: Seconds in which nodes with the same fault report it: Slurm runs the check on all of them at the same time.
 _SETTLE_SECONDS = 8.0
 #: Seconds to wait for another look at this node. Slurm ends the program after a minute.
-_LOCK_SECONDS = 20.0
+_LOCK_SECONDS = 10.0
 _STAYS_DRAINED = "stays drained, since these could not be checked: {}"
 #: The prefix of the comment of a node that has a fault, whether it is drained or not.
 COMMENT_PREFIX = "gpumesh-unfit:"
@@ -429,13 +429,12 @@ def judge_node(
         print_line(f"There is no record of cluster {health_settings.cluster} in {health_settings.folder}.")
         return False, False
     # A prolog that passes changes nothing, and jobs that start at the same time do not wait for each other.
-    lock_context: ContextManager[None] = (
-        contextlib.nullcontext()
-        if show_only or is_prolog
-        else look_lock.exclusive_look(find_state_folder(health_settings.folder), _LOCK_SECONDS)
-    )
-    with lock_context:
+    with contextlib.nullcontext() if show_only or is_prolog else _exclude_other_looks(health_settings):
         return _look_at_node(health_settings, record, run_command, host_tree, show_only, is_prolog, job_gpus)
+
+
+def _exclude_other_looks(health_settings: HealthSettings) -> ContextManager[None]:
+    return look_lock.exclusive_look(find_state_folder(health_settings.folder), _LOCK_SECONDS)
 
 
 def _look_at_node(
@@ -469,7 +468,9 @@ def _look_at_node(
     is_unfit = bool(failing)
     # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
     if not show_only and (is_unfit or not is_prolog):
-        action = publish_and_act(run_command, health_settings, check_results, host_tree)
+        # A look that began before the fault could otherwise resume the node.
+        with _exclude_other_looks(health_settings) if is_prolog else contextlib.nullcontext():
+            action = publish_and_act(run_command, health_settings, check_results, host_tree)
         is_unfit = action.is_unfit
         print_line(f"{health_settings.machine}: {action.action_kind}: {action.explanation}")
     return is_unfit, False
@@ -513,7 +514,7 @@ def main(
     """
     health_settings = HealthSettings(**settings_document)
     if WATCH_OPTION in command_arguments:
-        return exit_status(WATCH_DAEMON, lambda: watch.watch_log(run_command, os.path.abspath(sys.argv[0])))
+        return exit_status(WATCH_DAEMON, lambda: watch.watch_log(os.path.abspath(sys.argv[0])))
     process_environment = os.environ if environment is None else environment
     is_prolog = process_environment.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
     show_only = "--show" in command_arguments

@@ -12,7 +12,9 @@ Source: the kernel's Documentation/ABI/testing/dev-kmsg.
 
 from __future__ import annotations
 
+import contextlib
 import select
+import subprocess
 import sys
 import time
 from typing import Callable, Collection, NoReturn, Optional, Set
@@ -21,10 +23,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.kernel_faults import FaultLog
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import WATCHED_LOG
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import print_line
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
 
 #: Seconds in which a fault writes the rest of its messages, and in which several nodes notice a common cause.
 _SETTLE_SECONDS = 3.0
@@ -33,6 +35,7 @@ _LOOK_INTERVAL = 30.0
 #: The attempts if a look cannot be made, such as while the controller is away. slurmd's next check follows anyway.
 _MAX_ATTEMPTS = 3
 _LOOK_TIMEOUT = 120.0
+_KILL_SECONDS = 5.0
 #: Seconds in which the records of a storm are gathered.
 _BATCH_SECONDS = 0.5
 #: Seconds between two attempts to open a log that cannot be read.
@@ -112,20 +115,29 @@ class LogWatcher:
             self._schedule.record_look(now, self._make_look())
 
 
-def make_look(run_command: Runner, program_path: str) -> bool:
-    """Run the program as slurmd does. Returns whether it could judge the node."""
+def make_look(program_path: str, limit_seconds: float = _LOOK_TIMEOUT) -> bool:
+    """Run the program as slurmd does. Returns whether it could judge the node.
+
+    A process that hangs in the kernel does not end when it is killed, so that is not waited for long.
+    """
     try:
-        completed = run_command([program_path], timeout=_LOOK_TIMEOUT, check=False)
-    except CommandError as failure:
-        print_line(failure.message)
+        process = subprocess.Popen([program_path], stdin=subprocess.DEVNULL)
+    except OSError as failure:
+        print_line(f"{program_path} cannot be started: {failure.strerror}")
         return False
-    for line in completed.stdout.splitlines():
-        print_line(line)
-    sys.stdout.flush()
-    return completed.rc in _LOOK_STATUSES
+    try:
+        return process.wait(limit_seconds) in _LOOK_STATUSES
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_SECONDS)
+        print_line(f"{program_path} did not end within {limit_seconds:g} s.")
+        return False
+    finally:
+        sys.stdout.flush()
 
 
-def watch_log(run_command: Runner, program_path: str, log_path: str = WATCHED_LOG) -> NoReturn:
+def watch_log(program_path: str, log_path: str = WATCHED_LOG) -> NoReturn:
     """Watch the log for ever. Raises HostStateError if it cannot be read any more."""
     log_descriptor = kernel_log.open_log(log_path)
     while log_descriptor is None:
@@ -134,8 +146,13 @@ def watch_log(run_command: Runner, program_path: str, log_path: str = WATCHED_LO
         time.sleep(_REOPEN_SECONDS)
         log_descriptor = kernel_log.open_log(log_path)
     try:
-        pci_addresses = {address for path in hardware_faults.find_watched_devices(Tree()).values() for address in path}
-        watcher = LogWatcher(log_descriptor, lambda: make_look(run_command, program_path), pci_addresses=pci_addresses)
+        tree = Tree()
+        pci_addresses = {
+            address
+            for path in hardware_faults.find_watched_devices(tree, read_ports(tree)).values()
+            for address in path
+        }
+        watcher = LogWatcher(log_descriptor, lambda: make_look(program_path), pci_addresses=pci_addresses)
         while True:
             watcher.wait_once()
     except OSError as failure:

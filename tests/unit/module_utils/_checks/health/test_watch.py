@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import look_lock, watch
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log
 
 LOST = "NVRM: Xid (PCI:0000:3d:00): 79, pid=1, GPU has fallen off the bus."
@@ -141,6 +140,12 @@ def test_the_watcher_sleeps_while_the_log_is_quiet(log: FakeLog) -> None:
     assert not waiting.is_alive()
 
 
+def test_other_devices_are_no_log() -> None:
+    """Some containers have a link to /dev/null for a log."""
+    assert kernel_log.open_log("/dev/null") is None
+    assert not kernel_log.can_read("/dev/zero")
+
+
 def test_overwritten_records_do_not_end_the_watch(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = begin(log)
     read, failures = os.read, [OSError(errno.EPIPE, "Broken pipe")]
@@ -161,7 +166,7 @@ def test_overwritten_records_do_not_end_the_watch(log: FakeLog, monkeypatch: pyt
 def test_a_log_that_fails_ends_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(HostStateError, match="cannot be read any more: Is a directory"):
-        watch.watch_log(lambda *_given: CommandResult(0, "", ""), "/bin/true", str(tmp_path / "folder"))
+        watch.watch_log("/bin/true", str(tmp_path / "folder"))
 
     def stop(seconds: float) -> None:
         raise KeyboardInterrupt(seconds)
@@ -169,30 +174,38 @@ def test_a_log_that_fails_ends_the_daemon(tmp_path: Path, monkeypatch: pytest.Mo
     # A log that cannot be opened is tried again, which costs nothing.
     monkeypatch.setattr(watch.time, "sleep", stop)
     with pytest.raises(KeyboardInterrupt, match="300"):
-        watch.watch_log(lambda *_given: CommandResult(0, "", ""), "/bin/true", str(tmp_path / "none"))
+        watch.watch_log("/bin/true", str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(("status", "judged"), [(0, True), (1, True), (2, False)])
-def test_a_look_is_what_slurmd_runs(capsys: pytest.CaptureFixture[str], status: int, judged: bool) -> None:
-    def runner(argv: list[str], **_options: object) -> CommandResult:
-        assert argv == ["/usr/local/sbin/gpumesh-node-health"]
-        return CommandResult(status, "fail health.gpu_xid: x\nn1: drain: y\n", "")
+def test_a_look_is_what_slurmd_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int, judged: bool
+) -> None:
+    program = tmp_path / "gpumesh-node-health"
+    program.write_text(f'#!/bin/sh\necho "n1: drain: y$*"\nexit {status}\n')
+    program.chmod(0o755)
+    assert watch.make_look(str(program)) == judged
+    assert capfd.readouterr().out == "n1: drain: y\n"
 
-    assert watch.make_look(runner, "/usr/local/sbin/gpumesh-node-health") == judged
-    assert capsys.readouterr().out == "fail health.gpu_xid: x\nn1: drain: y\n"
 
-    def fail(argv: list[str], **_options: object) -> CommandResult:
-        raise CommandError(argv, "did not end within 120 s")
-
-    assert not watch.make_look(fail, "/usr/local/sbin/gpumesh-node-health")
+def test_a_look_that_does_not_end_or_start_was_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "gpumesh-node-health"
+    assert not watch.make_look(str(program))
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    assert not watch.make_look(str(program), 0.3)
+    output = capsys.readouterr().out
+    assert "cannot be started: No such file" in output and "did not end within 0.3 s" in output
 
 
 def test_a_look_waits_for_another_one(tmp_path: Path) -> None:
     folder = str(tmp_path / "health")
     with look_lock.exclusive_look(folder, 0.0):
         assert (tmp_path / "health").stat().st_mode & 0o777 == 0o700
-        with pytest.raises(HostStateError, match="Another look at this node"), look_lock.exclusive_look(folder, 0.3):
-            pass
+        # One that hangs in the kernel must not keep a broken node in service.
+        started = time.monotonic()
+        with look_lock.exclusive_look(folder, 0.3):
+            assert time.monotonic() - started >= 0.3
         held = subprocess.run(["flock", "--nonblock", folder, "true"], check=False)
         assert held.returncode == 1
     with look_lock.exclusive_look(folder, 0.0):
