@@ -251,7 +251,7 @@ CATALOGUE: Tuple[CatalogueEntry, ...] = (
         "Links stay up",
         "`counters/link_downed` of RDMA ports, `carrier_down_count` of interfaces, in two snapshots",
         "InfiniBand, RoCE, Ethernet on the PCI bus with a route",
-        "at most twice a day, without those while the host is suspended",
+        "at most twice a day, where fewer than ten between two snapshots count once; without those while the host is suspended",
         "",
         PASSIVE,
         DRAIN,

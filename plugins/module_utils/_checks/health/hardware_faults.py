@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Collection, Dict, Iterable, List, Mapping, Optional, Set
+from typing import Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     Judgement,
@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import GPU_CLASSES, GPU_VENDORS
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
 
 _PCI_DEVICES = "sys/bus/pci/devices"
 _PCI_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
@@ -53,14 +53,14 @@ _NO_LOG_REMEDY = "Run as root."
 # The PCI bus
 
 
-def find_watched_devices(tree: Tree) -> Dict[str, List[str]]:
+def find_watched_devices(tree: Tree, rdma_ports: Sequence[RdmaPort]) -> Dict[str, List[str]]:
     """The GPUs and RDMA cards, each with the bridges above it, from the root port down to itself."""
     addresses: Set[str] = {
         device["address"]
         for device in tree.list_pci_devices()
         if device["vendor"] in GPU_VENDORS and device["device_class"] in GPU_CLASSES
     }
-    addresses |= {port["pci_address"] for port in read_ports(tree) if port["pci_address"]}
+    addresses |= {port["pci_address"] for port in rdma_ports if port["pci_address"]}
     return {
         address: _ADDRESS_IN_PATH.findall(os.path.realpath(tree.path(_PCI_DEVICES, address))) or [address]
         for address in sorted(addresses)

@@ -569,9 +569,11 @@ def read_job_settings(tree: Tree) -> Optional[Mapping[str, Any]]:
         settings = json.loads(tree.read(SETTINGS_PATH.lstrip("/")) or "")
     except ValueError:
         return None
-    if not isinstance(settings, dict) or "plugin" in settings["rdma"] or "NCCL_IB_HCA" in settings["variables"]:
+    rdma, variables = (settings.get("rdma"), settings.get("variables")) if isinstance(settings, dict) else (None, None)
+    # An earlier version wrote other settings.
+    if not isinstance(rdma, dict) or not isinstance(variables, dict):
         return None
-    return settings
+    return None if "plugin" in rdma or "NCCL_IB_HCA" in variables else settings
 
 
 def judge_job_ports(judged: Judgement, settings: Mapping[str, Any], ports: JobPorts, drains_node: bool) -> Judgement:
@@ -582,7 +584,8 @@ def judge_job_ports(judged: Judgement, settings: Mapping[str, Any], ports: JobPo
     """
     named = settings["rdma"]["devices"] if settings["rdma"]["peers"] else []
     active_ports = [port for port in ports.network if port["state"] == "active" and port["link_layer"] in NATIVE_LAYERS]
-    if judged.status == "fail" or not active_ports:
+    # The host is a peer of itself.
+    if judged.status == "fail" or not active_ports or len(settings["rdma"]["peers"]) == 1:
         return judged
     active, usable, selected = (set(map(name_port, group)) for group in (active_ports, ports.usable, ports.job))
     problem_texts = [

@@ -64,7 +64,13 @@ _LOST_GPU = re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?(?P<device>{_ADDRESS}):? (?
 _FAILED_START = re.compile(
     rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<device>{_ADDRESS})(?: / {_ADDRESS})?: )?RmInitAdapter failed!"
 )
-#: The kernel's message after an uncorrectable error of the PCI bus, about a device whose driver cannot reset it.
+#: An uncorrectable error of the PCI bus. One that is not fatal may be the answer to a request that a device does not
+#: support, as at the start of a driver.
+_BUS_ERROR = re.compile(
+    r"[\w-]{1,32} [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: )?PCIe Bus Error: "
+    r"severity=Uncorrect(?:ed|able) \((?P<severity>Fatal|Non-Fatal)\)"
+)
+#: What the kernel says after it, about a device whose driver cannot reset it.
 _UNRECOVERED_GPU = re.compile(rf"nvidia (?P<device>{_ADDRESS}): AER: can't recover \(no error_detected callback\)")
 _DRIVER_LOAD = "NVRM: loading NVIDIA UNIX"
 #: A line break in a record of /dev/kmsg.
@@ -123,6 +129,7 @@ class FaultLog:
         self._lost_gpus: Dict[str, str] = {}
         self._xid_lost_gpus: Set[str] = set()
         self._probed_address = ""
+        self._is_bus_error_fatal = False
 
     def count_faults(self) -> Dict[str, int]:
         """How often each fault occurred. A GPU that fell off the bus is only counted once, however it was reported."""
@@ -177,8 +184,11 @@ class FaultLog:
         lost = _LOST_GPU.match(message)
         if lost:
             self._lost_gpus[_without_function(lost.group("device"))] = _name_gpu(lost.group("device"))
+        bus_error = _BUS_ERROR.match(message)
+        if bus_error:
+            self._is_bus_error_fatal = bus_error.group("severity") == "Fatal"
         unrecovered = _UNRECOVERED_GPU.match(message)
-        if unrecovered:
+        if unrecovered and self._is_bus_error_fatal:
             device = unrecovered.group("device")
             self._count(f"uncorrectable PCIe error of GPU {device}", name_device("GPU", device))
         failed_start = _FAILED_START.match(message)

@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     skipped,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
 
 _NO_EARLIER_SNAPSHOT = (
     "There is no earlier snapshot of the counters to compare with. The health program of Slurm records them."
@@ -32,19 +32,24 @@ _MAX_EVENTS = 1000
 
 
 class _CounterKind(NamedTuple):
-    """A counter. More than ``limit`` events within ``window`` seconds are a fault."""
+    """A counter. More than ``limit`` events within ``window`` seconds are a fault.
+
+    ``burst``: an event that happens again between two snapshots is the same one, up to this number.
+    """
 
     file_names: Sequence[str]
     window: float
     limit: int
+    burst: int = 0
 
 
-#: How often the link went down: by the subnet manager's counter, or that of the interface.
+#: How often the link went down: by the subnet manager's counter, or that of the interface. An administrator who changes
+#: an interface takes its link down, and some drivers do that for each of its settings.
 DOWNS = "downs"
 #: A bit error rate of 10⁻¹², the limit of ibdiagnet, gives 120 errors an hour at 32 Gbit/s. Faster links correct errors,
 #: and count only what is left.
 _COUNTER_KINDS = {
-    DOWNS: _CounterKind(("counters/link_downed", "carrier_down_count"), _DAY, 2),
+    DOWNS: _CounterKind(("counters/link_downed", "carrier_down_count"), _DAY, 2, burst=10),
     "symbol errors": _CounterKind(("counters/symbol_error",), _HOUR, 120),
     "receive errors": _CounterKind(("counters/port_rcv_errors",), _HOUR, 120),
     "CRC errors": _CounterKind(("statistics/rx_crc_errors",), _HOUR, 120),
@@ -66,11 +71,11 @@ def _list_routed_interfaces(tree: Tree) -> List[str]:
     ]
 
 
-def read_link_counters(tree: Tree) -> Dict[str, Dict[str, int]]:
-    """The counters of each port, by kind."""
+def read_link_counters(tree: Tree, rdma_ports: Sequence[RdmaPort]) -> Dict[str, Dict[str, int]]:
+    """The counters of each of these ports, and of the interfaces, by kind."""
     directories = {
         f"{port['device']}:{port['port']}": f"sys/class/infiniband/{port['device']}/ports/{port['port']}"
-        for port in read_ports(tree)
+        for port in rdma_ports
         if port["pci_address"]
     }
     directories.update({name: f"sys/class/net/{name}" for name in _list_routed_interfaces(tree)})
@@ -108,7 +113,7 @@ def continue_history(
             growth = {DOWNS: growth[DOWNS]}
         events = {
             kind: [
-                *(event for event in earlier_events.get(kind) or [] if uptime - event[0] < counter.window),
+                *(event for event in earlier_events.get(kind) or [] if 0 <= uptime - event[0] < counter.window),
                 *([[uptime, growth[kind]]] if kind in growth else []),
             ][-_MAX_EVENTS:]
             for kind, counter in _COUNTER_KINDS.items()
@@ -124,7 +129,10 @@ def _find_excesses(history: LinkHistory, is_judged: Callable[[str], bool]) -> Di
     """What has exceeded its limit, by port."""
     excesses = {}
     for port_name, port in history.items():
-        numbers = {kind: sum(event[1] for event in events) for kind, events in port["events"].items()}
+        numbers = {
+            kind: sum(event[1] if event[1] >= _COUNTER_KINDS[kind].burst else 1 for event in events)
+            for kind, events in port["events"].items()
+        }
         excess_texts = [
             f"{number} {kind}"
             for kind, number in numbers.items()

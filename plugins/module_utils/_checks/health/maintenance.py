@@ -68,6 +68,10 @@ def fetch_metadata(method: str, path: str, headers: Mapping[str, str]) -> Option
         connection.close()
 
 
+#: The statuses of an answer. 404 says that there is nothing.
+_ANSWERS = (200, 404)
+
+
 def _parse_document(response: Optional[Response]) -> Any:
     """The JSON document of a response; None without one."""
     try:
@@ -105,7 +109,10 @@ def _read_aws_notices(fetch: Fetch) -> Optional[List[str]]:
     if token is None:
         return None
     headers = {"X-aws-ec2-metadata-token": token.body} if token.status == 200 else {}
-    notices = parse_aws_events(_parse_document(fetch("GET", "/latest/meta-data/events/maintenance/scheduled", headers)))
+    events = fetch("GET", "/latest/meta-data/events/maintenance/scheduled", headers)
+    if events is None or events.status not in _ANSWERS:
+        return None
+    notices = parse_aws_events(_parse_document(events))
     spot = _parse_document(fetch("GET", "/latest/meta-data/spot/instance-action", headers))
     return notices + ([f"spot: {_read_text(spot, 'action', 'time')}"] if isinstance(spot, dict) else [])
 
@@ -113,7 +120,7 @@ def _read_aws_notices(fetch: Fetch) -> Optional[List[str]]:
 def _read_google_notices(fetch: Fetch) -> Optional[List[str]]:
     headers = {"Metadata-Flavor": "Google"}
     event = fetch("GET", "/computeMetadata/v1/instance/maintenance-event", headers)
-    if event is None:
+    if event is None or event.status not in _ANSWERS:
         return None
     preempted = fetch("GET", "/computeMetadata/v1/instance/preempted", headers)
     notices = [event.body.strip()] if event.status == 200 and event.body.strip() not in ("", "NONE") else []
@@ -127,6 +134,9 @@ def _read_azure_notices(fetch: Fetch) -> Optional[List[str]]:
     if machine_name is None or machine_name.status != 200:
         return None
     events = fetch("GET", "/metadata/scheduledevents?api-version=2020-07-01", headers)
+    if events is None or events.status not in _ANSWERS:
+        # The first request enables the service, which may take minutes.
+        return None
     return parse_azure_events(_parse_document(events), machine_name.body.strip())
 
 

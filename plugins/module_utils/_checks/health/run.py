@@ -118,6 +118,12 @@ class CheckContext:
         self.find_hung_nvidia_smi = _ReadOnce(lambda: hung.find_hung_process(tree, "nvidia-smi"))
         #: The GPUs by their device files and on the bus.
         self.read_gpu_facts = _ReadOnce(lambda: read_gpus(tree, tree.list_pci_devices()))
+        #: The RDMA ports, which take many files to read.
+        self.read_rdma_ports = _ReadOnce(lambda: read_ports(tree))
+        #: The GPUs and RDMA cards on the bus, with the bridges above them.
+        self.find_watched_devices = _ReadOnce(
+            lambda: hardware_faults.find_watched_devices(tree, self.read_rdma_ports())
+        )
         #: The kernel log in the format of /dev/kmsg; None if it cannot be read.
         self.read_kernel_records = _ReadOnce(lambda: kernel_log.read_records(tree.path("dev/kmsg")))
         #: The kernel's own messages; None if its log cannot be read.
@@ -158,7 +164,10 @@ class CheckContext:
         return None if kernel_records is None else kernel_log.extract_messages(kernel_records)
 
     def _follow_links(self) -> Optional[links.LinkHistory]:
-        link_counters, uptime = links.read_link_counters(self.host_tree), snapshots.read_uptime(self.host_tree)
+        link_counters, uptime = (
+            links.read_link_counters(self.host_tree, self.read_rdma_ports()),
+            snapshots.read_uptime(self.host_tree),
+        )
         if uptime is None:
             return None
         earlier = snapshots.read_part(self.last_snapshot, "links")
@@ -332,7 +341,11 @@ def _check_gpu_processes(context: CheckContext) -> Judgement:
         later_uses = gpu_details.read_gpu_uses(gpu_details.parse_details(later_result.stdout))
         judgement, occupied_gpus = _judge_leftovers(context, later_uses or gpu_uses, addresses)
     examined_gpus = set(addresses).intersection(gpu_uses)
-    context.urgent_snapshot["occupied_gpus"] = sorted({*occupied_before}.difference(examined_gpus).union(occupied_gpus))
+    if occupied_gpus or examined_gpus.intersection(occupied_before):
+        # Otherwise, a job on other GPUs that starts at the same time would forget what this one has found.
+        context.urgent_snapshot["occupied_gpus"] = sorted(
+            {*occupied_before}.difference(examined_gpus).union(occupied_gpus)
+        )
     return judgement
 
 
@@ -367,7 +380,7 @@ def _check_gpu_access(context: CheckContext) -> Judgement:
 def _check_acs(context: CheckContext) -> Judgement:
     if host.runs_in_container(context.host_tree):
         return skipped("This is a container, and the settings of the PCI bus are those of its host.")
-    switch_ports = peer_access.find_switch_ports(hardware_faults.find_watched_devices(context.host_tree))
+    switch_ports = peer_access.find_switch_ports(context.find_watched_devices())
     try:
         acs_controls = peer_access.read_acs_controls(context.host_tree, switch_ports)
     except (OSError, ValueError) as failure:
@@ -376,7 +389,7 @@ def _check_acs(context: CheckContext) -> Judgement:
 
 
 def _check_pci_errors(context: CheckContext) -> Judgement:
-    paths_by_device = hardware_faults.find_watched_devices(context.host_tree)
+    paths_by_device = context.find_watched_devices()
     messages = context.read_kernel_messages()
     bridges_and_devices = {address for path in paths_by_device.values() for address in path}
     return hardware_faults.judge_pci_errors(
@@ -422,7 +435,7 @@ def _check_dcgm(context: CheckContext) -> Judgement:
 
 
 def _check_locked_memory(context: CheckContext) -> Judgement:
-    return host.judge_locked_memory(host.read_memlock(context.host_tree), read_ports(context.host_tree))
+    return host.judge_locked_memory(host.read_memlock(context.host_tree), context.read_rdma_ports())
 
 
 def _check_swap(context: CheckContext) -> Judgement:
@@ -482,13 +495,17 @@ def _check_host_name(context: CheckContext) -> Judgement:
 
 
 def _check_rdma(context: CheckContext) -> Judgement:
-    ports = read_ports(context.host_tree)
+    ports = context.read_rdma_ports()
     expected, models = context.expected_state, host.read_rdma_models(context.host_tree, ports)
     judged = host.judge_rdma(ports, expected.rdma_rate_gbps, models, expected.rdma)
-    settings = host.read_job_settings(context.host_tree) if ports else None
+    settings = host.read_job_settings(context.host_tree) if ports and judged.status != "fail" else None
     if settings is None:
         return judged
-    job_ports = read_job_ports(context.run_command, context.host_tree, settings)
+    try:
+        job_ports = read_job_ports(context.run_command, context.host_tree, settings)
+    except (GpumeshError, LookupError, ValueError):
+        # What is known of the ports is not lost with it.
+        return judged
     return host.judge_job_ports(judged, settings, job_ports, expected.drains)
 
 
@@ -550,7 +567,7 @@ _IMPLEMENTATIONS: Dict[
     "health.gpu_retired": (_check_gpu_retired, 25.0),
     "health.gpu_xid": (_check_xids, 15.0),
     "health.nvlink": (_check_nvlink, 20.0),
-    "health.fabric_manager": (_check_fabric_manager, 40.0),
+    "health.fabric_manager": (_check_fabric_manager, 30.0),
     "health.gpu_clocks": (_check_gpu_clocks, 50.0),
     "health.gpu_processes": (_check_gpu_processes, 50.0),
     "health.gpu_access": (_check_gpu_access, 30.0),

@@ -53,9 +53,12 @@ def write_snapshot(tree: Tree, path: str, snapshot: Mapping[str, Any], urgent: M
     """Record this snapshot, unless the last one is recent: then only ``urgent``, which has to be up to date."""
     uptime, last_snapshot = read_uptime(tree), read_snapshot(tree, path)
     last_uptime = last_snapshot.get(_UPTIME_KEY)
-    is_due = not isinstance(last_uptime, (int, float)) or uptime is None or uptime - last_uptime >= _MIN_INTERVAL
+    # In some containers, it is the container's own, which starts again without a boot.
+    is_recent = (
+        isinstance(last_uptime, (int, float)) and uptime is not None and 0 <= uptime - last_uptime < _MIN_INTERVAL
+    )
     next_snapshot = {**last_snapshot, **urgent}
-    if is_due:
+    if not is_recent:
         next_snapshot = {**next_snapshot, **snapshot, **urgent, _UPTIME_KEY: uptime, _BOOT_KEY: _read_boot_id(tree)}
     if next_snapshot != last_snapshot and os.path.isdir(tree.path(os.path.dirname(path))):
         files.write_atomic(tree.path(path), json.dumps(next_snapshot) + "\n")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import hardware_faults
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
 
 #: https://github.com/wilicc/gpu-burn/issues/1
 SURPRISE_DOWN = """pcieport 0000:00:02.0: AER: Corrected error received: id=0010
@@ -111,7 +112,8 @@ class PciHost:
 
 
 def test_watched_devices_are_gpus_and_rdma_cards_with_their_bridges(tmp_path: Path) -> None:
-    assert hardware_faults.find_watched_devices(PciHost(tmp_path).tree) == {
+    tree = PciHost(tmp_path).tree
+    assert hardware_faults.find_watched_devices(tree, read_ports(tree)) == {
         "0000:19:00.0": ["0000:16:02.0", "0000:17:00.0", "0000:18:00.0", "0000:19:00.0"],
         "0000:1a:00.0": ["0000:16:02.0", "0000:17:00.0", "0000:18:01.0", "0000:1a:00.0"],
         "0000:1b:00.0": ["0000:16:02.0", "0000:17:00.0", "0000:18:02.0", "0000:1b:00.0"],

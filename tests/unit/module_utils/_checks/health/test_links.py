@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 
@@ -70,23 +71,28 @@ class Host:
         return {result["id"].partition("_")[2]: result for result in results}
 
 
+def read_counters(root: Path) -> dict[str, dict[str, int]]:
+    tree = Tree(str(root))
+    return links.read_link_counters(tree, read_ports(tree))
+
+
 def test_only_links_that_carry_traffic_are_read(tmp_path: Path) -> None:
     host = Host(tmp_path)
-    assert links.read_link_counters(Tree(str(tmp_path))) == {
+    assert read_counters(tmp_path) == {
         "mlx5_0:1": {links.DOWNS: 1, "symbol errors": 5, "receive errors": 0},
         "enp26s0": {links.DOWNS: 1, "CRC errors": 0},
     }
     (tmp_path / "sys/class/net/enp27s0/device").symlink_to("../../../devices/pci0000:19/0000:1a:00.0")
     (tmp_path / "sys/class/net/enp27s0/master").symlink_to("../bond0")
-    assert "enp27s0" not in links.read_link_counters(Tree(str(tmp_path)))
+    assert "enp27s0" not in read_counters(tmp_path)
     host.write("proc/net/route", "Iface\tDestination\nbond0\t00000000")
-    assert "enp27s0" in links.read_link_counters(Tree(str(tmp_path)))
+    assert "enp27s0" in read_counters(tmp_path)
 
 
 def test_wireless_interface_may_lose_its_connection(tmp_path: Path) -> None:
     host = Host(tmp_path)
     (tmp_path / host.interface / "phy80211").mkdir()
-    assert list(links.read_link_counters(Tree(str(tmp_path)))) == ["mlx5_0:1"]
+    assert list(read_counters(tmp_path)) == ["mlx5_0:1"]
 
 
 def test_suspends_take_links_down(tmp_path: Path) -> None:
@@ -97,8 +103,28 @@ def test_suspends_take_links_down(tmp_path: Path) -> None:
         host.write(f"{host.interface}/carrier_down_count", str(number))
         flaps = host.examine(300 * number)["flaps"]
     assert flaps["status"] == "pass"
-    host.write(f"{host.interface}/carrier_down_count", "10")
+    host.write(f"{host.interface}/carrier_down_count", "17")
     assert host.examine(2400)["flaps"]["status"] == "fail"
+
+
+def test_administrator_may_change_the_settings_of_an_interface(tmp_path: Path) -> None:
+    """Drivers take the link down for a change of the MTU, the number of queues, or the length of its rings."""
+    host = Host(tmp_path)
+    host.examine(1000)
+    for uptime, count in ((1300, 4), (1600, 9)):
+        host.write(f"{host.interface}/carrier_down_count", str(count))
+        assert host.examine(uptime)["flaps"]["status"] == "pass"
+
+
+def test_container_with_an_uptime_of_its_own_starts_again(tmp_path: Path) -> None:
+    """lxcfs shows the time since the start of the container, and the host's boot."""
+    host = Host(tmp_path)
+    for uptime, count in ((1000, 1), (500_000, 2), (500_300, 3), (100, 3), (400, 4), (700, 4)):
+        host.set(link_downed=count)
+        flaps = host.examine(uptime)["flaps"]
+    assert flaps["status"] == "pass"
+    host.write("proc/uptime", "900.00 0.0")
+    assert snapshots.read_snapshot(Tree(str(tmp_path)), "var/lib/gpumesh/health/snapshot.json")["uptime"] == 700.0
 
 
 def test_healthy_links_pass_from_the_second_snapshot_on(tmp_path: Path) -> None:
@@ -112,15 +138,16 @@ def test_healthy_links_pass_from_the_second_snapshot_on(tmp_path: Path) -> None:
 def test_link_that_goes_down_three_times_a_day_flaps(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.examine(1000)
-    host.set(link_downed=3)
-    assert host.examine(1300)["flaps"]["status"] == "pass"
+    for uptime, count in ((1300, 2), (5300, 3)):
+        host.set(link_downed=count)
+        assert host.examine(uptime)["flaps"]["status"] == "pass"
     host.set(link_downed=4)
     # The snapshot of a job's prolog soon after does not count it twice.
     assert host.examine(70000)["flaps"]["status"] == "fail"
     flaps = host.examine(70010)["flaps"]
     assert (flaps["status"], flaps["actual"], flaps["required"]) == ("fail", 1, 2)
     assert flaps["reason"] == "Links go down and come up again: mlx5_0:1: 3 downs in a day."
-    # A day after the first two.
+    # A day after the first one.
     assert host.examine(1300 + 86400)["flaps"]["status"] == "pass"
 
 

@@ -144,6 +144,14 @@ def test_service_that_does_not_answer_is_asked_once(cloud: str) -> None:
     assert len(requests) == 1
 
 
+@pytest.mark.parametrize("cloud", [maintenance.AWS, maintenance.GOOGLE, maintenance.AZURE])
+def test_service_that_refuses_has_not_announced_nothing(cloud: str) -> None:
+    def refuse(_method: str, path: str, _headers: Mapping[str, str]) -> maintenance.Response:
+        return maintenance.Response(200 if "name" in path or "token" in path else 401, "refused")
+
+    assert maintenance.judge_maintenance(cloud, refuse).status == "skipped"
+
+
 def test_other_machines_are_not_asked() -> None:
     service = MetadataService({})
     assert maintenance.judge_maintenance(None, service.fetch).status == "skipped"

@@ -172,12 +172,19 @@ def change_cards(machine: machines.Machine, **changed: machines.Card) -> machine
 
 
 def judge_changed_health(
-    name: str, device: str, tmp_path: Path, drains: bool = False, named: list[str] | None = None, **changed: Any
+    name: str,
+    device: str,
+    tmp_path: Path,
+    drains: bool = False,
+    named: list[str] | None = None,
+    peers: list[str] | None = None,
+    **changed: Any,
 ) -> Judgement:
     """health.rdma of the machine after a port has changed. ``named``: the ports that jobs use, if they differ."""
     machine = machines.MACHINES[name]
     settings = host_settings(machine, machines.create_tree(tmp_path / "before", machine))
     settings["rdma"]["devices"] = named or settings["rdma"]["devices"]
+    settings["rdma"]["peers"] = peers or settings["rdma"]["peers"]
     card = next(card for card in machine.cards if card.device == device)
     machine = change_cards(machine, **{device: card._replace(**changed)})
     tree = machines.create_tree(tmp_path / "after", machine)
@@ -224,7 +231,13 @@ def test_a_slow_rail_is_still_a_failure(tmp_path: Path) -> None:
     assert judged.reason == "mlx5_3:1 at 200 Gbit/s."
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_ports_that_lead_to_no_other_member_need_no_address(tmp_path: Path) -> None:
+    """The only host of a site, whose jobs with other hosts use no RDMA."""
+    judged = judge_changed_health(H200, "mlx5_3", tmp_path, drains=True, peers=["n1"], address="")
+    assert judged.status == "pass"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"interface": "eth0"}', '{"rdma": [], "variables": {}}'])
 def test_health_without_settings_of_jobs_judges_the_ports_alone(text: str, tmp_path: Path) -> None:
     machine = machines.MACHINES[SPARK]
     tree = machines.create_tree(tmp_path, machine)
