@@ -34,6 +34,8 @@ class GuideRunner:
             "ANSIBLE_PRIVATE_KEY_FILE": login_vars["ansible_ssh_private_key_file"],
             "ANSIBLE_SSH_COMMON_ARGS": login_vars["ansible_ssh_common_args"],
             "PWD": str(installed.folder),
+            # What the tests read, instead of the guide's own ansible.cfg.
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
         }
         self.installed = installed._replace(environment={**installed.environment, **user_environment})
 
