@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import kernel_faults
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu_details, kernel_faults
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     Judgement,
     failed,
@@ -456,10 +456,8 @@ def judge_fabric_manager(service_state: Optional[str], has_switch: bool, contain
     )
 
 
-#: The section of a GPU, and the fields of its fabric, in DETAILS_COMMAND's output.
-_GPU_SECTION = re.compile(r"^GPU (?P<address>[0-9a-fA-F]+:\S+)\s*$")
-_FABRIC_SECTION = re.compile(r"^(?P<indent> +)Fabric\s*$")
-_SECTION_FIELD = re.compile(r"^(?P<indent> +)(?P<name>[^:]+?)\s*(?::\s*(?P<value>.*?)\s*)?$")
+#: The section with the fields of a GPU's fabric in DETAILS_COMMAND's output.
+_FABRIC_SECTION = "fabric"
 #: Values of a GPU that is not connected to an NVSwitch, or of a driver that does not report the field.
 _NO_FABRIC_VALUES = ("", "n/a", "[n/a]", "not supported", "unknown")
 _COMPLETED = "completed"
@@ -476,21 +474,10 @@ def parse_fabric(query_output: str) -> Dict[str, Dict[str, str]]:
 
     GPUs without such a connection are left out.
     """
-    fabric_by_gpu: Dict[str, Dict[str, str]] = {}
-    address, fabric_indent = "", 0
-    for line in query_output.splitlines():
-        gpu_section, fabric_section = _GPU_SECTION.match(line), _FABRIC_SECTION.match(line)
-        if gpu_section:
-            address, fabric_indent = gpu_section.group("address"), 0
-        elif fabric_section and address:
-            fabric_indent = len(fabric_section.group("indent"))
-            fabric_by_gpu[address] = {}
-        elif fabric_indent:
-            field = _SECTION_FIELD.match(line)
-            if not field or len(field.group("indent")) <= fabric_indent:
-                fabric_indent = 0
-            elif field.group("value"):
-                fabric_by_gpu[address][field.group("name").lower()] = field.group("value").lower()
+    fabric_by_gpu = {
+        address: {path[-1]: value.lower() for path, value in details if _FABRIC_SECTION in path[:-1]}
+        for address, details in gpu_details.parse_details(query_output).items()
+    }
     return {
         address: fields for address, fields in fabric_by_gpu.items() if fields.get("state", "") not in _NO_FABRIC_VALUES
     }
