@@ -10,7 +10,7 @@ Source: the kernel's Documentation/ABI/testing/sysfs-class-net, sysfs-class-net-
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     Judgement,
@@ -145,39 +145,42 @@ def _find_excesses(history: LinkHistory, is_judged: Callable[[str], bool]) -> Di
 
 def judge_flaps(history: Optional[LinkHistory]) -> Judgement:
     """Judge whether links stay up. None: there is no earlier snapshot."""
-    if history is None:
-        return skipped(_NO_EARLIER_SNAPSHOT)
-    if not history:
-        return skipped("No port of this host counts how often its link went down.")
-    excesses = _find_excesses(history, lambda kind: kind == DOWNS)
-    good_count = len(history) - len(excesses)
-    if not excesses:
-        return passed(good_count, len(history), "links")
-    excess_text = "; ".join(f"{port_name}: {text} in a day" for port_name, text in excesses.items())
-    return failed(
-        good_count,
-        len(history),
-        f"Links go down and come up again: {excess_text}.",
+    return _judge_history(
+        history,
+        lambda kind: kind == DOWNS,
+        "No port of this host counts how often its link went down.",
+        ("Links go down and come up again", "a day"),
         "Replace the cable or transceiver, or check the switch port. The check passes a day later, or after a reboot.",
-        "links",
     )
 
 
 def judge_link_errors(history: Optional[LinkHistory]) -> Judgement:
     """Judge whether links carry data without errors. None: there is no earlier snapshot."""
+    return _judge_history(
+        history,
+        lambda kind: kind != DOWNS,
+        "No port of this host counts errors.",
+        ("Links damage data", "an hour"),
+        "Clean or replace the cable or transceiver of this port, and look at the counters of the switch port.",
+    )
+
+
+def _judge_history(
+    history: Optional[LinkHistory],
+    is_judged: Callable[[str], bool],
+    no_port_reason: str,
+    fault: Tuple[str, str],
+    remedy: str,
+) -> Judgement:
+    """Judge the kinds of counters for which ``is_judged`` is true. ``fault``: what links do, and the time of the limit."""
     if history is None:
         return skipped(_NO_EARLIER_SNAPSHOT)
     if not history:
-        return skipped("No port of this host counts errors.")
-    excesses = _find_excesses(history, lambda kind: kind != DOWNS)
+        return skipped(no_port_reason)
+    excesses = _find_excesses(history, is_judged)
     good_count = len(history) - len(excesses)
     if not excesses:
         return passed(good_count, len(history), "links")
-    excess_text = "; ".join(f"{port_name}: {text} in an hour" for port_name, text in excesses.items())
-    return failed(
-        good_count,
-        len(history),
-        f"Links damage data: {excess_text}.",
-        "Clean or replace the cable or transceiver of this port, and look at the counters of the switch port.",
-        "links",
-    )
+    description, window = fault
+    excess_text = "; ".join(f"{port_name}: {text} in {window}" for port_name, text in excesses.items())
+    return failed(good_count, len(history), f"{description}: {excess_text}.", remedy, "links")
