@@ -47,7 +47,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import split_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import read_job_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailscale
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
@@ -119,7 +120,7 @@ class CheckContext:
         #: The GPUs by their device files and on the bus.
         self.read_gpu_facts = _ReadOnce(lambda: read_gpus(tree, tree.list_pci_devices()))
         #: The RDMA ports, which take many files to read.
-        self.read_rdma_ports = _ReadOnce(lambda: read_ports(tree))
+        self.split_rdma_ports = _ReadOnce(lambda: split_ports(tree))
         #: The GPUs and RDMA cards on the bus, with the bridges above them.
         self.find_watched_devices = _ReadOnce(
             lambda: hardware_faults.find_watched_devices(tree, self.read_rdma_ports())
@@ -135,6 +136,10 @@ class CheckContext:
     def has_nvidia(self) -> bool:
         """Whether there are GPUs that nvidia-smi can query."""
         return self.host_tree.exists("proc/driver/nvidia/version") and self.find_program("nvidia-smi") is not None
+
+    def read_rdma_ports(self) -> List[RdmaPort]:
+        """The RDMA ports that lead to a network."""
+        return self.split_rdma_ports()[0]
 
     def run_nvidia_smi(self, argv: Sequence[str], timeout: float) -> CommandResult:
         """Run nvidia-smi, unless an earlier one hangs: this one would, too, and stay forever."""
@@ -502,7 +507,7 @@ def _check_rdma(context: CheckContext) -> Judgement:
     if settings is None:
         return judged
     try:
-        job_ports = read_job_ports(context.run_command, context.host_tree, settings)
+        job_ports = read_job_ports(context.run_command, context.host_tree, settings, context.split_rdma_ports())
     except (GpumeshError, LookupError, ValueError):
         # What is known of the ports is not lost with it.
         return judged

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
@@ -66,7 +66,7 @@ class JobPorts(NamedTuple):
 
 def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHost:
     """Read the state of the host. ``settings`` has the cluster's interface, and the addresses of its members."""
-    job_ports = read_job_ports(run, tree, settings)
+    job_ports = read_job_ports(run, tree, settings, split_ports(tree))
     other_ports = [
         port for port in job_ports.network if port["link_layer"] in NATIVE_LAYERS and port not in job_ports.job
     ]
@@ -82,9 +82,11 @@ def read_job_host(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobHo
     )
 
 
-def read_job_ports(run: Runner, tree: Tree, settings: Mapping[str, Any]) -> JobPorts:
-    """Read the RDMA ports, and select those of the cluster's own fabric. ``settings``: those of the jobs."""
-    network_ports, bridge_ports = split_ports(tree)
+def read_job_ports(
+    run: Runner, tree: Tree, settings: Mapping[str, Any], ports: Tuple[List[RdmaPort], List[RdmaPort]]
+) -> JobPorts:
+    """Select the RDMA ports of the cluster's own fabric. ``settings``: those of the jobs. ``ports``: of split_ports()."""
+    network_ports, bridge_ports = ports
     if not network_ports:
         return JobPorts([], [], network_ports, bridge_ports)
     links = parse_addresses(run(ADDRESS_COMMAND).stdout)
