@@ -20,8 +20,10 @@ description:
   - If more nodes than O(max_drained_percent) have the same fault, no further node is drained for it. Unless it is a
     fault of a GPU, it is considered a shared one, such as a file server that is down. Then drained nodes are also
     resumed, and the check playbook reports it once. A node with a faulty GPU stays drained, and fails as C(Prolog).
-  - Unhealthy nodes announce the fault to each other in their C(Comment), unless that has another text. Nodes that are
-    down, do not respond or are powered down do not count.
+  - Unhealthy nodes announce the fault to each other in their C(Comment), unless that has another text, and keep the
+    numbers of affected nodes in the C(Extra) of the manager's node, unless that has another text. Nodes that are down, do
+    not respond or are powered down do not count.
+  - With more than 50 nodes, a fault that can be a shared one drains a node at the second check that finds it.
   - A shared volume whose server responds slowly does not drain nodes.
   - As C(Prolog), it drains an unhealthy node before a job starts there, and Slurm requeues the job. A GPU of the job on
     which an unkillable process or memory is left is such a fault.

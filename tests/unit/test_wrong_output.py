@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.collective import parse as collective
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, handshakes, host, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, handshakes, host, shared_faults
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability import (
     arp,
     perftest,
@@ -188,7 +188,8 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
     ),
     ("handshakes", handshakes.parse_handshakes, (f"{KEY}\t1790000000\n",), nothing),
     ("allowed IPs", handshakes.parse_addresses, (f"{KEY}\t10.98.0.2/32 10.98.0.3/32\n",), nothing),
-    ("comments", program.parse_comments, ("NodeName=n1 Arch=x86_64 Comment=gpumesh: health.gpu_ecc\n",), nothing),
+    ("comments", shared_faults.parse_comments, ("NodeName=n1 Arch=x86_64 Comment=gpumesh: health.gpu_ecc\n",), nothing),
+    ("counts", shared_faults.parse_counts, ("NodeName=n1 Extra=gpumesh-faults:1764423560:3:health.disk=2\n",), nothing),
     ("perftest", of_perftest, fixtures("_checks/reachability", "perftest/*.txt"), nothing),
     ("iperf3", runner.parse_iperf3, ('{"end": {"sum_received": {"bits_per_second": 1e9}}}',), nothing),
     (

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from program_builds import build_zipapp
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import program, shared_faults
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
@@ -72,8 +72,8 @@ with open(os.path.join(folder, ".lock"), "w") as lock:
                     node = json.load(stream)
                 drained = "+DRAIN" if node.get("state") == "drain" else ""
                 reason = " Reason=" + node["reason"] + " [root@2026-11-22T07:00:00]" if drained else ""
-                comment = " Comment=" + node["comment"] if node.get("comment") else ""
-                print("NodeName=" + name + " CPUTot=2 State=IDLE" + drained + " Version=24.11.5" + reason + comment)
+                texts = [" " + key + "=" + node[key.lower()] for key in ("Comment", "Extra") if node.get(key.lower())]
+                print("NodeName=" + name, "CPUTot=2 State=IDLE" + drained, "Version=24.11.5" + reason + "".join(texts))
 """
 
 
@@ -145,9 +145,12 @@ class NodeHealthCluster:
             return dict(zip(prefix_by_machine, pool.map(run, prefix_by_machine), strict=True))
 
     def controller_states(self) -> dict[str, dict[str, Any]]:
-        return {
+        states = {
             machine: json.loads((self.node_directory / machine).read_text(encoding="utf-8")) for machine in MACHINES
         }
+        # Whoever counted the faults first has left the counts there.
+        states["n1"].pop("extra", None)
+        return states
 
 
 def test_slow_volume_fails_the_check_and_drains_no_node(tmp_path: Path, slow: list[str]) -> None:
@@ -177,7 +180,7 @@ def test_dead_volume_drains_one_node_but_not_all(tmp_path: Path, dead: list[str]
             pool.submit(one_affected.run_node_health, {"n1": dead, **dict.fromkeys(MACHINES[1:], well)}),
         ]
         all_runs, one_runs = (future.result() for future in futures)
-    comments = {machine: {"comment": f"{program.COMMENT_PREFIX}{CHECK_NAME}"} for machine in MACHINES}
+    comments = {machine: {"comment": f"{shared_faults.COMMENT_PREFIX}{CHECK_NAME}"} for machine in MACHINES}
     assert all_affected.controller_states() == comments, all_runs
     assert {completed.returncode for completed in all_runs.values()} == {0}, "jobs go on starting"
     assert "kept in service" in all_runs["n1"].stdout

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import sys
 import time
-from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import (
     fault_history,
@@ -53,6 +54,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.set
     find_state_folder,
     locate_snapshot,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.shared_faults import (
+    COMMENT_PREFIX,
+    COUNTS_PREFIX,
+    FaultCounts,
+    count_faults,
+    format_counts,
+    format_report,
+    parse_comments,
+    parse_counts,
+    parse_report,
+    read_extra,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
     find_member,
     node_requirements,
@@ -75,16 +88,16 @@ _MAX_REASON_LENGTH = 400
 #: The end of a reason that was cut.
 _CUT_SUFFIX = " …"
 _SCONTROL_TIMEOUT = 15.0
-#: Seconds in which nodes with the same fault report it: Slurm runs the check on all of them at the same time.
+#: Seconds in which nodes with the same fault report it: Slurm runs the check on many of them at the same time.
 _SETTLE_SECONDS = 8.0
+#: Seconds over which nodes that find no recent count are spread, so that the first one counts for all.
+_SPREAD_SECONDS = 2.0
 #: Seconds to wait for another look at this node. Slurm ends the program after a minute.
 _LOCK_SECONDS = 10.0
 _STAYS_DRAINED = "stays drained, since these could not be checked: {}"
-#: The prefix of the comment of a node that has a fault, whether it is drained or not.
-COMMENT_PREFIX = "gpumesh-unfit:"
-_NODE_NAME = re.compile(r"^NodeName=(\S+)")
-#: Slurm shows the reservation of a node after it. Our own comments contain no blanks.
-_NODE_COMMENT = re.compile(rf"\sComment=({COMMENT_PREFIX}\S*|.*$)")
+#: Slurm runs the check on all nodes of a small cluster at once, and on ten a second of a larger one: with more nodes, most
+#: have not looked yet when the first ones report a shared fault.
+_SIMULTANEOUS_NODES = 50
 
 #: Slurm's own reasons of a drain that are over once no process of a job is left on the node. Processes of a step
 #: existed for UnkillableStepTimeout after they had been killed; or the controller lost its power before it had saved
@@ -96,9 +109,6 @@ _JOB_RELATED_REASONS = (KILL_FAILED, DUPLICATE_JOB)
 #: /user.slice.
 _JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
 _STEP_DAEMONS = ("slurmstepd", "slurmstepd-wlm")
-
-#: A node with one of these neither runs jobs nor reports what it has: its comment is from an earlier time.
-_SILENT_FLAGS = {"not_responding", "powered_down", "powering_down"}
 
 
 class NodeAction(NamedTuple):
@@ -153,51 +163,9 @@ def parse_drain_reason(reason: str, checks: Sequence[str]) -> List[str]:
     return [check for check in checks if cut or f"; {check}: " in f"; {reason[len(REASON_PREFIX) :]}"]
 
 
-def parse_comments(nodes_text: str) -> Dict[str, str]:
-    """The comment of each node that has one, from ``scontrol --oneliner show node``, where it comes last.
-
-    Comments of others may be followed by more fields.
-    """
-    comment_by_node = {}
-    for line in nodes_text.splitlines():
-        name, comment = _NODE_NAME.match(line), _NODE_COMMENT.search(line)
-        if name and comment:
-            comment_by_node[name.group(1)] = comment.group(1).strip()
-    return comment_by_node
-
-
-def parse_reported_checks(comment: str) -> List[str]:
-    """The checks that a node reports as failed."""
-    return comment[len(COMMENT_PREFIX) :].split(",") if comment.startswith(COMMENT_PREFIX) else []
-
-
-def find_reporting_nodes(nodes: Sequence[SlurmNode], name: str) -> Set[str]:
-    """The nodes that report their faults: this one, and all that are up."""
-    return {
-        node["name"]
-        for node in nodes
-        if node["name"] == name or (node["state"] != "down" and not _SILENT_FLAGS.intersection(node["flags"]))
-    }
-
-
 def find_excused_checks(checks: Sequence[str]) -> List[str]:
     """Return the shared faults that have a common cause, so that no node is taken out of service for them."""
     return [check for check in checks if check not in SINGLE_CARD_CHECKS]
-
-
-def find_shared_faults(
-    failing: Sequence[str], name: str, comments: Mapping[str, str], nodes: int, max_percent: float
-) -> List[str]:
-    """Return the faults of this node that more of the nodes have than may be drained for one fault."""
-    max_affected_nodes = max(1.0, nodes * max_percent / 100)
-    return [
-        check
-        for check in failing
-        if len(
-            {name, *(other_node for other_node, comment in comments.items() if check in parse_reported_checks(comment))}
-        )
-        > max_affected_nodes
-    ]
 
 
 def find_job_leftovers(host_tree: Tree) -> List[str]:
@@ -228,13 +196,15 @@ def decide_action(
     slurm_node: SlurmNode,
     shared_checks: Sequence[str] = (),
     leftover_processes: Sequence[str] = (),
+    unconfirmed_checks: Sequence[str] = (),
 ) -> NodeAction:
     """Decide what to do with the node.
 
     A check that could not be made neither drains a node nor resumes one that was drained for it. No shared fault
     drains, and faults with a common cause do not keep a node drained either.
 
-    ``leftover_processes`` are those of jobs, on a node that Slurm has drained for them.
+    ``leftover_processes`` are those of jobs, on a node that Slurm has drained for them. ``unconfirmed_checks``: new
+    faults of a node in service that may turn out to be shared until its next look.
     """
     excused_checks = find_excused_checks(shared_checks)
     failed_results = [
@@ -251,6 +221,11 @@ def decide_action(
     if failed_results and out_of_service and not drained_by_us:
         return NodeAction(
             "none", f"unhealthy, and already out of service: {slurm_node['reason'] or 'without a reason'}"
+        )
+    if failed_results and not is_drained and all(result["id"] in unconfirmed_checks for result in failed_results):
+        fault_names = ", ".join(result["id"] for result in failed_results)
+        return NodeAction(
+            "none", f"drained at the next check, unless too many nodes have the fault by then: {fault_names}"
         )
     if failed_results:
         return _decide_faulty_node(
@@ -301,42 +276,91 @@ def _parse_node(nodes_text: str, name: str) -> SlurmNode:
     return matching_nodes[0]
 
 
-def _set_comment(run_command: Runner, name: str, note: str) -> None:
-    run_command(["scontrol", "update", f"nodename={name}", f"comment={note}"], timeout=_SCONTROL_TIMEOUT)
+def _update_node(run_command: Runner, name: str, *settings: str) -> None:
+    run_command(["scontrol", "update", f"nodename={name}", *settings], timeout=_SCONTROL_TIMEOUT)
+
+
+def count_shared_faults(
+    run_command: Runner,
+    node_name: str,
+    counting_node: str,
+    failing: Sequence[str],
+    uncounted: Sequence[str],
+    reported_at: Optional[float],
+) -> FaultCounts:
+    """Return how many nodes have each fault, counting them only if no other node has done that in the last seconds.
+
+    ``uncounted``: those of the failing checks that were not reported before ``reported_at``, which is None if this node
+    cannot report any.
+    """
+    counts, is_free = _read_counts(run_command, counting_node)
+    if counts is None or not counts.is_recent(time.time()):
+        time.sleep(random.uniform(0.0, _SPREAD_SECONDS))
+        counts, is_free = _read_counts(run_command, counting_node)
+    if counts is None or not counts.is_recent(time.time()):
+        counts = count_faults(_show_nodes(run_command), node_name, failing, time.time())
+    elif reported_at is None:
+        return counts.add_node(uncounted)
+    elif not uncounted or counts.counted_at > reported_at:
+        return counts
+    else:
+        counts = counts.add_node(uncounted)
+    if is_free:
+        # Without it, the next node counts again.
+        with contextlib.suppress(CommandError):
+            _update_node(run_command, counting_node, f"extra={format_counts(counts)}")
+    return counts
+
+
+def _read_counts(run_command: Runner, counting_node: str) -> Tuple[Optional[FaultCounts], bool]:
+    """Return the counts that other nodes have left, and whether there is room for them."""
+    try:
+        node_text = _show_nodes(run_command, counting_node)
+    except CommandError:
+        # A manager that has just taken over may not be among the nodes yet.
+        return None, False
+    counts, extra = parse_counts(node_text), read_extra(node_text)
+    return counts, counts is not None or not extra or extra.startswith(COUNTS_PREFIX)
 
 
 def publish_and_act(
-    run_command: Runner, health_settings: HealthSettings, check_results: Sequence[CheckResult], host_tree: Tree
+    run_command: Runner,
+    health_settings: HealthSettings,
+    counting_node: str,
+    check_results: Sequence[CheckResult],
+    host_tree: Tree,
+    is_prolog: bool = False,
 ) -> NodeAction:
-    """Publish the faults of this node, read those of the others, and drain or resume the node accordingly."""
+    """Publish the faults of this node, find out how many others have them, and drain or resume the node accordingly.
+
+    ``counting_node``: the one with the counts.
+    """
     node_name = health_settings.machine
     failed_checks = list_failed_checks(check_results)
     node_text = _show_nodes(run_command, node_name)
     before = parse_comments(node_text).get(node_name, "")
-    new_comment = COMMENT_PREFIX + ",".join(failed_checks) if failed_checks else ""
-    shared_checks: List[str] = []
+    new_comment = format_report(failed_checks)
     may_comment = not before or before.startswith(COMMENT_PREFIX)
+    new_faults = [check for check in failed_checks if check not in parse_report(before)]
+    reported_at = time.time() if may_comment else None
     if before != new_comment and may_comment:
-        _set_comment(run_command, node_name, new_comment)
-        if set(failed_checks) - set(parse_reported_checks(before)):
+        _update_node(run_command, node_name, f"comment={new_comment}")
+        if new_faults:
             time.sleep(_SETTLE_SECONDS)
+    shared_checks: List[str] = []
+    unconfirmed_checks: List[str] = []
     if failed_checks:
-        nodes_text = _show_nodes(run_command)
-        reporting_nodes = find_reporting_nodes(parse_nodes_text(nodes_text), node_name)
-        comments = {
-            other_node: comment
-            for other_node, comment in parse_comments(nodes_text).items()
-            if other_node in reporting_nodes
-        }
-        shared_checks = find_shared_faults(
-            failed_checks, node_name, comments, len(reporting_nodes), health_settings.max_drained_percent
-        )
+        counts = count_shared_faults(run_command, node_name, counting_node, failed_checks, new_faults, reported_at)
+        shared_checks = counts.find_shared_faults(failed_checks, health_settings.max_drained_percent)
+        if counts.node_count > _SIMULTANEOUS_NODES and may_comment and not is_prolog:
+            unconfirmed_checks = find_excused_checks(new_faults)
     node = _parse_node(node_text, node_name)
     action = decide_action(
         check_results,
         node,
         shared_checks,
         find_job_leftovers(host_tree) if node["reason"] in _JOB_RELATED_REASONS else (),
+        unconfirmed_checks,
     )
     apply_action(run_command, node_name, action)
     if action.action_kind == "drain" and "drain" not in node["flags"]:
@@ -345,17 +369,16 @@ def publish_and_act(
         lost_jobs.release_refused_jobs(run_command, node_name)
     if new_comment and may_comment and action.action_kind == "resume":
         # Slurm removes the comment together with the reason.
-        _set_comment(run_command, node_name, new_comment)
+        _update_node(run_command, node_name, f"comment={new_comment}")
     return action._replace(is_unfit=bool(set(failed_checks) - set(find_excused_checks(shared_checks))))
 
 
 def apply_action(run_command: Runner, name: str, action: NodeAction) -> None:
     """Drain or resume the node in the controller."""
-    update = ["scontrol", "update", f"nodename={name}"]
     if action.action_kind == "drain":
-        run_command([*update, "state=drain", f"reason={action.explanation}"], timeout=_SCONTROL_TIMEOUT)
+        _update_node(run_command, name, "state=drain", f"reason={action.explanation}")
     elif action.action_kind == "resume":
-        run_command([*update, "state=resume"], timeout=_SCONTROL_TIMEOUT)
+        _update_node(run_command, name, "state=resume")
 
 
 def judge_repeatedly(context: CheckContext, only: Sequence[str]) -> List[JudgedCheck]:
@@ -470,7 +493,9 @@ def _look_at_node(
     if not show_only and (is_unfit or not is_prolog):
         # A look that began before the fault could otherwise resume the node.
         with _exclude_other_looks(health_settings) if is_prolog else contextlib.nullcontext():
-            action = publish_and_act(run_command, health_settings, check_results, host_tree)
+            action = publish_and_act(
+                run_command, health_settings, record["manager"], check_results, host_tree, is_prolog
+            )
         is_unfit = action.is_unfit
         print_line(f"{health_settings.machine}: {action.action_kind}: {action.explanation}")
     return is_unfit, False

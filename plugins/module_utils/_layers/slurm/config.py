@@ -223,7 +223,8 @@ def cluster_settings(request: SlurmRequest, host: SlurmHost) -> Dict[str, Any]:
         settings["HealthCheckProgram"] = request.health_check
         settings["HealthCheckInterval"] = request.health_check_interval
         # The check runs on busy and drained nodes too: faults occur during jobs, and drained nodes have to be resumed.
-        settings["HealthCheckNodeState"] = "ANY"
+        # Ten nodes a second, rather than all of a large cluster at once.
+        settings["HealthCheckNodeState"] = ["ANY", "CYCLE"]
     if request.prolog:
         settings["Prolog"] = request.prolog
         # A job that encounters an unfit node waits for another one, not for an administrator.

@@ -93,7 +93,9 @@ _FLAG_BY_SUFFIX = {
     "+": "completing",
 }
 _STATE_SUFFIXES = "".join(_FLAG_BY_SUFFIX)
-_REASON_PATTERN = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+(?:Comment|ReservationName)=.*)?$", re.DOTALL)
+_REASON_PATTERN = re.compile(
+    r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+(?:Comment|Extra|InstanceId|InstanceType|ReservationName)=.*)?$", re.DOTALL
+)
 #: The same flag under other names, in other outputs and versions.
 _FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "not_responding", "res": "reserved"}
 

@@ -24,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.cat
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.run import ALL_CHECKS, CheckContext
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.shared_faults import COMMENT_PREFIX
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
@@ -51,6 +52,11 @@ def result(status: str, name: str = DISK, reason: str = "/ has 99 % of its space
 def node(reason: str = "", state: str = "idle", *flags: str) -> SlurmNode:
     node_line: Any = {"name": "n1", "state": state, "flags": list(flags), "reason": reason}
     return node_line
+
+
+def is_node_change(argv: Any) -> bool:
+    """Whether scontrol changes something other than the numbers of nodes with faults."""
+    return "update" in argv and not argv[-1].startswith("extra=")
 
 
 @pytest.mark.parametrize(
@@ -177,26 +183,6 @@ def test_slurm_step_daemon_is_not_identified_by_its_name(tmp_path: Path, ids: st
     assert bool(program.find_job_leftovers(Tree(str(tmp_path)))) == counts
 
 
-@pytest.mark.parametrize(
-    ("other_count", "nodes", "shared"),
-    [
-        (0, 3, False),
-        (1, 3, True),
-        (1, 8, False),
-        (2, 8, True),
-        (24, 100, False),
-        (25, 100, True),
-        # One node may always be out of service.
-        (0, 1, False),
-    ],
-)
-def test_fault_of_too_many_nodes_is_shared(other_count: int, nodes: int, shared: bool) -> None:
-    comments = {f"m{number}": f"{program.COMMENT_PREFIX}health.rdma,{DISK}" for number in range(other_count)}
-    comments["other"] = f"{program.COMMENT_PREFIX}health.rdma"
-    comments["admin"] = f"new cables, {DISK}"
-    assert program.find_shared_faults([DISK], "n1", comments, nodes, 25) == ([DISK] if shared else [])
-
-
 def test_shared_fault_drains_no_node_and_resumes_drained_ones() -> None:
     assert program.decide_action([result("fail")], node(), [DISK]).action_kind == "none"
     assert program.decide_action([result("fail")], node(OURS, "idle", "drain"), [DISK]).action_kind == "resume"
@@ -227,13 +213,11 @@ def test_broken_card_is_never_excused_as_a_shared_fault() -> None:
 @pytest.mark.parametrize("check", program.SINGLE_CARD_CHECKS)
 def test_no_job_starts_on_a_broken_card_even_if_many_nodes_have_one(tmp_path: Path, check: str) -> None:
     commands: list[str] = []
-    reason = (
-        f"{program.REASON_PREFIX}{check}: 2 errors [root@2026-11-22T14:45:56] Comment={program.COMMENT_PREFIX}{check}"
-    )
+    reason = f"{program.REASON_PREFIX}{check}: 2 errors [root@2026-11-22T14:45:56] Comment={COMMENT_PREFIX}{check}"
     line = f"NodeName={{}} State={{}} Reason={reason}\n"
 
     def runner(argv: Any, **_options: Any) -> CommandResult:
-        if "update" in argv:
+        if is_node_change(argv):
             commands.append(" ".join(argv[2:]))
         scontrol_output = line.format("n1", "IDLE+DRAIN")
         return CommandResult(
@@ -241,7 +225,7 @@ def test_no_job_starts_on_a_broken_card_even_if_many_nodes_have_one(tmp_path: Pa
         )
 
     settings = HealthSettings("lab", "n1", "", [check], 95)
-    action = program.publish_and_act(runner, settings, [result("fail", check, "2 errors.")], Tree(str(tmp_path)))
+    action = program.publish_and_act(runner, settings, "n1", [result("fail", check, "2 errors.")], Tree(str(tmp_path)))
     assert (action.action_kind, action.is_unfit, commands) == ("none", True, [])
 
 
@@ -259,67 +243,47 @@ def test_no_job_starts_on_a_broken_card_even_if_many_nodes_have_one(tmp_path: Pa
 )
 def test_node_that_does_not_report_faults_is_not_counted(tmp_path: Path, state: str, shared: bool) -> None:
     def runner(argv: Any, **_options: Any) -> CommandResult:
-        scontrol_output = f"NodeName=n1 State=IDLE Comment={program.COMMENT_PREFIX}{DISK}\n"
-        other_node = f"NodeName=n2 State={state} Comment={program.COMMENT_PREFIX}{DISK}\n"
+        scontrol_output = f"NodeName=n1 State=IDLE Comment={COMMENT_PREFIX}{DISK}\n"
+        other_node = f"NodeName=n2 State={state} Comment={COMMENT_PREFIX}{DISK}\n"
         return CommandResult(0, scontrol_output if argv[-1] == "n1" else scontrol_output + other_node, "")
 
     settings = HealthSettings("lab", "n1", "", [DISK], 95)
-    action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    action = program.publish_and_act(runner, settings, "n1", [result("fail")], Tree(str(tmp_path)))
     assert (action.action_kind, action.is_unfit) == (("none", False) if shared else ("drain", True))
 
 
 def test_resumed_node_reports_its_faults_again(tmp_path: Path) -> None:
     """Slurm removes the comment of a node that is resumed."""
     commands: list[str] = []
-    line = f"NodeName={{}} State={{}} Reason={OURS} [root@2026-11-22T14:45:56] Comment={program.COMMENT_PREFIX}{DISK}\n"
+    line = f"NodeName={{}} State={{}} Reason={OURS} [root@2026-11-22T14:45:56] Comment={COMMENT_PREFIX}{DISK}\n"
 
     def runner(argv: Any, **_options: Any) -> CommandResult:
-        if "update" in argv:
+        if is_node_change(argv):
             commands.append(" ".join(argv[2:]))
-            return CommandResult(0, "", "")
         scontrol_output = line.format("n1", "IDLE+DRAIN")
         return CommandResult(
             0, scontrol_output if argv[-1] == "n1" else scontrol_output + line.format("n2", "IDLE"), ""
         )
 
     settings = HealthSettings("lab", "n1", "", [DISK], 95)
-    action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    action = program.publish_and_act(runner, settings, "n1", [result("fail")], Tree(str(tmp_path)))
     assert (action.action_kind, action.is_unfit) == ("resume", False)
-    assert commands == ["nodename=n1 state=resume", f"nodename=n1 comment={program.COMMENT_PREFIX}{DISK}"]
-
-
-def test_comments_are_parsed_from_scontrol() -> None:
-    line = "NodeName={} State=IDLE+DRAIN Reason=gpumesh health: x y [root@2026-11-22T14:45:56] Comment={}"
-    scontrol_output = (
-        line.format("n1", "gpumesh-unfit:a.b,c.d")
-        + "\n"
-        + line.format("n2", "see ticket 5")
-        + "\nNodeName=n3 State=IDLE\n"
-    )
-    assert program.parse_comments(scontrol_output) == {"n1": "gpumesh-unfit:a.b,c.d", "n2": "see ticket 5"}
-    reserved = (
-        scontrol_output.replace("c.d", "c.d ReservationName=mt")
-        + "NodeName=n4 State=IDLE+RESERVED ReservationName=mt\n"
-    )
-    assert program.parse_comments(reserved) == program.parse_comments(scontrol_output)
-    assert program.parse_reported_checks("gpumesh-unfit:a.b,c.d") == ["a.b", "c.d"]
-    assert program.parse_reported_checks("see ticket 5") == []
+    assert commands == ["nodename=n1 state=resume", f"nodename=n1 comment={COMMENT_PREFIX}{DISK}"]
 
 
 def test_fault_of_a_reserved_node_is_reported_once(tmp_path: Path) -> None:
     """The node would otherwise wait for the others at each run, and its fault would not count among theirs."""
     commands: list[str] = []
-    line = f"NodeName={{}} State=IDLE+RESERVED Comment={program.COMMENT_PREFIX}{DISK} ReservationName=mt\n"
+    line = f"NodeName={{}} State=IDLE+RESERVED Comment={COMMENT_PREFIX}{DISK} ReservationName=mt\n"
 
     def runner(argv: Any, **_options: Any) -> CommandResult:
-        if argv[1] == "update":
+        if is_node_change(argv):
             commands.append(" ".join(argv[2:]))
-            return CommandResult(0, "", "")
         mine = line.format("n1")
         return CommandResult(0, mine if argv[-1] == "n1" else "".join(line.format(f"n{n}") for n in range(1, 5)), "")
 
     settings = HealthSettings("lab", "n1", "", [DISK], 95)
-    action = program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    action = program.publish_and_act(runner, settings, "n1", [result("fail")], Tree(str(tmp_path)))
     assert (action.action_kind, commands) == ("none", [])
 
 
@@ -378,7 +342,8 @@ class InstalledNode:
             [str(self.file), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120
         )
         assert result.stderr == ""
-        return result.returncode, result.stdout, self.command_log.read_text(encoding="utf-8").splitlines()
+        commands = self.command_log.read_text(encoding="utf-8").splitlines()
+        return result.returncode, result.stdout, [line for line in commands if " extra=" not in line]
 
 
 @pytest.fixture
@@ -430,7 +395,7 @@ def test_an_unfit_node_is_drained_with_our_reason(host: InstalledNode, context: 
     host.install(drain_on=[UNFIT])
     code, output, commands = host.start(SLURM_SCRIPT_CONTEXT=context)
     assert code == 1, output
-    assert commands[0] == f"update nodename=n1 comment={program.COMMENT_PREFIX}{UNFIT}"
+    assert commands[0] == f"update nodename=n1 comment={COMMENT_PREFIX}{UNFIT}"
     assert commands[1].startswith(f"update nodename=n1 state=drain reason={program.REASON_PREFIX}{UNFIT}: ")
 
 
@@ -448,15 +413,15 @@ def test_jobs_on_a_node_learn_once_why_it_is_drained(tmp_path: Path) -> None:
                 raise CommandError(argv, "exited 1", rc=1)
         drained = drained or "state=drain" in argv
         flags, reason = ("+DRAIN", f" Reason={OURS} [root@2026-11-22T14:45:56]") if drained else ("", "")
-        return CommandResult(0, f"NodeName=n1 State=MIXED{flags}{reason} Comment={program.COMMENT_PREFIX}{DISK}\n", "")
+        return CommandResult(0, f"NodeName=n1 State=MIXED{flags}{reason} Comment={COMMENT_PREFIX}{DISK}\n", "")
 
     settings = HealthSettings("lab", "n1", "", [DISK], 95)
     notice = "n1 starts no further jobs, since it is unhealthy: health.disk: / has 99 % of its space in use"
-    assert program.publish_and_act(runner, settings, [result("fail")], Tree(str(tmp_path))).action_kind == "drain"
+    assert program.publish_and_act(runner, settings, "n1", [result("fail")], Tree(str(tmp_path))).action_kind == "drain"
     assert commands == [f"notify 17 {notice}", f"notify 19 {notice}"]
     # A reason that has changed is no second drain.
     changed = [result("fail", reason="/var has 97 % of its inodes in use.")]
-    assert program.publish_and_act(runner, settings, changed, Tree(str(tmp_path))).action_kind == "drain"
+    assert program.publish_and_act(runner, settings, "n1", changed, Tree(str(tmp_path))).action_kind == "drain"
     assert len(commands) == 2
 
 
@@ -546,7 +511,7 @@ def test_node_drained_for_a_job_is_resumed_without_leftovers(tmp_path: Path, has
     (process / "status").write_text("Uid:\t0\t0\t0\t0\n", encoding="utf-8")
     (process / "exe").symlink_to(f"/usr/sbin/{'slurmstepd' if has_leftovers else 'slurmd'}")
     settings = HealthSettings("lab", "n1", "", [DISK], 95)
-    program.publish_and_act(runner, settings, [result("pass")], Tree(str(tmp_path)))
+    program.publish_and_act(runner, settings, "n1", [result("pass")], Tree(str(tmp_path)))
     resumed = ["update nodename=n1 state=resume", *(["release 17"] if reason == program.DUPLICATE_JOB else [])]
     assert commands == ([] if has_leftovers else resumed)
 

@@ -136,7 +136,7 @@ def test_health_check_prolog_and_epilog_are_configured() -> None:
     settings = served(health_check="/usr/local/sbin/check", health_check_interval=60)
     assert settings["healthcheckprogram"] == "/usr/local/sbin/check"
     assert settings["healthcheckinterval"] == "60"
-    assert settings["healthchecknodestate"] == "ANY"
+    assert settings["healthchecknodestate"] == "ANY,CYCLE"
     assert "prolog" not in settings
     settings = served(prolog="/usr/local/sbin/check")
     assert settings["prolog"] == "/usr/local/sbin/check"
