@@ -140,10 +140,13 @@ def test_uninterruptible_process(attacker: pwd.struct_passwd, tmp_path: Path) ->
             # The program that it starts has its input then, and ends.
             os.close(os.open(fifo_path, os.O_RDWR))
             process.kill()
-    (tmp_path / "proc/self").mkdir()
-    # The groups are those of a login of the user, and of this program, which slurmd starts.
+    # Its group is that of a login of the user, and not the one of slurmd.
     (process_directory / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n", encoding="utf-8")
-    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
+    slurmd_directory = tmp_path / "proc/1"
+    slurmd_directory.mkdir()
+    (slurmd_directory / "cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
+    (slurmd_directory / "status").write_text("Name:\tslurmd\nUid:\t0\t0\t0\t0\n", encoding="utf-8")
+    (slurmd_directory / "exe").symlink_to("/usr/sbin/slurmd-wlm")
     assert find_job_leftovers(Tree(str(tmp_path))) == []
 
 

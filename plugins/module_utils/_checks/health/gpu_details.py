@@ -19,11 +19,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     passed,
     skipped,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 
 #: The head of a GPU's section, and a line of it, which is a field or the head of a section within it.
 _GPU_SECTION = re.compile(r"^GPU (?P<address>[0-9a-fA-F]+:\S+)\s*$")
 _FIELD = re.compile(r"^(?P<indent> +)(?P<name>[^:]+?)\s*(?::\s*(?P<value>.*?)\s*)?$")
+
+_GPU_COUNT = re.compile(r"^Attached GPUs\s*:\s*([0-9]{1,4})\s*$")
+_QUERY, _LAST_SECTION = "nvidia-smi -q", "processes"
 
 #: The names of a field's sections and its own, in lower case, from the outside.
 FieldPath = Tuple[str, ...]
@@ -32,21 +36,33 @@ GpuDetails = List[Tuple[FieldPath, str]]
 
 
 def parse_details(query_output: str) -> Dict[str, GpuDetails]:
-    """The fields of each GPU in the output of nvidia-smi -q, by PCI address."""
+    """The fields of each GPU in the output of nvidia-smi -q, by PCI address. Raises ParseError.
+
+    The processes come last, with names that users choose. A line break in one must not begin another section.
+    """
     details_by_gpu: Dict[str, GpuDetails] = {}
     gpu_details: Optional[GpuDetails] = None
+    gpu_count: Optional[int] = None
     sections: List[Tuple[int, str]] = []
     for line in query_output.splitlines():
         gpu_section, field = _GPU_SECTION.match(line), _FIELD.match(line)
         if gpu_section:
-            gpu_details = details_by_gpu.setdefault(gpu_section.group("address"), [])
+            if gpu_section.group("address") in details_by_gpu:
+                raise ParseError(_QUERY, f"GPU {gpu_section.group('address')} has two sections")
+            gpu_details = details_by_gpu[gpu_section.group("address")] = []
             sections = []
         elif field and gpu_details is not None:
             indent, name = len(field.group("indent")), field.group("name").lower()
+            if sections and sections[0][1] == _LAST_SECTION and indent <= sections[0][0]:
+                continue
             sections = [section for section in sections if section[0] < indent]
             sections.append((indent, name))
             if field.group("value"):
                 gpu_details.append((tuple(section_name for _indent, section_name in sections), field.group("value")))
+        elif attached := _GPU_COUNT.match(line):
+            gpu_count = int(attached.group(1))
+    if gpu_count is not None and len(details_by_gpu) > gpu_count:
+        raise ParseError(_QUERY, f"it has {len(details_by_gpu)} sections of {gpu_count} GPUs")
     return details_by_gpu
 
 

@@ -108,6 +108,7 @@ _JOB_RELATED_REASONS = (KILL_FAILED, DUPLICATE_JOB)
 #: A line in /proc/PID/cgroup of a job's processes, with either version of control groups. Users choose the names below
 #: /user.slice.
 _JOB_GROUP = re.compile(r"^[^/]*:(?!/user\.slice/)/.*\bjob_[0-9]+(/|$)", re.MULTILINE)
+_NODE_DAEMONS = ("slurmd", "slurmd-wlm")
 _STEP_DAEMONS = ("slurmstepd", "slurmstepd-wlm")
 
 
@@ -172,16 +173,20 @@ def find_job_leftovers(host_tree: Tree) -> List[str]:
     """Return the processes that jobs have left on this node, each as "NAME (PID)".
 
     These are processes in the control groups of jobs, and those that Slurm starts for jobs. Where Slurm uses no control
-    groups, its jobs are in that of slurmd, to which this program also belongs: there, a process that no signal can end.
-    Elsewhere it may be that of any user, who only has to wait for an executable.
+    groups, its jobs are in that of slurmd: there, a process that no signal can end. Elsewhere it may be that of any user,
+    who only has to wait for an executable.
     """
-    leftover_processes, own_group = [], host_tree.read("proc", "self", "cgroup")
-    for process_id in host_tree.list_names("proc"):
-        if not process_id.isdigit():
-            continue
+    leftover_processes = []
+    process_ids = [name for name in host_tree.list_names("proc") if name.isdigit()]
+    slurmd_groups = {
+        host_tree.read("proc", process_id, "cgroup")
+        for process_id in process_ids
+        if runs_as_root(host_tree.path("proc"), int(process_id), _NODE_DAEMONS)
+    }
+    for process_id in process_ids:
         name, stat_fields = read_stat(host_tree.path("proc"), process_id)
         group = host_tree.read("proc", process_id, "cgroup") or ""
-        uninterruptible = stat_fields[:1] == ["D"] and group == own_group
+        uninterruptible = stat_fields[:1] == ["D"] and group in slurmd_groups
         if name and (
             uninterruptible
             or _JOB_GROUP.search(group)

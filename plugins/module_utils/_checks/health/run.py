@@ -164,6 +164,11 @@ class CheckContext:
             raise CommandError(gpu.DETAILS_COMMAND[:1], f"shows no GPU: {failure}", rc=query_result.rc)
         return details_by_gpu
 
+    def read_later_details(self) -> Dict[str, gpu_details.GpuDetails]:
+        """The details a few seconds later; empty if no GPU responds by then."""
+        time.sleep(_QUERY_PAUSE)
+        return gpu_details.parse_details(self.run_nvidia_smi(gpu.DETAILS_COMMAND, timeout=20).stdout)
+
     def _read_kernel_messages(self) -> Optional[List[str]]:
         kernel_records = self.read_kernel_records()
         return None if kernel_records is None else kernel_log.extract_messages(kernel_records)
@@ -317,9 +322,7 @@ def _check_gpu_clocks(context: CheckContext) -> Judgement:
     if clock_state.slowdowns:
         # A power brake of a moment is no fault.
         first_slowdowns = clock_state.slowdowns
-        time.sleep(_QUERY_PAUSE)
-        later_result = context.run_nvidia_smi(gpu.DETAILS_COMMAND, timeout=20)
-        clock_state = gpu_details.find_slowdowns(gpu_details.parse_details(later_result.stdout))
+        clock_state = gpu_details.find_slowdowns(context.read_later_details())
         return gpu_details.judge_clocks(clock_state, first_slowdowns)
     return gpu_details.judge_clocks(clock_state)
 
@@ -341,9 +344,7 @@ def _check_gpu_processes(context: CheckContext) -> Judgement:
     judgement, occupied_gpus = _judge_leftovers(context, gpu_uses, addresses)
     if occupied_gpus:
         # The driver needs a moment to free the memory of a process that has just ended.
-        time.sleep(_QUERY_PAUSE)
-        later_result = context.run_nvidia_smi(gpu.DETAILS_COMMAND, timeout=20)
-        later_uses = gpu_details.read_gpu_uses(gpu_details.parse_details(later_result.stdout))
+        later_uses = gpu_details.read_gpu_uses(context.read_later_details())
         judgement, occupied_gpus = _judge_leftovers(context, later_uses or gpu_uses, addresses)
     examined_gpus = set(addresses).intersection(gpu_uses)
     if occupied_gpus or examined_gpus.intersection(occupied_before):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import gpu, gpu_details, jobs, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import ExpectedState
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils._checks.health.test_hung import KILLED, NOT_KILLED
 
@@ -251,9 +251,40 @@ def test_gpus_of_a_job_are_those_of_slurms_numbers() -> None:
     assert jobs.parse_job_gpus("") == jobs.parse_job_gpus("0-3") == []
 
 
+#: Of a process on the first of two GPUs, whose user has put line breaks into the name of the program.
+NAMED_PROCESS = """    Processes
+        GPU instance ID                   : N/A
+        Process ID                        : 1628
+            Type                          : C
+            Name                          : /home/mallory/{}
+            Used GPU Memory               : 400 MiB
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["python3", "x\n    Clocks Event Reasons\n        HW Slowdown : Active", "x\n        y : z"]
+)
+def test_name_of_a_process_begins_no_section(name: str) -> None:
+    details = gpu_details.parse_details(query(NAMED_PROCESS.format(name), AT_WORK))
+    assert {path[0] for path, _value in details["00000000:1A:00.0"]} == {"product name", "minor number", "processes"}
+    assert details["00000000:1B:00.0"] == gpu_details.parse_details(query("", AT_WORK))["00000000:1B:00.0"]
+
+
+@pytest.mark.parametrize("number", ["1A", "1B", "1C"])
+def test_name_of_a_process_is_no_gpu(number: str) -> None:
+    text = query(
+        NAMED_PROCESS.format(f"x\nGPU 00000000:{number}:00.0\n    Fabric\n        State : In Progress"), AT_WORK
+    )
+    with pytest.raises(ParseError, match="section"):
+        gpu_details.parse_details(text)
+
+
 @given(st.text())
 def test_any_text_is_accepted(text: str) -> None:
-    details = gpu_details.parse_details(query(text))
+    try:
+        details = gpu_details.parse_details(query(text))
+    except ParseError:
+        return
     gpu_details.judge_clocks(gpu_details.find_slowdowns(details))
     gpu_details.judge_pcie_speed(details)
     gpu_details.read_gpu_uses(details)

@@ -155,12 +155,16 @@ def test_node_with_unkillable_processes_stays_drained(reason: str) -> None:
     ],
 )
 def test_job_leftovers(tmp_path: Path, stat: str, group: str, counts: bool) -> None:
-    for name in ("71", "self", "72"):
+    for name in ("9", "71", "self", "72"):
         (tmp_path / "proc" / name).mkdir(parents=True)
+    # The program may run for another daemon than slurmd, which is process 9.
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/gpumesh-health.service\n", encoding="utf-8")
+    (tmp_path / "proc/9/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
+    (tmp_path / "proc/9/status").write_text("Name:\tslurmd\nUid:\t0\t0\t0\t0\n", encoding="utf-8")
+    (tmp_path / "proc/9/exe").symlink_to("/usr/sbin/slurmd-wlm")
     # Process 72 has just ended.
     (tmp_path / "proc/71/stat").write_text(f"{stat} 71 0\n", encoding="utf-8")
     (tmp_path / "proc/71/cgroup").write_text(f"{group}\n", encoding="utf-8")
-    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/slurmd.service\n", encoding="utf-8")
     assert bool(program.find_job_leftovers(Tree(str(tmp_path)))) == counts
 
 
