@@ -286,9 +286,11 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
         + (f"gpumesh.cluster {version}" if version else "an earlier version")
     )
     members = cluster["members"]
+    common_layers = [layer for layer in members[0]["layers"] if all(layer in member["layers"] for member in members)]
     member_rows = [
         {
             **member,
+            "other_layers": [layer for layer in member["layers"] if layer not in common_layers],
             "machine": member["machine"] + (" *" if member["manager"] else ""),
             "copy": member["copy"].partition(":")[0],
             "drift": drift.format_drift(member["drift"]),
@@ -296,21 +298,23 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
         for member in members
     ]
     # A column with the same value, or none, for all members only wastes space.
-    columns: list[dict[str, str]] = [{"key": "machine"}, {"key": "address"}, {"key": "interface"}]
+    columns: list[dict[str, str]] = [{"key": "machine"}, {"key": "address"}]
+    interfaces = {member["interface"] for member in members}
+    if len(interfaces) > 1:
+        columns.append({"key": "interface"})
     if any(member["own_address"] != member["address"] for member in members):
         columns.append({"key": "own_address", "title": "own address"})
     if len({member["site"] for member in members}) > 1:
         columns.append({"key": "site"})
     columns.append({"key": "gpus", "title": "GPUs"})
-    layer_combinations = {", ".join(member["layers"]) for member in members}
-    if len(layer_combinations) > 1:
-        columns.append({"key": "layers"})
+    if any(row["other_layers"] for row in member_rows):
+        columns.append({"key": "other_layers", "title": "other layers" if common_layers else "layers"})
     columns.append({"key": "copy", "title": "record"})
     if any(member["drift"] for member in members):
         columns.append({"key": "drift"})
-    common_lines = [
-        f"Layers of every member: {layer}" for layer in layer_combinations if layer and len(layer_combinations) == 1
-    ]
+    common_lines = [f"Interface of every member: {interface}" for interface in interfaces if len(interfaces) == 1]
+    if common_layers:
+        common_lines.append(f"Layers of every member: {', '.join(common_layers)}")
     if (folded := cluster["folded"]) is not None:
         common_lines.append(
             f"History: {folded['count']} of {cluster['generation']} changes are folded, from {folded['first']} to "

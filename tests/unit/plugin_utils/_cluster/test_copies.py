@@ -468,15 +468,24 @@ class TestOverview:
         states: dict[str, Any] = {name: {"host": host_state} for name in ("n1", "n2", "n3")}
         text = render_overview(build_overview({"n1": respond_with(NEW)}, AT, states), {}, width=80)
         assert "Layers of every member: names, storage, munge, slurm\n" in text
-        assert "│ layers" not in text
+        assert "Interface of every member: " in text
+        assert "layers │" not in text and "interface │" not in text
         states["n3"] = {"host": {**host_state, "drift": {"slurm": "not set up", "names": "/etc/hosts differs"}}}
         states["n2"] = {"host": {**host_state, "userspace_only": True}}
         (cluster,) = build_overview({"n1": respond_with(NEW)}, AT, states)
         layers = ["names", "storage", "munge", "slurm"]
         assert [member["layers"] for member in cluster["members"]] == [layers, layers[:1], layers[:3]]
         text = render_overview([cluster], {}, width=80)
+        assert "Layers of every member: names\n" in text
+        assert "│ other " in text and "│ storage, " in text
+        for member in cluster["members"]:
+            member["layers"] = member["layers"][1:]
+        text = render_overview([cluster], {}, width=80)
         assert "Layers of" not in text
         assert "│ layers" in text
+        cluster["members"][1]["interface"] = "eth7"
+        text = render_overview([cluster], {}, width=80)
+        assert "Interface of" not in text and "│ eth7" in text
 
     def test_page_lists_unreachable_hosts(self) -> None:
         clusters = build_overview({"n1": respond_with(NEW)}, AT)
