@@ -274,6 +274,39 @@ def render_overview(
     return "\n".join([cluster_text, *unreachable_lines])
 
 
+def _render_members(members: Sequence[Mapping[str, Any]], width: int) -> tuple[str, list[str]]:
+    """Return the table of the members, and lines of what all of them share: it would only waste space in the table."""
+    common_layers = [layer for layer in members[0]["layers"] if all(layer in member["layers"] for member in members)]
+    rows = [
+        {
+            **member,
+            "other_layers": [layer for layer in member["layers"] if layer not in common_layers],
+            "machine": member["machine"] + (" *" if member["manager"] else ""),
+            "copy": member["copy"].partition(":")[0],
+            "drift": drift.format_drift(member["drift"]),
+        }
+        for member in members
+    ]
+    interfaces = sorted({member["interface"] for member in members})
+    columns: list[dict[str, str]] = [{"key": "machine"}, {"key": "address"}]
+    if len(interfaces) > 1:
+        columns.append({"key": "interface"})
+    if any(member["own_address"] != member["address"] for member in members):
+        columns.append({"key": "own_address", "title": "own address"})
+    if len({member["site"] for member in members}) > 1:
+        columns.append({"key": "site"})
+    columns.append({"key": "gpus", "title": "GPUs"})
+    if any(row["other_layers"] for row in rows):
+        columns.append({"key": "other_layers", "title": "other layers" if common_layers else "layers"})
+    columns.append({"key": "copy", "title": "record"})
+    if any(member["drift"] for member in members):
+        columns.append({"key": "drift"})
+    common_lines = [f"Interface of every member: {interfaces[0]}"] if len(interfaces) == 1 else []
+    if common_layers:
+        common_lines.append(f"Layers of every member: {', '.join(common_layers)}")
+    return render_table(rows, columns, width=width), common_lines
+
+
 def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: str) -> str:
     is_compared = cluster["name"] == compared_cluster
     mesh = cluster["mesh"]
@@ -286,35 +319,7 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
         + (f"gpumesh.cluster {version}" if version else "an earlier version")
     )
     members = cluster["members"]
-    common_layers = [layer for layer in members[0]["layers"] if all(layer in member["layers"] for member in members)]
-    member_rows = [
-        {
-            **member,
-            "other_layers": [layer for layer in member["layers"] if layer not in common_layers],
-            "machine": member["machine"] + (" *" if member["manager"] else ""),
-            "copy": member["copy"].partition(":")[0],
-            "drift": drift.format_drift(member["drift"]),
-        }
-        for member in members
-    ]
-    # A column with the same value, or none, for all members only wastes space.
-    columns: list[dict[str, str]] = [{"key": "machine"}, {"key": "address"}]
-    interfaces = {member["interface"] for member in members}
-    if len(interfaces) > 1:
-        columns.append({"key": "interface"})
-    if any(member["own_address"] != member["address"] for member in members):
-        columns.append({"key": "own_address", "title": "own address"})
-    if len({member["site"] for member in members}) > 1:
-        columns.append({"key": "site"})
-    columns.append({"key": "gpus", "title": "GPUs"})
-    if any(row["other_layers"] for row in member_rows):
-        columns.append({"key": "other_layers", "title": "other layers" if common_layers else "layers"})
-    columns.append({"key": "copy", "title": "record"})
-    if any(member["drift"] for member in members):
-        columns.append({"key": "drift"})
-    common_lines = [f"Interface of every member: {interface}" for interface in interfaces if len(interfaces) == 1]
-    if common_layers:
-        common_lines.append(f"Layers of every member: {', '.join(common_layers)}")
+    member_table, common_lines = _render_members(members, width)
     if (folded := cluster["folded"]) is not None:
         common_lines.append(
             f"History: {folded['count']} of {cluster['generation']} changes are folded, from {folded['first']} to "
@@ -327,7 +332,7 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
         )
     if cluster["certificates"]:
         common_lines.append(f"Certificates of the tracking server: valid until {', '.join(cluster['certificates'])}")
-    lines = [headline, *common_lines, render_table(member_rows, columns, width=width)]
+    lines = [headline, *common_lines, member_table]
     if cluster["volumes"]:
         hidden_fields = {} if is_compared else {"mounted_on": None}
         volume_rows = [

@@ -16,6 +16,11 @@ import os
 import re
 from typing import Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.kernel_faults import (
+    BUS_ERROR,
+    FATAL,
+    PCI_ADDRESS,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     Judgement,
     failed,
@@ -28,11 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
 
 _PCI_DEVICES = "sys/bus/pci/devices"
-_PCI_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_ADDRESS_IN_PATH = re.compile(_PCI_ADDRESS)
-_FATAL_MESSAGE = re.compile(
-    rf"(?:[\w-]+ )?(?P<device>{_PCI_ADDRESS}): (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
-)
+_ADDRESS_IN_PATH = re.compile(PCI_ADDRESS)
 #: Lines of aer_dev_nonfatal about data that was damaged on its way. Others can be the answer to a request that the
 #: device does not support, as at the start of a driver.
 _DAMAGED_DATA = ("TLP", "ECRC")
@@ -88,9 +89,9 @@ def find_fatal_messages(messages: Iterable[str], watched_devices: Collection[str
     """How often the kernel has reported a fatal error of each of these devices."""
     counts: Dict[str, int] = {}
     for message in messages:
-        fatal = _FATAL_MESSAGE.match(message)
-        if fatal and fatal.group("device") in watched_devices:
-            counts[fatal.group("device")] = counts.get(fatal.group("device"), 0) + 1
+        bus_error = BUS_ERROR.match(message)
+        if bus_error and bus_error.group("severity") == FATAL and bus_error.group("device") in watched_devices:
+            counts[bus_error.group("device")] = counts.get(bus_error.group("device"), 0) + 1
     return counts
 
 

@@ -45,6 +45,8 @@ _NVLINK5_XIDS = range(144, 151)
 _RECOVERY_XID = 154
 _LOST_XID = 79
 
+#: As the kernel writes it; drivers may use capitals and leave out the function.
+PCI_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 #: The driver's own message, from its start: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". For a partitioned GPU, the
 #: address is followed by the instances that are affected.
@@ -65,11 +67,12 @@ _FAILED_START = re.compile(
     rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<device>{_ADDRESS})(?: / {_ADDRESS})?: )?RmInitAdapter failed!"
 )
 #: An uncorrectable error of the PCI bus. One that is not fatal may be the answer to a request that a device does not
-#: support, as at the start of a driver.
-_BUS_ERROR = re.compile(
-    r"[\w-]{1,32} [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: )?PCIe Bus Error: "
+#: support, as at the start of a driver. The name of the driver may be missing.
+BUS_ERROR = re.compile(
+    rf"(?:[\w-]{{1,32}} )?(?P<device>{PCI_ADDRESS}): (?:AER: )?PCIe Bus Error: "
     r"severity=Uncorrect(?:ed|able) \((?P<severity>Fatal|Non-Fatal)\)"
 )
+FATAL = "Fatal"
 #: What the kernel says after it, about a device whose driver cannot reset it.
 _UNRECOVERED_GPU = re.compile(rf"nvidia (?P<device>{_ADDRESS}): AER: can't recover \(no error_detected callback\)")
 _DRIVER_LOAD = "NVRM: loading NVIDIA UNIX"
@@ -184,9 +187,9 @@ class FaultLog:
         lost = _LOST_GPU.match(message)
         if lost:
             self._lost_gpus[_without_function(lost.group("device"))] = _name_gpu(lost.group("device"))
-        bus_error = _BUS_ERROR.match(message)
+        bus_error = BUS_ERROR.match(message)
         if bus_error:
-            self._is_bus_error_fatal = bus_error.group("severity") == "Fatal"
+            self._is_bus_error_fatal = bus_error.group("severity") == FATAL
         unrecovered = _UNRECOVERED_GPU.match(message)
         if unrecovered and self._is_bus_error_fatal:
             device = unrecovered.group("device")
