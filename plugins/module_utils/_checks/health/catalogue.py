@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.logins import MAX_PEERS
+
 #: When a check runs: only before a job; by Slurm every few minutes, and in each playbook check; or in those of this level
 #: and higher ones.
 PROLOG, PASSIVE, QUICK, FULL, BURN = LEVELS = ("prolog", "passive", "quick", "full", "burn")
@@ -429,7 +431,7 @@ CATALOGUE: Tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         "ssh_trust.login",
         "SSH login to every other member without a prompt",
-        "a login to each member",
+        f"a login to each member; with more than {MAX_PEERS + 1} members, to {MAX_PEERS} of them",
         _ANY_HOST,
         "all",
         "",

@@ -20,6 +20,7 @@ import tempfile
 from types import MappingProxyType
 from typing import Any, Container, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.logins import LoginResults
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     SLURMD_NAMES,
     Judgement,
@@ -631,25 +632,25 @@ def read_rdma_models(tree: Tree, ports: Sequence[RdmaPort]) -> Dict[str, str]:
 # Peers
 
 
-def judge_ssh(
-    problem_by_machine: Dict[str, Optional[str]], ssh_user: str, untried_machines: Sequence[str] = ()
-) -> Judgement:
-    """Judge the logins. ``problem_by_machine`` has None for a success; ``untried_machines`` were not tried."""
+def judge_ssh(login_results: LoginResults, ssh_user: str) -> Judgement:
+    """Judge the logins of this user."""
     problem_texts = [
-        f"{machine}: {trouble.rstrip('.')}" for machine, trouble in sorted(problem_by_machine.items()) if trouble
+        f"{machine}: {trouble.rstrip('.')}"
+        for machine, trouble in sorted(login_results.problem_by_machine.items())
+        if trouble
     ]
-    good_count, number = len(problem_by_machine) - len(problem_texts), len(problem_by_machine) + len(untried_machines)
+    tried_count, untried_count = len(login_results.problem_by_machine), len(login_results.untried_machines)
+    good_count, number = tried_count - len(problem_texts), tried_count + untried_count
+    unit = "peers" if number == login_results.peer_count else f"peers, a sample of {login_results.peer_count}"
     if not problem_texts:
-        return passed(good_count, number, "peers")
+        return passed(good_count, number, unit)
     untried_text = (
-        f" All of these {len(problem_by_machine)} fail, so {len(untried_machines)} others were not tried."
-        if untried_machines
-        else ""
+        f" All of these {tried_count} fail, so {untried_count} others were not tried." if untried_count else ""
     )
     return failed(
         good_count,
         number,
         f"{ssh_user} cannot log in without a prompt. {'; '.join(problem_texts)}.{untried_text}",
         "Run the site playbook, which renews the cluster's keys and known hosts.",
-        "peers",
+        unit,
     )

@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Log in to every other member without overloading any of them, although all members do this at the same time.
+"""Log in to the other members without overloading any of them, although all members do this at the same time.
+
+In large clusters, each member logs in to the same number of others, and receives as many logins: all keys are tested from
+both sides, at a cost that does not grow with the square of the members.
 
 sshd drops connections at random when about ten wait for authentication (MaxStartups), whoever they are from. So each
 member has only a few logins in progress, and each starts with a different peer, so that every member receives a few in
@@ -22,6 +25,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 
 #: The number of logins that a member has in progress.
 _CONCURRENT_LOGINS = 2
+#: The number of others that a member logs in to at most.
+MAX_PEERS = 49
 #: Seconds until a connection is established with its keys exchanged; a busy host takes some.
 _CONNECT_SECONDS = 15
 #: Seconds for a whole login.
@@ -43,15 +48,19 @@ _DROPPED_MESSAGES = (
 
 
 class LoginResults(NamedTuple):
-    """The problem by machine, None if the login worked, and the machines that were not tried."""
+    """The problem by machine, None if the login worked, and the machines that were not tried after these.
+
+    ``peer_count``: of how many peers all of these are a sample.
+    """
 
     problem_by_machine: Dict[str, Optional[str]]
     untried_machines: List[str]
+    peer_count: int
 
 
 def max_login_seconds(number: int) -> float:
     """The maximum duration in seconds of logins to this many members."""
-    rounds = (number + _CONCURRENT_LOGINS - 1) // _CONCURRENT_LOGINS
+    rounds = (min(number, MAX_PEERS) + _CONCURRENT_LOGINS - 1) // _CONCURRENT_LOGINS
     return rounds * (_LOGIN_SECONDS + sum(_RETRY_DELAYS) + len(_RETRY_DELAYS)) + 5.0
 
 
@@ -119,13 +128,14 @@ class _LoginClient:
         )
 
 
-def log_in_everywhere(run: Runner, machine: str, user: str, peers: Mapping[str, str]) -> LoginResults:
-    """Log in to all peers, as this user and to the same account. Raises InputError."""
+def log_in_to_peers(run: Runner, machine: str, user: str, peers: Mapping[str, str]) -> LoginResults:
+    """Log in to the peers, or in a large cluster to a sample, as this user and to the same account. Raises InputError."""
     caller = _LoginClient(run, user, peers)
-    names = order_peers(machine, peers)
+    names = order_peers(machine, peers)[:MAX_PEERS]
     with ThreadPoolExecutor(max_workers=_CONCURRENT_LOGINS) as pool:
         results = dict(zip(names, pool.map(caller.try_login, names)))
     return LoginResults(
         {name: result[0] for name, result in results.items() if result is not None},
         [name for name, result in results.items() if result is None],
+        len(peers),
     )

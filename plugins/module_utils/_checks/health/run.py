@@ -554,9 +554,9 @@ def _check_ssh(context: CheckContext) -> Judgement:
     if context.find_program("ssh") is None:
         return unknown("ssh is not installed.", "Install openssh-client.")
     own_machine = context.expected_state.machine or socket.gethostname()
-    login_results = logins.log_in_everywhere(context.run_command, own_machine, context.expected_state.ssh_user, peers)
     return host.judge_ssh(
-        login_results.problem_by_machine, context.expected_state.ssh_user, login_results.untried_machines
+        logins.log_in_to_peers(context.run_command, own_machine, context.expected_state.ssh_user, peers),
+        context.expected_state.ssh_user,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import logins
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import host, logins
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import command_prefix, current_user_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
@@ -50,7 +50,7 @@ class FakeSsh:
 
 def log_in(ssh: Any, number: int, machine: str = "n00") -> logins.LoginResults:
     peers = {f"n{index:02}": f"10.0.0.{index}" for index in range(number) if f"n{index:02}" != machine}
-    return logins.log_in_everywhere(ssh, machine, "root", peers)
+    return logins.log_in_to_peers(ssh, machine, "root", peers)
 
 
 @pytest.mark.parametrize("number", [2, 3, 12, 40])
@@ -74,6 +74,20 @@ def test_concurrent_logins_are_limited() -> None:
         and not any(login_results.problem_by_machine.values())
         and not login_results.untried_machines
     )
+
+
+def test_large_cluster_is_sampled_evenly_and_says_so() -> None:
+    """Each member logs in to as many others as log in to it."""
+    names = {f"n{index:02}": f"10.0.0.{index}" for index in range(80)}
+    received: Counter[str] = Counter()
+    for machine in names:
+        ssh = FakeSsh({})
+        login_results = log_in(ssh, 80, machine)
+        received.update(ssh.calls)
+    assert set(received.values()) == {logins.MAX_PEERS} and set(received) == set(names.values())
+    judgement = host.judge_ssh(login_results, "root")
+    assert (judgement.status, judgement.actual, judgement.unit) == ("pass", 49, "peers, a sample of 79")
+    assert host.judge_ssh(log_in(FakeSsh({}), 50), "root").unit == "peers"
 
 
 def test_dropped_login_is_repeated() -> None:
@@ -128,7 +142,7 @@ def test_user_logs_in_with_their_own_key() -> None:
         commands.append(argv)
         return GOOD
 
-    logins.log_in_everywhere(ssh, "n0", "nobody", {"n1": "10.0.0.1"})
-    logins.log_in_everywhere(ssh, "n0", current_user_name(), {"n1": "10.0.0.1"})
+    logins.log_in_to_peers(ssh, "n0", "nobody", {"n1": "10.0.0.1"})
+    logins.log_in_to_peers(ssh, "n0", current_user_name(), {"n1": "10.0.0.1"})
     assert commands[0][: len(command_prefix("nobody"))] == command_prefix("nobody")
     assert "ssh" in commands[0] and commands[1][0] == "ssh"
