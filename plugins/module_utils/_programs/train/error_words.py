@@ -149,7 +149,8 @@ HARDWARE_ERROR = _any_of(
     r"with family \d+ is neither AF_INET",  # NCCL 2.27, without the interface
     r"\[Hardware Error\]|Machine [Cc]heck (?:[Ee]vent|[Ee]xception)|[Ff]atal machine check",
     r"[Bb]uffer I/O error on dev|I/O error, dev (?:nvme|sd)",  # the kernel
-    r"\[Errno (?:5|30)\] [^']*'(?:/tmp|/var/tmp|/dev)/",  # a local disk; that of a file server proves nothing
+    # A local disk; that of a file server proves nothing, and an error about moving a file may be about either place.
+    r"\[Errno (?:5|30)\] [^']*'(?:/tmp|/var/tmp|/dev)/(?![^']*' -> ')",
 )
 #: Errors of a file system that is full, and of one that fails or is unavailable: the system's messages and numbers.
 NO_SPACE = _any_of(

@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import tempfile
-from typing import NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import find_mount, parse_mountinfo
@@ -31,8 +31,12 @@ _MIN_FREE_DIVISOR = 100
 _MAX_UNPROVEN_FAILURES = 2
 #: Directories that are local to each node.
 _LOCAL_DIRS = ("/tmp", "/var/tmp", "/dev", "/run", "/proc", "/sys")  # noqa: S108
-#: The path in an error: quoted or after the message, as Python writes it, or before it, as most other programs do.
-_PATH_AFTER_ERROR = re.compile(r"\]?(?: \([^)]*\))?: ?(?:b?['\"](?P<quoted>[^'\"]+)['\"]|(?P<bare>/[^\s'\":;,()<>]+))")
+#: The path in an error: quoted or after the message, as Python writes it, or before it, as most other programs do. An error
+#: of Python about moving or copying a file names the source and the target.
+_PATH_AFTER_ERROR = re.compile(
+    r"\]?(?: \([^)]*\))?: ?(?:b?['\"](?P<quoted>[^'\"]+)['\"](?: -> b?['\"](?P<target>[^'\"]+)['\"])?"
+    r"|(?P<bare>/[^\s'\":;,()<>]+))"
+)
 _PATH_BEFORE_ERROR = re.compile(r"(?P<bare>/[^\s'\":;,()<>]+)['\">]?:? ?(?:\w*(?:Error|Exception): ?)?\[?$")
 #: The text that attribution appends to the error of a rank.
 _OTHER_RANKS_SUFFIX = re.compile(r"(?: \(\d+ other ranks? failed after it\)|; \d+ other ranks? gave up .*)?$")
@@ -90,7 +94,8 @@ def attribute_to_volume(cause: Cause, run_dir: str, directory: str, earlier_fail
     volume_error = None if space_error else words.FILE_SYSTEM_ERROR.search(cause.detail)
     if cause.kind not in PROGRAM_KINDS or not (space_error or volume_error):
         return cause
-    is_shared = _is_on_volume(_find_path(cause.detail, space_error is not None), run_dir, directory)
+    paths = _find_paths(cause.detail, space_error is not None)
+    is_shared = _is_any_on_volume([_is_on_volume(path, run_dir, directory) for path in paths])
     if is_shared is False:
         return cause
     volume_state = probe_volume(run_dir)
@@ -113,22 +118,32 @@ def _attribute_to_disk(cause: Cause) -> Cause:
     )
 
 
-def _find_path(detail: str, is_space_error: bool) -> str:
-    """Return the path that an error names; empty if it names none."""
+def _find_paths(detail: str, is_space_error: bool) -> List[str]:
+    """Return the paths that an error names, and that may be what it is about."""
     error_matches = list((words.NO_SPACE if is_space_error else words.FILE_SYSTEM_ERROR).finditer(detail))
     if not error_matches:
-        return ""
+        return []
     path_after = _PATH_AFTER_ERROR.match(detail, error_matches[-1].end())
+    if path_after and path_after.group("target"):
+        # Reading needs no space, but either file system may fail.
+        return (
+            [path_after.group("target")] if is_space_error else [path_after.group("quoted"), path_after.group("target")]
+        )
     if path_after:
-        return str(path_after.group("quoted") or path_after.group("bare"))
+        return [path_after.group("quoted") or path_after.group("bare")]
     path_before = _PATH_BEFORE_ERROR.search(detail[: error_matches[0].start()])
-    return path_before.group("bare") if path_before else ""
+    return [path_before.group("bare")] if path_before else []
+
+
+def _is_any_on_volume(answers: Sequence[Optional[bool]]) -> Optional[bool]:
+    """Whether one of the paths is on the volume; None if that is not known."""
+    if any(answers):
+        return True
+    return None if None in answers or not answers else False
 
 
 def _is_on_volume(path: str, run_dir: str, directory: str) -> Optional[bool]:
     """Whether a path is on a volume that nodes share; None if that is not known, such as for a path of a container."""
-    if not path:
-        return None
     path = os.path.normpath(os.path.join(directory, path))
     if any(path.startswith(f"{local_dir}/") and not run_dir.startswith(f"{local_dir}/") for local_dir in _LOCAL_DIRS):
         return False

@@ -22,6 +22,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
         ("NVRM: Xid (PCI:0018:01:00): 145, RLW_SRC_TRACK Fatal XC1 i2 Link 04 (0x00000004 0x80000000)", True),
         ("nvidia-nvswitch3: SXid (PCI:0000:87:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", True),
         ("nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 22013, Non-fatal, Link 00 minion link_intr", False),
+        ("OSError: [Errno 5] Input/output error: '/tmp/tmp1'", True),
+        ("OSError: [Errno 5] Input/output error: '/tmp/tmp1' -> '/mnt/shared/7.ckpt'", False),
     ],
 )
 def test_a_fault_of_the_node_is_told_from_one_of_the_program(line: str, is_hardware: bool) -> None:

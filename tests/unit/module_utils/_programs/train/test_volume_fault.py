@@ -64,6 +64,13 @@ def attribute(
         "OSError: [Errno 30] Read-only file system: '{top}/shared/home/7.pt'",
         "OSError: [Errno 116] Stale file handle: '{top}/shared/home'",
         "OSError: [Errno 5] Input/output error: '{top}/shared/home/7.pt'",
+        # Lightning writes each checkpoint to a temporary file, and copies that.
+        "OSError: [Errno 28] No space left on device: '{top}/scratch/tmp1' -> '{top}/shared/home/step=60.ckpt'",
+        "OSError: [Errno 28] No space left on device: b'{top}/scratch/tmp1' -> b'{top}/shared/home/step=60.ckpt'",
+        "OSError: [Errno 28] No space left on device: '{top}/shared/home/a' -> '{top}/shared/home/b'",
+        "OSError: [Errno 5] Input/output error: '{top}/scratch/tmp1' -> '{top}/shared/home/step=60.ckpt'",
+        "OSError: [Errno 5] Input/output error: '{top}/shared/home/step=60.ckpt' -> '{top}/scratch/tmp1'",
+        "mv: cannot move '{top}/scratch/tmp1' to '{top}/shared/home/7.pt': No space left on device",
     ],
 )
 def test_an_error_with_a_path_on_the_volume_is_attributed_to_it(
@@ -82,6 +89,8 @@ def test_an_error_with_a_path_on_the_volume_is_attributed_to_it(
         "OSError: [Errno 28] No space left on device: '{top}/scratch/7.pt'",
         "write {top}/scratch/7.pt: no space left on device",
         "OSError: [Errno 30] Read-only file system: '{top}/scratch/7.pt'",
+        "OSError: [Errno 28] No space left on device: '{top}/shared/home/7.pt' -> '{top}/scratch/7.pt'",
+        "OSError: [Errno 5] Input/output error: '{top}/scratch/tmp1' -> '{top}/scratch/tmp2'",
     ],
 )
 def test_an_error_with_a_local_path_is_attributed_to_the_node(
