@@ -328,8 +328,9 @@ class InstalledNode:
         return run("node_health_program", path=str(self.file), cluster="lab", machine="n1",
                    folder=str(self.folder / "records"), **{**PUSHED, "drain_on": [FIT], **changes})  # fmt: skip
 
-    def show(self, state: str = "IDLE", reason: str = "") -> None:
+    def show(self, state: str = "IDLE", reason: str = "", comment: str = "") -> None:
         tail = f" Reason={reason} [root@2026-11-20T20:31:00]" if reason else ""
+        tail += f" Comment={comment}" if comment else ""
         line = f"NodeName=n1 Arch=x86_64 CPUTot=2 NodeAddr=10.77.0.11 State={state} Version=24.11.5{tail}"
         script = self.folder / "bin" / "scontrol"
         script.write_text(
@@ -430,6 +431,8 @@ def test_jobs_on_a_node_learn_once_why_it_is_drained(tmp_path: Path) -> None:
 
 
 def test_a_fault_that_comes_back_is_counted_in_the_reason(host: InstalledNode) -> None:
+    # It has reported the fault, and does not wait for the reports of others.
+    host.show(comment=f"{COMMENT_PREFIX}{UNFIT}")
     # Neither a prolog nor an administrator who only has the results shown begins or ends a fault.
     host.install(drain_on=[UNFIT])
     host.start("--show")
