@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: reachability
-short_description: Connect a member of a cluster to all others
+short_description: Probe all other members of a cluster
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -53,7 +53,7 @@ options:
             type: int
             required: true
           role:
-            description: The reason why it is tested.
+            description: The reason why the port is tested.
             type: str
             required: true
             choices: [named, ephemeral]
@@ -98,7 +98,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Connect every member to all others
+- name: Probe every pair of members
   gpumesh.cluster.reachability:
     run: "{{ run_name }}"
     token: "{{ run_token }}"

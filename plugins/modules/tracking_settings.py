@@ -35,7 +35,7 @@ options:
     description:
       - The name of the variable in which the members have registered M(gpumesh.cluster.tracking) with
         O(gpumesh.cluster.tracking#module:state=certified). Its certificates are added to O(settings).
-      - If it has failed on a host of the play, this module fails on all of them. Other than with C(any_errors_fatal), each
+      - If it has failed on a host of the play, this module fails on all of them. Unlike with C(any_errors_fatal), each
         host fails by itself, and can be rescued.
     type: str
 """
