@@ -123,8 +123,8 @@ options:
     type: dict
   machine:
     description:
-      - The name of this host in O(record). If set with O(state=replica), the record is refused if it newly conflicts with
-        another cluster of this host, such as by the port or the interface of its mesh.
+      - The name of this host in O(record). If set with O(state=replica), a record that newly conflicts with another
+        cluster of this host is refused, for example with the port or the interface of its mesh.
     type: str
   registration:
     description:

@@ -32,7 +32,8 @@ options:
     elements: str
     default: []
   refresh:
-    description: Whether to fetch the lists of packages even if they are new, such as after a repository was added.
+    description: Whether to fetch the lists of packages even if they are recent, for example after a repository was
+      added.
     type: bool
     default: false
 """

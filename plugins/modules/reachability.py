@@ -87,7 +87,8 @@ options:
     description:
       - The duration of each throughput measurement in seconds, up to V(50). If it is not V(0), the throughput to all
         O(peers) with a listener is measured afterwards, in the background. The measurements start when all hosts are
-        ready, and no host takes part in two at a time. M(gpumesh.cluster.reachability_listener) returns the results when it is stopped.
+        ready, and no host takes part in two at a time. M(gpumesh.cluster.reachability_listener) returns the results
+        when it is stopped.
       - If two hosts have RDMA, each direction takes another two times as long, plus four seconds.
     type: int
     default: 0

@@ -75,7 +75,7 @@ former_server:
   type: str
   returned: without O(registered)
 was_enabled:
-  description: Whether tracking was switched off, so that a member that was away then may still have the server.
+  description: Whether tracking was switched off, so that a member that was down then may still have the server.
   type: bool
   returned: without O(registered)
 """
