@@ -35,8 +35,8 @@ options:
   state:
     description:
       - V(present) creates the cluster or changes the existing one; members are added and updated, never removed.
-      - V(replica) replaces the host's copy with O(record). O(force) and O(actor) are by default what C(cluster_trusted_copy)
-        and C(cluster_actor) of the role P(gpumesh.cluster.cluster#role) say.
+      - V(replica) replaces the host's copy with O(record). O(force) and O(actor) default to the values of
+        C(cluster_trusted_copy) and C(cluster_actor) of the role P(gpumesh.cluster.cluster#role).
       - V(absent) deletes the host's file; with O(record), only if it belongs to the same cluster.
     type: str
     choices:
@@ -123,8 +123,8 @@ options:
     type: dict
   machine:
     description:
-      - The name of this host in O(record). If set with O(state=replica), the record is refused if it newly conflicts with
-        another cluster of this host, such as by the port or the interface of its mesh.
+      - The name of this host in O(record). If set with O(state=replica), a record that newly conflicts with another
+        cluster of this host is refused, for example with the port or the interface of its mesh.
     type: str
   registration:
     description:
@@ -155,7 +155,7 @@ EXAMPLES = r"""
         gpus: 8
   register: registered
 
-- name: Put a copy on the other one
+- name: Write a copy to the other machine
   gpumesh.cluster.cluster:
     name: lab
     state: replica

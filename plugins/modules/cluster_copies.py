@@ -15,8 +15,9 @@ description:
   - Returns the manager's record or, if the manager does not answer, the newest copy on which two members agree.
   - Fails if the copies contradict each other, if a new manager is not confirmed by the former one, or if the manager is not
     a machine of the inventory or is the one that runs Ansible.
-  - First returns the hosts to query next. These are hosts with a record that none has sent, the manager if it is not in the
-    play, up to two members, and O(candidate). So a run with C(--limit) also finds changes that its hosts have missed.
+  - First returns the hosts to query next. These are hosts with a record that no host has sent yet, the manager if it is
+    not in the play, up to two members, and O(candidate). So a run with C(--limit) also finds changes that its hosts
+    have missed.
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
   - "Reads these options of roles: C(cluster_manager), C(cluster_manager_lost), C(cluster_name),
     C(cluster_new_manager), C(cluster_older_version), C(cluster_trusted_copy), C(cluster_trusted_generation)."
@@ -143,11 +144,11 @@ reachable:
   type: list
   elements: str
 authority:
-  description: The machine that knows the jobs. This is the manager, or RV(source) if the manager did not answer.
+  description: The machine to query for jobs. This is the manager, or RV(source) if the manager did not answer.
   returned: RV(queries) is empty
   type: str
 machines:
-  description: The members of the cluster. Empty without a record, and so are the following lists.
+  description: The members of the cluster. Empty without a record.
   returned: RV(queries) is empty
   type: list
   elements: str
@@ -157,7 +158,7 @@ comparable:
   type: list
   elements: str
 out_of_reach:
-  description: The members that did not answer, or are not in the play.
+  description: The members that did not answer, or are not in the play. Empty without a record.
   returned: RV(queries) is empty
   type: list
   elements: str

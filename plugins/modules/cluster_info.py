@@ -35,11 +35,12 @@ options:
   complete:
     description:
       - The names of the clusters whose complete records are returned. If not set, all are.
-      - For other clusters, only the C(name), the C(generation) and the C(digest) of the record are returned.
+      - Of the records of other clusters, only the C(name), the C(generation) and the C(digest) are returned.
     type: list
     elements: str
   known_digests:
-    description: Digests of records that the caller already has. These are not returned completely either.
+    description: Digests of records that the caller already has. Of these records, only the C(name), the C(generation)
+      and the C(digest) are returned.
     type: list
     elements: str
     default: []
@@ -56,7 +57,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Refuse to go on with what is out of date
+- name: Fail if the record is outdated
   gpumesh.cluster.cluster_info:
     cluster: lab
     generation: 7
@@ -65,7 +66,7 @@ EXAMPLES = r"""
   gpumesh.cluster.cluster_info:
   register: records
 
-- name: Ask which records there are
+- name: List the records without their contents
   gpumesh.cluster.cluster_info:
     complete: []
   register: digests
@@ -105,7 +106,7 @@ tun:
   type: bool
   sample: true
 unfinished:
-  description: What an installation of packages that was cut off has left behind.
+  description: What an interrupted installation of packages has left unfinished.
   returned: if there is something, and O(generation) is not given
   type: list
   elements: str

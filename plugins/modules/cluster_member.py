@@ -72,7 +72,7 @@ EXAMPLES = r"""
         interface: eno1
         gpus: 8
 
-- name: Tell the record the public key of a member's tunnel
+- name: Register the public key of a member's tunnel
   gpumesh.cluster.cluster_member:
     cluster: lab
     members:
@@ -80,7 +80,7 @@ EXAMPLES = r"""
         mesh:
           public_key: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
 
-- name: Take the manager out
+- name: Remove the manager
   gpumesh.cluster.cluster_member:
     cluster: lab
     machine: gpu1

@@ -44,7 +44,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Decide who is in the cluster
+- name: Decide which hosts are members
   gpumesh.cluster.cluster_registration:
     registered: cluster_info
     copies: copies

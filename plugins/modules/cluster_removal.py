@@ -33,7 +33,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Refuse what cannot work
+- name: Validate the removal
   gpumesh.cluster.cluster_removal:
     registered: cluster_info
     copies: copies

@@ -97,7 +97,8 @@ options:
         O(nic_gbps), or to none.
     type: float
   thresholds:
-    description: Your own entries, which precede those of the table. The first matching entry is used.
+    description: Your own minimum bandwidths, which precede those of the table of known machines. The first matching
+      entry is used.
     type: list
     elements: dict
     default: []
@@ -128,11 +129,11 @@ options:
         can report up to twice the bandwidth of the link.
     type: float
   nics:
-    description: The number of such NICs per node.
+    description: The number of NICs per node with the rate in O(nic_gbps).
     type: int
     default: 1
   fabric:
-    description: How NCCL uses the NICs. Gloo always uses TCP.
+    description: How NCCL uses the NICs of O(nic_gbps). Gloo always uses TCP.
     type: str
     choices: [rdma, tcp]
     default: rdma
@@ -160,7 +161,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Measure the eight GPUs of each host
+- name: Test the eight GPUs of each host
   gpumesh.cluster.collective_test:
     path: /opt/nccl-tests/build
     ranks: 8

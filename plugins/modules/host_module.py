@@ -7,15 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_module
-short_description: Run a module whose answer sets no variables
+short_description: Run a module without setting variables from its result
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
   - Runs a module on the host, with its action if it has one, like a task of its own.
-  - Ansible makes variables of the facts in the answer of any module, and artifacts of a job of its statistics. The
-    Python on a host, and so whoever is root there, decides what an answer contains. Such variables precede those of the
-    inventory, and artifacts are extra variables of the next job of a workflow of AWX.
+  - Ansible turns the facts in the result of any module into variables, and its statistics into artifacts of a job. The
+    Python on a host, and so whoever is root there, decides what a result contains. Such variables take precedence over
+    those of the inventory, and artifacts are extra variables of the next job of a workflow of AWX.
   - Facts are returned as RV(facts), and statistics are dropped. All modules of this collection do the same.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes

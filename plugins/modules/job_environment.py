@@ -34,7 +34,7 @@ options:
     choices: [present, absent]
     default: present
   rdma:
-    description: Whether jobs use the active RDMA devices. Otherwise, NCCL is told not to.
+    description: Whether jobs use the active RDMA devices. Otherwise, NCCL is configured not to.
     type: bool
     default: true
   cluster:

@@ -16,7 +16,7 @@ description:
   - If no partition has all of the nodes, it runs one job in each of several partitions, the default one first.
   - Does not wait for other jobs. Nodes without free resources are skipped, and RV(occupied) lists the jobs that occupy them.
     Nodes that do not accept jobs are skipped too, and are listed in RV(unavailable).
-  - If the job fails because a node had been away without the controller having noticed it, such as after a power cut, it
+  - If the job fails because a node was down without the controller having noticed it, for example after a power cut, it
     is run a second time when the nodes accept jobs again, and RV(away) lists these nodes. No other failure is retried.
   - The module does not fail if the job fails. Evaluate RV(rc) and RV(stdout) instead.
 extends_documentation_fragment:
@@ -41,7 +41,7 @@ options:
     elements: str
     required: true
   unreachable:
-    description: Those of the nodes that are known not to answer. They are skipped, and listed in RV(unavailable).
+    description: The nodes among O(nodes) that are known not to answer. They are skipped, and listed in RV(unavailable).
     type: list
     elements: str
     default: []
@@ -53,7 +53,8 @@ options:
     default: nobody
   timeout:
     description: The time in seconds in which Slurm must start the job on nodes with free resources. It is also the
-      maximum wait for nodes on which an earlier job is still ending, and for nodes that had been away.
+      maximum wait for nodes on which an earlier job is still ending, and for nodes that were down when the job was
+      placed.
     type: int
     default: 60
 """
@@ -86,13 +87,13 @@ unavailable:
   returned: always
   sample: {n3: idle drain}
 away:
-  description: The nodes that had been away when the controller placed the first job, which failed. Slurm has a new
-    registration of them since, or found that they do not respond.
+  description: The nodes that were down when the controller placed the first job, which failed. They have registered
+    again since, or Slurm found that they do not respond.
   type: list
   elements: str
   returned: always
 attempts:
-  description: How often the job was started, V(2) at most. The other values are those of the last one.
+  description: How often the job was started, at most V(2). The other values are those of the last attempt.
   type: int
   returned: always
 rc:

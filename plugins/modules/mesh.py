@@ -34,7 +34,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Connect the members as far as they are set up
+- name: Connect the members that are set up
   gpumesh.cluster.mesh:
     record: cluster_record
   register: connection

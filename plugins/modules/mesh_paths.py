@@ -30,13 +30,13 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Probe the ways
+- name: Probe the paths
   gpumesh.cluster.tailscale:
     record: cluster_record
     probe: true
   register: probed
 
-- name: Show them
+- name: Show the paths
   gpumesh.cluster.mesh_paths:
     record: cluster_record
     registered: probed

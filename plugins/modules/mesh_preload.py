@@ -61,7 +61,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Show programs the tailnet as an interface
+- name: Present the tailnet to programs as an interface
   gpumesh.cluster.mesh_preload:
     record: cluster_record
 

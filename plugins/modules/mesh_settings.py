@@ -33,7 +33,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look what the settings would change
+- name: Compare the settings with the record
   gpumesh.cluster.mesh_settings:
     record: cluster_record
   register: settings

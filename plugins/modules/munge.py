@@ -118,7 +118,7 @@ EXAMPLES = r"""
   run_once: true
   no_log: true
 
-- name: Run munge on every member with this key
+- name: Run munge on every member, with the same key
   gpumesh.cluster.munge:
     record: cluster_record
     manager: "{{ manager }}"

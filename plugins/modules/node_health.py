@@ -14,8 +14,8 @@ author:
 description:
   - Runs all checks in parallel, each with a time limit. The default set takes less than five seconds on a healthy host.
   - A check that does not apply is skipped with a reason. A check that could not be performed is an error, not a pass.
-  - On a member with M(gpumesh.cluster.node_health_program), the reason of a failed check says how often that has happened
-    in the last week, from the second time on.
+  - On a member with M(gpumesh.cluster.node_health_program), the reason of a failed check says how often that has
+    happened in the last week, if more than once.
   - The module does not fail if a check fails. Evaluate RV(status) and RV(checks) instead.
   - If O(record) is given, the other options that follow from it are derived on the controller. Members that have dropped out
     of the play are left out of O(ssh_peers) and O(mesh_peers).
@@ -99,7 +99,7 @@ options:
     default: 1024
   mount_timeout:
     description:
-      - The time in seconds in which a small file must be written to a volume. A volume that does not respond at all by then
+      - The maximum time in seconds for writing a small file to a volume. A volume that does not respond at all by then
         is considered dead; one that has only reported its free space is considered slow. At most V(120).
     type: float
     default: 10
@@ -166,8 +166,8 @@ checks:
       type: str
 versions:
   description:
-    - The models of the GPUs, and the versions of the driver, the VBIOS, the kernel and the NCCL libraries of the system. What
-      the host does not have is missing.
+    - The models of the GPUs, and the versions of the driver, the VBIOS, the kernel and the NCCL libraries of the
+      system. Keys for what the host does not have are missing.
   type: dict
   returned: always
   sample: {driver: 550.90.07, kernel: 6.1.0-28-amd64, models: [NVIDIA H100 80GB HBM3], nccl: [2.23.4], vbios: [96.00.89.00.01]}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: packages
-short_description: Install packages, and complete an installation that was cut off
+short_description: Install packages, and complete an interrupted installation
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Completes what C(dpkg) has not, such as after a power failure, and then installs packages with the package manager of
-    the host. Services are not started.
+  - Completes what C(dpkg) has left unfinished, for example after a power failure, and then installs packages with the
+    package manager of the host. Services are not started.
   - In check mode, a change is reported whenever this runs.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -32,13 +32,14 @@ options:
     elements: str
     default: []
   refresh:
-    description: Whether to fetch the lists of packages even if they are new, such as after a repository was added.
+    description: Whether to fetch the lists of packages even if they are recent, for example after a repository was
+      added.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Complete an installation that was cut off
+- name: Complete an interrupted installation
   gpumesh.cluster.packages:
   when: cluster_info.unfinished | length > 0
 """

@@ -62,7 +62,7 @@ members:
   type: list
   elements: str
 nodes:
-  description: The members in the play but for those in RV(userspace_only).
+  description: The members in the play except those in RV(userspace_only).
   returned: success
   type: list
   elements: str

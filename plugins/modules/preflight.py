@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: preflight
-short_description: Check that a host has what the layers cannot bring about
+short_description: Check that a host has what the layers need but cannot set up
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
   - Finds what the roles would refuse on this host, before the cluster record is written or a layer is set up.
-  - Reports all that is wrong at once. Changes nothing.
+  - Reports all problems at once. Changes nothing.
   - The options of the module are derived from the options of the roles and the decision of
     M(gpumesh.cluster.cluster_registration). This happens on the controller.
   - "Reads these options of roles: C(cluster_name), C(cluster_unsupported_release), C(session_allow), C(session_enabled),

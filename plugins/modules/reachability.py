@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: reachability
-short_description: Connect a member of a cluster to all others
+short_description: Probe all other members of a cluster
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -53,7 +53,7 @@ options:
             type: int
             required: true
           role:
-            description: The reason why it is tested.
+            description: The reason why the port is tested.
             type: str
             required: true
             choices: [named, ephemeral]
@@ -87,7 +87,8 @@ options:
     description:
       - The duration of each throughput measurement in seconds, up to V(50). If it is not V(0), the throughput to all
         O(peers) with a listener is measured afterwards, in the background. The measurements start when all hosts are
-        ready, and no host takes part in two at a time. M(gpumesh.cluster.reachability_listener) returns the results when it is stopped.
+        ready, and no host takes part in two at a time. M(gpumesh.cluster.reachability_listener) returns the results
+        when it is stopped.
       - If two hosts have RDMA, each direction takes another two times as long, plus four seconds.
     type: int
     default: 0
@@ -98,7 +99,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Connect every member to all others
+- name: Probe every pair of members
   gpumesh.cluster.reachability:
     run: "{{ run_name }}"
     token: "{{ run_token }}"

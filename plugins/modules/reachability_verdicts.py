@@ -12,8 +12,8 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Evaluates the results of M(gpumesh.cluster.reachability) on all members. Each ordered pair gets one verdict, the
-    cause that explains the others, with a message and a remedy. Run it once, not on every host.
+  - Evaluates the results of M(gpumesh.cluster.reachability) on all members. Each ordered pair gets one verdict, that of
+    its root cause, with a message and a remedy. Run it once, not on every host.
   - A pair that could not be measured is C(not_checked), and its message says why.
   - Runs only on the controller and makes no connection.
   - "Reads these options of roles: C(check_max_clock_offset), C(reachability_layer), C(reachability_show)."

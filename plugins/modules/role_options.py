@@ -14,7 +14,7 @@ author:
 description:
   - Validates the variables of a host against the argument specifications of roles of this collection before the first of
     them runs. Ansible itself validates each role when it starts, after earlier roles have already changed the host.
-  - Refuses variables of the inventory or of the command line whose name is no option, but close to one, unless
+  - Refuses variables of the inventory or the command line whose name is not that of an option, but close to one, unless
     the variable C(cluster_unknown_variables) is V(ignore). Others that begin with the name of a role are listed.
   - Refuses downloads that cannot be verified by a checksum, since what is fetched runs as root on every member.
   - Variables that cannot be templated yet because they refer to variables of a later role are left to that role.

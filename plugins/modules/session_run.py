@@ -44,7 +44,7 @@ options:
     description:
       - The time limit of the session, such as V(8h), V(90m) or V(3d), or in Slurm's format, such as V(0-08:00:00).
         Fetching images does not count towards it, but must finish within 30 minutes.
-      - A number is refused, since YAML takes C(8:00:00) without quotes for 28800.
+      - A number is refused, since YAML reads C(8:00:00) without quotes as 28800.
     type: raw
     default: ""
   network:

@@ -40,9 +40,9 @@ attributes:
 options:
   state:
     description:
-      - V(present) sets up the host as a node, with its health check, slurmd, and the daemon C(gpumesh-health), which runs
-        the check when the kernel log tells of a fault. The daemon is left out where the log cannot be read. If the node has to be deleted from the
-        controller first, it stops before slurmd and returns RV(redefined).
+      - V(present) sets up the host as a node, with its health check, slurmd, and the daemon C(gpumesh-health), which
+        runs the check when the kernel log reports a fault. The daemon is left out where the log cannot be read. If the
+        node has to be deleted from the controller first, it stops before slurmd and returns RV(redefined).
       - V(configured) writes the configuration of the controller, V(stored) runs MariaDB, and V(served) runs slurmdbd,
         slurmctld and slurmrestd. These three are for the manager, in this order. With O(record), V(served) includes
         M(gpumesh.cluster.slurm_accounting), and M(gpumesh.cluster.slurm_accounts) with the options of the role.
@@ -74,7 +74,8 @@ options:
     type: float
     default: 10
   health_rdma_rate_gbps:
-    description: The rate in Gbit/s that RDMA ports of the fastest kind must have. V(0) compares ports of a kind only.
+    description: The rate in Gbit/s that RDMA ports of the fastest kind must have. V(0) only compares ports of the same
+      kind.
     type: float
     default: 0
   health_max_drained_percent:

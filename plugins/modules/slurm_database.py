@@ -60,7 +60,7 @@ EXAMPLES = r"""
     state: saved
   delegate_to: n1
 
-- name: Load it on the new one
+- name: Load it on the new manager
   gpumesh.cluster.slurm_database:
     state: loaded
 """

@@ -32,7 +32,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Wait until n2 takes jobs
+- name: Wait until n2 accepts jobs
   gpumesh.cluster.slurm_info:
     nodes: [n2]
   register: slurm
@@ -40,7 +40,7 @@ EXAMPLES = r"""
   retries: 30
   delay: 2
 
-- name: Which jobs are on n2?
+- name: Show the jobs on n2
   gpumesh.cluster.slurm_info:
     gather: [jobs]
   register: slurm

@@ -36,14 +36,14 @@ options:
     type: str
   wait:
     description:
-      - Seconds to wait until a drained node has no more jobs, whoever has drained it, or an idle one accepts jobs. V(0)
-        does not wait.
+      - The time in seconds to wait until a drained node, whoever has drained it, has no more jobs, or until an idle
+        node accepts jobs. V(0) does not wait.
     type: int
     default: 0
 """
 
 EXAMPLES = r"""
-- name: Let the jobs of n3 end, for an hour at most
+- name: Drain n3, and wait up to an hour for its jobs
   gpumesh.cluster.slurm_node:
     name: n3
     state: drained
@@ -51,7 +51,7 @@ EXAMPLES = r"""
     wait: 3600
   delegate_to: n1
 
-- name: Bring back what this collection has drained
+- name: Resume the nodes that this collection has drained
   gpumesh.cluster.slurm_node:
     name: n[1-3]
     state: idle

@@ -104,7 +104,7 @@ EXAMPLES = r"""
     content: "{{ first.content }}"
   no_log: true
 
-- name: Note whose it is
+- name: Write the marker of its owner
   gpumesh.cluster.slurm_state:
     state: marked
     cluster_id: "{{ cluster_record.id }}"

@@ -25,7 +25,7 @@ description:
   - Quotas use the project quotas of ext4 and XFS. Existing files count too. Setting the first quota visits all of them;
     changing it does not. The projects are stored in C(/etc/projid) and C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that
     C(repquota -P) and C(xfs_quota) show them by name.
-  - The NFS server in the kernel accepts 20 connections for each of its threads and three more. If the members may
+  - The NFS server in the kernel accepts 20 times as many connections as it has threads, plus 60. If the members may
     have more, the number of threads is increased, at run time and in C(/etc/nfs.conf.d/zz-gpumesh.conf).
   - Everything is checked before the first change. The module refuses hosts whose kernel does not support NFS, containers that
     may not mount, hosts without a required external file system, mount points where something else is mounted, and quotas that
@@ -58,7 +58,7 @@ options:
   force:
     description:
       - Whether to unmount volumes even if they are in use. Files that are open stay accessible until they are closed.
-      - Also whether to remove or move volumes without all members in the play.
+      - It also removes or moves volumes without all members in the play.
     type: bool
     default: false
   cluster:

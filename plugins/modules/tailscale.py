@@ -125,12 +125,12 @@ EXAMPLES = r"""
     auth_key: "{{ lookup('ansible.builtin.env', 'TS_AUTHKEY') }}"
     hostname: gpu1
 
-- name: Log a member in as the options of the role say
+- name: Log a member in with the options of the role
   gpumesh.cluster.tailscale:
     record: cluster_record
     auth_key: "{{ mesh_auth_key }}"
 
-- name: Offer a network, and see which way the packets go
+- name: Advertise a network, and show the paths to peers
   gpumesh.cluster.tailscale:
     advertise_routes: [10.1.0.0/16]
     peers: [100.64.0.2]
@@ -176,7 +176,7 @@ running:
   type: bool
   returned: success
 command:
-  description: The words with which root has started C(tailscaled) on this host; none if it does not run.
+  description: The command line with which root has started C(tailscaled) on this host; empty if it does not run.
   type: list
   elements: str
   returned: success
@@ -186,7 +186,7 @@ boot:
   type: bool
   returned: success
 tun_device:
-  description: Whether the host can have an interface. If not, the tailnet is reached only through a SOCKS proxy.
+  description: Whether the host can have a TUN interface. If not, the tailnet is reached only through a SOCKS proxy.
   type: bool
   returned: success
 tun:

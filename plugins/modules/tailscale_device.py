@@ -65,7 +65,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Delete the device of a host that is gone
+- name: Delete the device of a removed host
   gpumesh.cluster.tailscale_device:
     login_server: https://headscale.example.org
     api_key: "{{ lookup('ansible.builtin.env', 'HEADSCALE_API_KEY') }}"

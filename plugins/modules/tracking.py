@@ -71,8 +71,8 @@ options:
     type: bool
     default: false
   own_certificate:
-    description: Whether the server makes its certificate itself. Derived from O(record), and V(true) before that has the
-      certificate.
+    description: Whether the server makes its certificate itself. Derived from O(record), and V(true) before the record
+      has the certificate.
     type: bool
     default: false
   mount_point:

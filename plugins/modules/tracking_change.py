@@ -12,7 +12,7 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Fails on every host of the play if the task that O(registered) names has failed on one of them. Other than with
+  - Fails on every host of the play if the task that O(registered) names has failed on one of them. Unlike with
     C(any_errors_fatal), each host fails by itself, and can be rescued.
   - With O(record), it also fails if the server cannot move to the member in the changed record, or cannot be removed if that
     has none.

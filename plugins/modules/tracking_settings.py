@@ -35,7 +35,7 @@ options:
     description:
       - The name of the variable in which the members have registered M(gpumesh.cluster.tracking) with
         O(gpumesh.cluster.tracking#module:state=certified). Its certificates are added to O(settings).
-      - If it has failed on a host of the play, this module fails on all of them. Other than with C(any_errors_fatal), each
+      - If it has failed on a host of the play, this module fails on all of them. Unlike with C(any_errors_fatal), each
         host fails by itself, and can be rescued.
     type: str
 """
@@ -75,7 +75,7 @@ former_server:
   type: str
   returned: without O(registered)
 was_enabled:
-  description: Whether tracking was switched off, so that a member that was away then may still have the server.
+  description: Whether tracking was switched off, so that a member that was down then may still have the server.
   type: bool
   returned: without O(registered)
 """

@@ -54,7 +54,7 @@ options:
     type: str
     default: ""
   stage_dir:
-    description: The directory on each node for such copies, as for M(gpumesh.cluster.train).
+    description: The directory on each node for copies of O(stage), as for M(gpumesh.cluster.train).
     type: str
     default: /var/tmp/gpumesh-{user}
   run_dir:
@@ -112,7 +112,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Train, and wait for the end
+- name: Start a run, and wait for its end
   gpumesh.cluster.train_run:
     record: cluster_record
     name: nano

@@ -33,7 +33,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Find out who still uses the cluster
+- name: Find the users of the cluster
   gpumesh.cluster.usage_info:
     mount_points: [/mnt/shared]
     addresses: [10.99.0.1, 10.99.0.2]

@@ -84,7 +84,7 @@ EXAMPLES = r"""
   register: health
   failed_when: false
 
-- name: Judge the cluster by the health of its nodes
+- name: Evaluate the health of the nodes
   gpumesh.cluster.verdict:
     record: cluster_record
     registered:

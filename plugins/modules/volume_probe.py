@@ -98,7 +98,7 @@ EXAMPLES = r"""
         mount_point: /data
   register: usage
 
-- name: Write to it on every member
+- name: Test writing on every member
   gpumesh.cluster.volume_probe:
     phase: write
     run: run-1

@@ -52,7 +52,7 @@ EXAMPLES = r"""
   register: made
   no_log: true
 
-- name: Give them to both ends
+- name: Set the keys at both ends
   gpumesh.cluster.wireguard:
     record: cluster_record
     preshared_results: made

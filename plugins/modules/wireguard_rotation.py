@@ -63,7 +63,7 @@ EXAMPLES = r"""
     step: arm
     prepared: next_key
 
-- name: Switch to the next key, one member after the other
+- name: Switch to the next key, one member at a time
   gpumesh.cluster.wireguard_rotation:
     record: cluster_record
     step: switch
