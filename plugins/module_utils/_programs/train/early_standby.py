@@ -109,12 +109,13 @@ def stand_by(runner: Runner, program_path: str, orders_fd: int, sleep: Callable[
         )
 
     def is_script_killed() -> bool:
-        return scheduler.job_fate(runner, job_id) == "killed"
+        """Whether the job ends since its batch script was killed. Raises CommandError."""
+        return scheduler.query_fate(runner, job_id) == "killed"
 
     if await_loss(orders_fd, received_signals) and await_no_successor(
         has_successor, is_script_killed, received_signals, sleep
     ):
-        _requeue(runner, job_id, received_signals, sleep)
+        _requeue(runner, job_id, is_script_killed, received_signals, sleep)
 
 
 def await_loss(orders_fd: int, received_signals: Sequence[int]) -> bool:
@@ -149,18 +150,21 @@ def await_no_successor(
     """Wait until it is clear whether the job has to be started again.
 
     Return True if Slurm ends the job because its batch script was killed, or if no supervisor has started a step after
-    the loss of the last one; False if one has, or if the job ends for another reason. ``has_successor``: raises
-    CommandError if the controller does not answer. A node that is cut off learns nothing until it reaches the
+    the loss of the last one; False if one has, or if the job ends for another reason. ``has_successor`` and
+    ``is_script_killed`` raise CommandError if the controller does not answer. A node that is cut off learns nothing until it reaches the
     controller again. Slurm kills this process some time after SIGTERM, by default 30 s.
     """
     seconds_without = seconds_with = 0.0
     while True:
+        # Slurm says why the job ends once it has sent SIGTERM. What was queried before that may say nothing.
+        is_ending = bool(received_signals)
         try:
-            continued = has_successor()
+            continued, script_killed = has_successor(), is_script_killed()
         except CommandError:
             seconds_without = 0.0
+            is_ending = False
         else:
-            if is_script_killed():
+            if script_killed:
                 # If there are agents, one of them submits another job.
                 return not continued
             if not continued and seconds_without >= _SUCCESSOR_TIMEOUT:
@@ -169,24 +173,32 @@ def await_no_successor(
                 return False
             seconds_without = 0.0 if continued else seconds_without + _QUERY_INTERVAL
             seconds_with = seconds_with + _QUERY_INTERVAL if continued else 0.0
-        if received_signals:
+        if is_ending:
             return False
-        _sleep_unless_signalled(_QUERY_INTERVAL, received_signals, sleep)
+        _sleep_until_signalled(_QUERY_INTERVAL, received_signals, sleep)
 
 
-def _requeue(runner: Runner, job_id: int, received_signals: Sequence[int], sleep: Callable[[float], Any]) -> None:
+def _requeue(
+    runner: Runner,
+    job_id: int,
+    is_script_killed: Callable[[], bool],
+    received_signals: Sequence[int],
+    sleep: Callable[[float], Any],
+) -> None:
     """Have Slurm start the job again. If another standby was faster, this process is about to be ended."""
     while True:
         with contextlib.suppress(CommandError):
             scheduler.requeue_job(runner, job_id)
             return
-        if received_signals:
-            return
-        _sleep_unless_signalled(_QUERY_INTERVAL, received_signals, sleep)
+        with contextlib.suppress(CommandError):
+            if received_signals and not is_script_killed():
+                return
+        _sleep_until_signalled(_QUERY_INTERVAL, received_signals, sleep)
 
 
-def _sleep_unless_signalled(seconds: float, received_signals: Sequence[int], sleep: Callable[[float], Any]) -> None:
+def _sleep_until_signalled(seconds: float, received_signals: Sequence[int], sleep: Callable[[float], Any]) -> None:
+    """Sleep for these seconds, but after a signal for one at most."""
     for _second in range(int(seconds)):
+        sleep(_POLL_INTERVAL)
         if received_signals:
             return
-        sleep(_POLL_INTERVAL)

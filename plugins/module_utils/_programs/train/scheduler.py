@@ -386,9 +386,14 @@ def parse_fate(job_record: str, restart_count: int) -> str:
 def job_fate(run_command: Runner, job_id: int) -> str:
     """Return the fate of the job in which this process runs; empty if the controller does not answer."""
     try:
-        job_record = run_command(["scontrol", "--oneliner", "show", "job", str(job_id)], timeout=20.0).stdout
+        return query_fate(run_command, job_id)
     except CommandError:
         return ""
+
+
+def query_fate(run_command: Runner, job_id: int) -> str:
+    """Return the fate of the job in which this process runs. Raises CommandError."""
+    job_record = run_command(["scontrol", "--oneliner", "show", "job", str(job_id)], timeout=20.0).stdout
     return parse_fate(job_record, _restart_count())
 
 

@@ -154,6 +154,48 @@ def test_only_a_job_whose_script_was_killed_is_requeued_when_it_ends(
     assert slurm.requeued == requeued
 
 
+class EndingSlurm(Slurm):
+    """Slurm which ends a job during the first query, and then does not answer so many queries."""
+
+    def __init__(self, job: str, away: int = 0) -> None:
+        super().__init__()
+        self.job_at_end, self.away_at_end = job, away
+
+    def __call__(self, argv: list[str], **options: object) -> CommandResult:
+        answer = super().__call__(argv, **options)
+        if not self.job and argv[:2] == ["scontrol", "--oneliner"]:
+            self.job, self.away = self.job_at_end, self.away_at_end
+            signal.raise_signal(signal.SIGTERM)
+        return answer
+
+
+@pytest.mark.parametrize("away", range(8))
+@pytest.mark.parametrize(("job", "requeued"), [(KILLED, ["41"]), (CANCELLED, [])])
+def test_a_job_that_ends_during_a_query_is_judged_by_a_later_one(
+    orders: tuple[int, int], job: str, away: int, requeued: list[str]
+) -> None:
+    """The supervisor is lost a moment before Slurm knows that the batch script was killed."""
+    slurm = EndingSlurm(job, away)
+    os.close(orders[1])
+    assert stand_by(slurm, orders) <= 1 + away
+    assert slurm.requeued == requeued
+
+
+def test_a_refused_requeue_of_a_killed_job_is_repeated(orders: tuple[int, int]) -> None:
+    slurm = Slurm(job=KILLED)
+    refusals = [1, 1, 1]
+
+    def runner(argv: list[str], **options: object) -> CommandResult:
+        if argv[:2] == ["scontrol", "requeue"] and refusals:
+            refusals.pop()
+            raise CommandError(argv, "exited 1", rc=1)
+        return slurm(argv, **options)
+
+    os.close(orders[1])
+    early_standby.stand_by(runner, PROGRAM, orders[0], lambda _seconds: signal.raise_signal(signal.SIGTERM))
+    assert (slurm.requeued, refusals) == (["41"], [])
+
+
 def test_signal_that_came_too_early_is_not_needed(orders: tuple[int, int]) -> None:
     slurm = Slurm()
     os.close(orders[1])
