@@ -23,7 +23,7 @@ description:
   - Unhealthy nodes announce the fault to each other in their C(Comment), unless that has another text, and keep the
     numbers of affected nodes in the C(Extra) of the manager's node, unless that has another text. Nodes that are down, do
     not respond or are powered down do not count.
-  - With more than 50 nodes, a fault that can be a shared one drains a node at the second check that finds it.
+  - With more than ten nodes, a fault that can be a shared one drains a node at the second check that finds it.
   - A shared volume whose server responds slowly does not drain nodes.
   - As C(Prolog), it drains an unhealthy node before a job starts there, and Slurm requeues the job. A GPU of the job on
     which an unkillable process or memory is left is such a fault.

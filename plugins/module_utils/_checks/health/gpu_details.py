@@ -59,7 +59,7 @@ def parse_details(query_output: str) -> Dict[str, GpuDetails]:
             sections.append((indent, name))
             if field.group("value"):
                 gpu_details.append((tuple(section_name for _indent, section_name in sections), field.group("value")))
-        elif attached := _GPU_COUNT.match(line):
+        elif gpu_count is None and not details_by_gpu and (attached := _GPU_COUNT.match(line)):
             gpu_count = int(attached.group(1))
     if gpu_count is not None and len(details_by_gpu) > gpu_count:
         raise ParseError(_QUERY, f"it has {len(details_by_gpu)} sections of {gpu_count} GPUs")

@@ -95,9 +95,9 @@ _SPREAD_SECONDS = 2.0
 #: Seconds to wait for another look at this node. Slurm ends the program after a minute.
 _LOCK_SECONDS = 10.0
 _STAYS_DRAINED = "stays drained, since these could not be checked: {}"
-#: Slurm runs the check on all nodes of a small cluster at once, and on ten a second of a larger one: with more nodes, most
-#: have not looked yet when the first ones report a shared fault.
-_SIMULTANEOUS_NODES = 50
+#: The nodes on which Slurm runs the check at the same time. With more, the next ones follow once all of these have
+#: responded, so that most have not looked yet when the first ones report a shared fault.
+_SIMULTANEOUS_NODES = 10
 
 #: Slurm's own reasons of a drain that are over once no process of a job is left on the node. Processes of a step
 #: existed for UnkillableStepTimeout after they had been killed; or the controller lost its power before it had saved
@@ -290,26 +290,27 @@ def count_shared_faults(
     node_name: str,
     counting_node: str,
     failing: Sequence[str],
-    uncounted: Sequence[str],
-    reported_at: Optional[float],
+    is_reported: bool,
+    too_early_counts: Optional[FaultCounts],
 ) -> FaultCounts:
     """Return how many nodes have each fault, counting them only if no other node has done that in the last seconds.
 
-    ``uncounted``: those of the failing checks that were not reported before ``reported_at``, which is None if this node
-    cannot report any.
+    ``is_reported``: whether others count this node. ``too_early_counts`` were made before it reported its faults.
     """
+
+    def are_valid(counts: Optional[FaultCounts]) -> bool:
+        # No clocks of different nodes are compared: one that is wrong only costs another count.
+        return counts is not None and counts != too_early_counts and counts.is_recent(time.time())
+
+    if not is_reported:
+        return count_faults(_show_nodes(run_command), node_name, failing, time.time())
     counts, is_free = _read_counts(run_command, counting_node)
-    if counts is None or not counts.is_recent(time.time()):
+    if not are_valid(counts):
         time.sleep(random.uniform(0.0, _SPREAD_SECONDS))
         counts, is_free = _read_counts(run_command, counting_node)
-    if counts is None or not counts.is_recent(time.time()):
-        counts = count_faults(_show_nodes(run_command), node_name, failing, time.time())
-    elif reported_at is None:
-        return counts.add_node(uncounted)
-    elif not uncounted or counts.counted_at > reported_at:
+    if counts is not None and are_valid(counts):
         return counts
-    else:
-        counts = counts.add_node(uncounted)
+    counts = count_faults(_show_nodes(run_command), node_name, failing, time.time())
     if is_free:
         # Without it, the next node counts again.
         with contextlib.suppress(CommandError):
@@ -347,7 +348,7 @@ def publish_and_act(
     new_comment = format_report(failed_checks)
     may_comment = not before or before.startswith(COMMENT_PREFIX)
     new_faults = [check for check in failed_checks if check not in parse_report(before)]
-    reported_at = time.time() if may_comment else None
+    too_early_counts = _read_counts(run_command, counting_node)[0] if new_faults and may_comment else None
     if before != new_comment and may_comment:
         _update_node(run_command, node_name, f"comment={new_comment}")
         if new_faults:
@@ -355,7 +356,9 @@ def publish_and_act(
     shared_checks: List[str] = []
     unconfirmed_checks: List[str] = []
     if failed_checks:
-        counts = count_shared_faults(run_command, node_name, counting_node, failed_checks, new_faults, reported_at)
+        counts = count_shared_faults(
+            run_command, node_name, counting_node, failed_checks, may_comment, too_early_counts
+        )
         shared_checks = counts.find_shared_faults(failed_checks, health_settings.max_drained_percent)
         if counts.node_count > _SIMULTANEOUS_NODES and may_comment and not is_prolog:
             unconfirmed_checks = find_excused_checks(new_faults)

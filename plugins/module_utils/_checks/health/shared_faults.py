@@ -13,7 +13,7 @@ Source: scontrol(1), Comment and Extra of nodes (Extra since 21.08).
 from __future__ import annotations
 
 import re
-from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode, parse_nodes_text
 
@@ -27,7 +27,7 @@ _NODE_NAME = re.compile(r"^NodeName=(\S+)")
 #: Slurm shows other fields after it. Our own comments contain no blanks.
 _NODE_COMMENT = re.compile(rf"\sComment=({COMMENT_PREFIX}\S*|.*$)")
 #: Slurm shows it after the comment. Only a comment may contain the same text.
-_NODE_EXTRA = re.compile(r".*\sExtra=(.*)$")
+_NODE_EXTRA = re.compile(r".*\sExtra=(.*)$", re.DOTALL)
 _COUNTS = re.compile(rf"^{COUNTS_PREFIX}(\d{{1,15}}):(\d{{1,9}}):([a-z0-9_.=,]*)(?:\s|$)")
 _CHECK_COUNT = re.compile(r"^([a-z0-9_.]+)=(\d{1,9})$")
 
@@ -43,13 +43,8 @@ class FaultCounts(NamedTuple):
     affected_nodes: Mapping[str, int]
 
     def is_recent(self, now: float) -> bool:
-        """Whether this can be used. A clock that is wrong only costs another count."""
+        """Whether this is from the last seconds."""
         return abs(now - self.counted_at) <= COUNTS_LIFETIME
-
-    def add_node(self, checks: Collection[str]) -> FaultCounts:
-        """Return the counts with one more node that has these faults."""
-        added = {check: self.affected_nodes.get(check, 0) + 1 for check in checks}
-        return self._replace(affected_nodes={**self.affected_nodes, **added})
 
     def find_shared_faults(self, failing: Sequence[str], max_percent: float) -> List[str]:
         """Return the faults among these that more nodes have than may be drained for one fault."""
@@ -127,7 +122,7 @@ def count_faults(nodes_text: str, name: str, failing: Sequence[str], now: float)
         if node_name in reporting_nodes
     }
     reports[name] = list(failing)
-    counts = FaultCounts(int(now), len(reporting_nodes), {})
-    for checks in reports.values():
-        counts = counts.add_node(set(checks))
-    return counts
+    affected_nodes: Dict[str, int] = {}
+    for check in (check for checks in reports.values() for check in set(checks)):
+        affected_nodes[check] = affected_nodes.get(check, 0) + 1
+    return FaultCounts(int(now), len(reporting_nodes), affected_nodes)

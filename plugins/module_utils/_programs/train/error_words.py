@@ -150,7 +150,7 @@ HARDWARE_ERROR = _any_of(
     r"\[Hardware Error\]|Machine [Cc]heck (?:[Ee]vent|[Ee]xception)|[Ff]atal machine check",
     r"[Bb]uffer I/O error on dev|I/O error, dev (?:nvme|sd)",  # the kernel
     # A local disk; that of a file server proves nothing, and an error about moving a file may be about either place.
-    r"\[Errno (?:5|30)\] [^']*'(?:/tmp|/var/tmp|/dev)/(?![^']*' -> ')",
+    r"\[Errno (?:5|30)\] [^']*'(?:/tmp|/var/tmp|/dev)/(?![^']*' -> '(?!(?:/tmp|/var/tmp|/dev)/))",
 )
 #: Errors of a file system that is full, and of one that fails or is unavailable: the system's messages and numbers.
 NO_SPACE = _any_of(

@@ -270,11 +270,11 @@ def test_name_of_a_process_begins_no_section(name: str) -> None:
     assert details["00000000:1B:00.0"] == gpu_details.parse_details(query("", AT_WORK))["00000000:1B:00.0"]
 
 
+@pytest.mark.parametrize("head", ["", "\nAttached GPUs : 9"])
 @pytest.mark.parametrize("number", ["1A", "1B", "1C"])
-def test_name_of_a_process_is_no_gpu(number: str) -> None:
-    text = query(
-        NAMED_PROCESS.format(f"x\nGPU 00000000:{number}:00.0\n    Fabric\n        State : In Progress"), AT_WORK
-    )
+def test_name_of_a_process_is_no_gpu(number: str, head: str) -> None:
+    name = f"x{head}\nGPU 00000000:{number}:00.0\n    Fabric\n        State : In Progress"
+    text = query(NAMED_PROCESS.format(name), AT_WORK)
     with pytest.raises(ParseError, match="section"):
         gpu_details.parse_details(text)
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +16,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.settings import HealthSettings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.shared_faults import (
     COMMENT_PREFIX,
-    COUNTS_LIFETIME,
     COUNTS_PREFIX,
     FaultCounts,
 )
@@ -88,7 +89,15 @@ def test_counts_survive_slurm(before: str, after: str) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    ["", "rack=4", f"{COUNTS_PREFIX}", f"{COUNTS_PREFIX}x:3:", f"{COUNTS_PREFIX}5:3:a", f"{COUNTS_PREFIX}5:3:a=b"],
+    [
+        "",
+        "rack=4",
+        '{"rack": 4,\n "row": 5}',
+        f"{COUNTS_PREFIX}",
+        f"{COUNTS_PREFIX}x:3:",
+        f"{COUNTS_PREFIX}5:3:a",
+        f"{COUNTS_PREFIX}5:3:a=b",
+    ],
 )
 def test_another_extra_text_has_no_counts(extra: str) -> None:
     assert shared_faults.parse_counts(NODE_LINE.format(f"Extra={extra}")) is None
@@ -102,13 +111,19 @@ class Controller:
         self.now = 1_764_423_560.0
         self.nodes: dict[str, dict[str, str]] = {f"n{number}": {} for number in range(node_count)}
         self.queries_of_all, self.drained_ever = 0, set[str]()
+        self.barrier: threading.Barrier | None = None
+        self.turns = threading.Lock()
         self.settings = {name: HealthSettings("lab", name, "", [VOLUME, ECC]) for name in self.nodes}
         monkeypatch.setattr(program.time, "time", lambda: self.now)
         monkeypatch.setattr(program.time, "sleep", self.sleep)
         monkeypatch.setattr(program.jobs, "notify_jobs", lambda *_arguments: None)
 
     def sleep(self, seconds: float) -> None:
-        """Nothing happens meanwhile: the nodes look one after the other."""
+        """While a node waits for the reports of others, those that look at the same time report their faults."""
+        if seconds == program._SETTLE_SECONDS and self.barrier:
+            self.barrier.wait(60)
+            # From here on, they go on one after the other.
+            self.turns.acquire()
 
     def run(self, argv: Any, **_options: Any) -> CommandResult:
         words = argv[1:]
@@ -143,33 +158,57 @@ class Controller:
             assert self.nodes[name].pop("state") == "resume"
         return action
 
-    def look_at_all(self, *failing: str, nodes: int | None = None) -> None:
+    def report_at_once(self, names: list[str], *failing: str) -> None:
+        """Let nodes look at the same time, of which each has these new faults."""
+        self.barrier = threading.Barrier(len(names))
+
+        def look(name: str) -> None:
+            try:
+                self.look(name, *failing)
+            finally:
+                self.turns.release()
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(look, names))
+        self.barrier = None
+
+    def look_at_all(self, *failing: str, nodes: int | None = None, is_new: bool = False) -> None:
         """Let the first nodes look at themselves, ten a second, as Slurm does."""
         began = self.now
-        for number, name in enumerate(list(self.nodes)[:nodes]):
-            self.now = began + number // 10
-            self.look(name, *failing)
+        names = list(self.nodes)[:nodes]
+        # Ten a second look while the first ones of these wait for their reports.
+        group_size = int(10 * program._SETTLE_SECONDS)
+        for start in range(0, len(names), group_size):
+            self.now = began + start / 10
+            group = names[start : start + group_size]
+            if is_new:
+                self.report_at_once(group, *failing)
+            for name in group if not is_new else []:
+                self.look(name, *failing)
         self.now = max(self.now, began + INTERVAL)
 
     def drained(self) -> list[str]:
         return [name for name, fields in self.nodes.items() if fields.get("state") == "drain"]
 
 
-@pytest.mark.parametrize("nodes", [200, 1000])
+@pytest.mark.parametrize("nodes", [12, 200, 1000])
 def test_a_large_cluster_loses_no_node_to_a_shared_fault(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     controller = Controller(nodes, monkeypatch)
-    for _look in range(3):
+    controller.look_at_all(VOLUME, is_new=True)
+    groups = (nodes + 79) // 80
+    assert controller.queries_of_all == groups
+    for _look in range(2):
         controller.look_at_all(VOLUME)
     assert not controller.drained_ever
-    # As long as nodes report, one of them counts.
-    assert controller.queries_of_all <= 3 * (nodes / 10 / COUNTS_LIFETIME + 1)
+    # As long as nodes have it, one of them counts.
+    assert controller.queries_of_all <= 3 * groups
     controller.look_at_all()
     assert not controller.drained_ever and not any(fields["comment"] for fields in controller.nodes.values())
 
 
 def test_a_large_cluster_drains_what_only_a_few_nodes_have(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = Controller(200, monkeypatch)
-    controller.look_at_all(VOLUME, nodes=20)
+    controller.look_at_all(VOLUME, nodes=20, is_new=True)
     assert not controller.drained_ever
     controller.look_at_all(VOLUME, nodes=20)
     assert len(controller.drained()) == 20
@@ -178,10 +217,28 @@ def test_a_large_cluster_drains_what_only_a_few_nodes_have(monkeypatch: pytest.M
 
 
 def test_a_broken_card_is_drained_at_the_first_look_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = Controller(200, monkeypatch)
+    controller = Controller(1000, monkeypatch)
+    controller.look_at_all(ECC, is_new=True)
+    # All that report together are counted together.
+    assert len(controller.drained()) == 240 and controller.queries_of_all == 13
     controller.look_at_all(ECC)
-    assert len(controller.drained()) == 50
-    assert controller.queries_of_all == 1
+    assert len(controller.drained()) == 240
+
+
+def test_a_count_from_before_the_report_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node looks earlier than the others, since its kernel log tells of a fault, and counts."""
+    controller = Controller(8, monkeypatch)
+    assert controller.look("n1", ECC).action_kind == "drain"
+    controller.now += 2
+    controller.report_at_once([name for name in controller.nodes if name != "n1"], ECC)
+    assert controller.drained() == ["n1"] and controller.queries_of_all == 2
+
+
+def test_a_fault_that_comes_and_goes_is_no_shared_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = Controller(3, monkeypatch)
+    for failing, action_kind in (([VOLUME], "drain"), ([], "resume"), ([VOLUME], "drain")):
+        assert controller.look("n2", *failing).action_kind == action_kind
+        controller.now += 3
 
 
 def test_a_job_does_not_wait_for_a_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,32 +247,11 @@ def test_a_job_does_not_wait_for_a_second_look(monkeypatch: pytest.MonkeyPatch) 
     assert controller.look("n8", VOLUME, is_prolog=True).action_kind == "drain"
 
 
-@pytest.mark.parametrize("nodes", [1, 3, 50])
+@pytest.mark.parametrize("nodes", [1, 3, 10])
 def test_a_small_cluster_drains_at_the_first_look(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     controller = Controller(nodes, monkeypatch)
     assert controller.look("n0", VOLUME).action_kind == "drain"
     assert controller.drained() == ["n0"]
-
-
-def test_nodes_that_report_at_the_same_time_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one that counts has the reports of all that wait."""
-    controller = Controller(8, monkeypatch)
-
-    def other_reports(seconds: float) -> None:
-        if seconds == program._SETTLE_SECONDS and not controller.nodes["n1"]:
-            controller.nodes["n1"] = {"comment": f"{COMMENT_PREFIX}{ECC}"}
-            controller.now += seconds
-
-    monkeypatch.setattr(program.time, "sleep", other_reports)
-    assert controller.look("n2", ECC).action_kind == "drain"
-    counts = shared_faults.parse_counts(controller.run(["scontrol", "--oneliner", "show", "node", MANAGER]).stdout)
-    assert counts and counts.affected_nodes == {ECC: 2}
-    # It reported before that count, and two of eight may be drained.
-    controller.nodes["n1"].clear()
-    monkeypatch.setattr(program.time, "sleep", lambda _seconds: setattr(controller, "now", controller.now + 1))
-    controller.now -= 5
-    assert controller.look("n1", ECC).action_kind == "drain"
-    assert controller.queries_of_all == 1
 
 
 def test_the_limit_holds_without_a_place_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,25 +264,28 @@ def test_the_limit_holds_without_a_place_for_counts(monkeypatch: pytest.MonkeyPa
     assert controller.nodes[MANAGER]["extra"] == "rack=4"
 
 
-def test_a_node_with_a_comment_of_the_administrator_counts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other_count", [0, 1])
+def test_a_node_with_a_comment_of_the_administrator_counts_itself(
+    other_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     controller = Controller(3, monkeypatch)
-    assert controller.look("n1", ECC).action_kind == "drain"
+    if other_count:
+        assert controller.look("n1", VOLUME).action_kind == "drain"
     controller.nodes["n2"]["comment"] = "new cables"
-    for _look in range(3):
-        assert controller.look("n2", ECC).action_kind == "none"
-    # It has told nobody.
-    controller.now += COUNTS_LIFETIME + 1
-    controller.look("n1")
-    assert controller.look("n0", ECC).action_kind == "drain"
+    actions = [controller.look("n2", VOLUME).action_kind for _look in range(3)]
+    assert actions == (["none"] * 3 if other_count else ["drain", "none", "none"])
+    assert controller.nodes["n2"]["comment"] == "new cables"
 
 
-def test_a_wrong_clock_costs_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = Controller(8, monkeypatch)
+@pytest.mark.parametrize("skew", [-3600, -15, 15, 3600])
+def test_a_wrong_clock_costs_a_count(monkeypatch: pytest.MonkeyPatch, skew: int) -> None:
+    controller = Controller(40, monkeypatch)
+    controller.now += skew
     controller.look("n1", ECC)
-    controller.now -= 3600
-    controller.look("n2", ECC)
-    assert controller.queries_of_all == 2 and len(controller.drained()) == 2
-    assert controller.look("n3", ECC).action_kind == "none"
+    controller.now -= skew
+    for number in range(2, 40):
+        controller.look(f"n{number}", ECC)
+    assert len(controller.drained()) == 10
 
 
 def test_a_fit_node_asks_only_about_itself(monkeypatch: pytest.MonkeyPatch) -> None:

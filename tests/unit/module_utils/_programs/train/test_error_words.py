@@ -24,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
         ("nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 22013, Non-fatal, Link 00 minion link_intr", False),
         ("OSError: [Errno 5] Input/output error: '/tmp/tmp1'", True),
         ("OSError: [Errno 5] Input/output error: '/tmp/tmp1' -> '/mnt/shared/7.ckpt'", False),
+        ("OSError: [Errno 5] Input/output error: '/tmp/tmp1' -> '/var/tmp/7.ckpt'", True),
     ],
 )
 def test_a_fault_of_the_node_is_told_from_one_of_the_program(line: str, is_hardware: bool) -> None:
