@@ -15,7 +15,8 @@ from typing import List, NamedTuple, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import bounded_read
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import PciDevice
 
-_PCI_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+PCI_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_DEVICE_NAME = re.compile(f"^{PCI_ADDRESS}$")
 
 #: The form of pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00, which has the content of five other files.
 _MODALIAS = re.compile(r"^pci:v([0-9A-F]{8})d([0-9A-F]{8})sv[0-9A-F]*sd[0-9A-F]*bc([0-9A-F]{2})sc([0-9A-F]{2})i")
@@ -71,7 +72,7 @@ class Tree:
         A virtio device is below its PCI function, so the last component that is an address is used.
         """
         components = os.path.realpath(self.path(*parts)).split(os.sep)
-        return next((name for name in reversed(components) if _PCI_ADDRESS.match(name)), None)
+        return next((name for name in reversed(components) if _DEVICE_NAME.match(name)), None)
 
     def read_numa_node(self, pci_address: Optional[str]) -> Optional[int]:
         """Read the NUMA node of a PCI function; None if the machine has only one, which the kernel shows as -1."""

@@ -16,11 +16,7 @@ import os
 import re
 from typing import Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.kernel_faults import (
-    BUS_ERROR,
-    FATAL,
-    PCI_ADDRESS,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.kernel_faults import BUS_ERROR, FATAL
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.models import (
     Judgement,
     failed,
@@ -28,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.mod
     skipped,
     unknown,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import PCI_ADDRESS, Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import GPU_CLASSES, GPU_VENDORS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
 

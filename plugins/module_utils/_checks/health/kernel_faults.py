@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterable, Set, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import PCI_ADDRESS
+
 #: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
 #: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs. Programs can also cause 46 and 109: where
 #: these need a reset, the driver says so with Xid 154.
@@ -45,8 +47,7 @@ _NVLINK5_XIDS = range(144, 151)
 _RECOVERY_XID = 154
 _LOST_XID = 79
 
-#: As the kernel writes it; drivers may use capitals and leave out the function.
-PCI_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+#: The address of a PCI device as drivers write it, who may use capitals and leave out the function.
 _ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 #: The driver's own message, from its start: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". For a partitioned GPU, the
 #: address is followed by the instances that are affected.

@@ -325,8 +325,8 @@ def _read_counts(run_command: Runner, counting_node: str) -> Tuple[Optional[Faul
     except CommandError:
         # A manager that has just taken over may not be among the nodes yet.
         return None, False
-    counts, extra = parse_counts(node_text), read_extra(node_text)
-    return counts, counts is not None or not extra or extra.startswith(COUNTS_PREFIX)
+    extra = read_extra(node_text)
+    return parse_counts(node_text), not extra or extra.startswith(COUNTS_PREFIX)
 
 
 def publish_and_act(
@@ -347,11 +347,11 @@ def publish_and_act(
     before = parse_comments(node_text).get(node_name, "")
     new_comment = format_report(failed_checks)
     may_comment = not before or before.startswith(COMMENT_PREFIX)
-    new_faults = [check for check in failed_checks if check not in parse_report(before)]
-    too_early_counts = _read_counts(run_command, counting_node)[0] if new_faults and may_comment else None
+    new_reports = [check for check in failed_checks if may_comment and check not in parse_report(before)]
+    too_early_counts = _read_counts(run_command, counting_node)[0] if new_reports else None
     if before != new_comment and may_comment:
         _update_node(run_command, node_name, f"comment={new_comment}")
-        if new_faults:
+        if new_reports:
             time.sleep(_SETTLE_SECONDS)
     shared_checks: List[str] = []
     unconfirmed_checks: List[str] = []
@@ -360,8 +360,8 @@ def publish_and_act(
             run_command, node_name, counting_node, failed_checks, may_comment, too_early_counts
         )
         shared_checks = counts.find_shared_faults(failed_checks, health_settings.max_drained_percent)
-        if counts.node_count > _SIMULTANEOUS_NODES and may_comment and not is_prolog:
-            unconfirmed_checks = find_excused_checks(new_faults)
+        if counts.node_count > _SIMULTANEOUS_NODES and not is_prolog:
+            unconfirmed_checks = find_excused_checks(new_reports)
     node = _parse_node(node_text, node_name)
     action = decide_action(
         check_results,

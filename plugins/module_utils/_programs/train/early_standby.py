@@ -151,8 +151,8 @@ def await_no_successor(
 
     Return True if Slurm ends the job because its batch script was killed, or if no supervisor has started a step after
     the loss of the last one; False if one has, or if the job ends for another reason. ``has_successor`` and
-    ``is_script_killed`` raise CommandError if the controller does not answer. A node that is cut off learns nothing until it reaches the
-    controller again. Slurm kills this process some time after SIGTERM, by default 30 s.
+    ``is_script_killed`` raise CommandError if the controller does not answer. A node that is cut off learns nothing
+    until it reaches the controller again. Slurm kills this process some time after SIGTERM, by default 30 s.
     """
     seconds_without = seconds_with = 0.0
     while True:

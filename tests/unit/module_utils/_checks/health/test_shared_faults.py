@@ -183,8 +183,9 @@ class Controller:
             group = names[start : start + group_size]
             if is_new:
                 self.report_at_once(group, *failing)
-            for name in group if not is_new else []:
-                self.look(name, *failing)
+            else:
+                for name in group:
+                    self.look(name, *failing)
         self.now = max(self.now, began + INTERVAL)
 
     def drained(self) -> list[str]:
