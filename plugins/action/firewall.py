@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.desired import derive_parameters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction, RecordArguments
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import desired_parameters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import given_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import Ports
 
 
@@ -24,13 +25,15 @@ class ActionModule(HostAction):
             return self.run_module("gpumesh.cluster.firewall", module_args)
         record = self.record()
         del module_args["record"]
-        is_wanted = module_args.get("state") != "absent"
-        if is_wanted and self.machine not in [member["machine"] for member in record["members"]]:
+        if module_args.get("state") == "absent":
+            return self.run_module("gpumesh.cluster.firewall", {"cluster": record["name"], "state": "absent"})
+        if self.machine not in [member["machine"] for member in record["members"]]:
             return {"changed": False}
+        given_args = {"cluster": record["name"], **given_parameters(module_args, self._layer_ports(record))}
         return self.ensure_packages(
             "gpumesh.cluster.firewall",
-            desired_parameters(record, module_args, self._layer_ports(record) if is_wanted else []),
-            lambda result: ["nftables"] if is_wanted and not result["tools"] else [],
+            RecordArguments(given_args, lambda: derive_parameters(record, given_args)),
+            lambda result: [] if result["tools"] else ["nftables"],
         )
 
     def _layer_ports(self, record: model.Record) -> list[Ports]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     RECORD_OPTION,
     STATE_OPTION,
     HostAction,
+    RecordArguments,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import (
     ROLE_OPTIONS,
-    desired_parameters,
+    given_parameters,
     program_sources,
 )
 
@@ -30,5 +32,6 @@ class ActionModule(HostAction):
         record = self.record()
         if task_args["state"] == "absent":
             return self.run_module(_MODULE, {"cluster": record["name"], "state": "absent"})
-        module_args = desired_parameters(record, self.machine, self.options(*ROLE_OPTIONS))
+        given_args = given_parameters(record, self.machine, self.options(*ROLE_OPTIONS))
+        module_args = RecordArguments(given_args, lambda: derive_parameters(record, given_args))
         return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), program_sources)

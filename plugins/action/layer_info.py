@@ -8,8 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.drift import layer_queries
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    RECORD_OPTION,
+    HostAction,
+    RecordArguments,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
     MESH_OPTIONS,
     userspace_only_machines,
@@ -24,7 +29,10 @@ class ActionModule(HostAction):
         self.arguments(record=RECORD_OPTION)
         record = self.record()
         queries = layer_queries(record, self.machine, self.options)
-        result = self.run_module("gpumesh.cluster.layer_info", queries.options)
+        result = self.run_module(
+            "gpumesh.cluster.layer_info",
+            RecordArguments(queries.options, lambda: derive_parameters(record, queries.options)),
+        )
         return {
             **result,
             "layers": queries.layers,

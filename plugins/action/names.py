@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.host_names import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     RECORD_OPTION,
     STATE_OPTION,
     HostAction,
+    RecordArguments,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import (
     boot_program_sources,
-    desired_parameters,
+    given_parameters,
 )
 
 _MODULE = "gpumesh.cluster.names"
@@ -29,5 +31,9 @@ class ActionModule(HostAction):
         supervisor_paths = {
             name: path for name, path in self.supervisor_options().items() if name == "supervisor_programs"
         }
-        module_args = {**desired_parameters(self.record(), self.machine, task_args["state"]), **supervisor_paths}
+        record = self.record()
+        if task_args["state"] == "absent":
+            return self.run_module(_MODULE, {"cluster": record["name"], "state": "absent", **supervisor_paths})
+        given_args = {**given_parameters(record, self.machine, {}), **supervisor_paths}
+        module_args = RecordArguments(given_args, lambda: derive_parameters(record, given_args))
         return self.push_sources(_MODULE, module_args, self.run_module(_MODULE, module_args), boot_program_sources)

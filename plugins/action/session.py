@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     RECORD_OPTION,
     STATE_OPTION,
     HostAction,
+    RecordArguments,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session
 
@@ -25,10 +27,12 @@ class ActionModule(HostAction):
         task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
         if task_args["state"] == "absent":
             return self.run_module(_MODULE, {"state": "absent"})
-        module_args = session.desired_parameters(self.record(), self.machine, self.options(*session.ROLE_OPTIONS))
-        if module_args["state"] == "absent":
+        record = self.record()
+        given_args = session.given_parameters(record, self.machine, self.options(*session.ROLE_OPTIONS))
+        if given_args["state"] == "absent":
             # The module slurm, which runs anyway, reports whether anything is here, and its action removes it.
             return {"changed": False, "missing": []}
+        module_args = RecordArguments(given_args, lambda: derive_parameters(record, given_args))
         result = self.ensure_packages(
             _MODULE, module_args, lambda first_result: session.missing_packages(first_result["missing"])
         )

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     RECORD_OPTION,
     STATE_OPTION,
     HostAction,
+    RecordArguments,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.ssh_trust import (
     ROLE_OPTIONS,
-    desired_parameters,
+    given_parameters,
     key_registration,
 )
+
+_MODULE = "gpumesh.cluster.ssh_trust"
 
 
 class ActionModule(HostAction):
@@ -26,9 +30,12 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         task_args = self.arguments(record=RECORD_OPTION, state=STATE_OPTION)
         record = self.record()
+        if task_args["state"] == "absent":
+            return self.run_module(_MODULE, {"cluster": record["name"], "state": "absent"})
+        given_args = given_parameters(record, self.machine, self.options(*ROLE_OPTIONS))
         result = self.ensure_packages(
-            "gpumesh.cluster.ssh_trust",
-            desired_parameters(record, self.machine, self.options(*ROLE_OPTIONS), task_args["state"]),
+            _MODULE,
+            RecordArguments(given_args, lambda: derive_parameters(record, given_args)),
             lambda module_result: ["openssh-client"] if module_result.get("missing") else [],
         )
         self.refuse_missing_programs(result.get("missing", []))

@@ -54,6 +54,29 @@ options:
         default: /var/lib/gpumesh/clusters
 """
 
+    COPY = r"""
+options:
+  record_copy:
+    description:
+      - This host's copy of the record, from which the options that follow from it are derived. If the copy is not the record
+        that the task applies, nothing is done, and C(copy_differs) is returned.
+      - It is set on the controller by O(record), so that what is sent does not grow with the members.
+    type: dict
+    suboptions:
+      cluster:
+        description: The name of the cluster.
+        type: str
+        required: true
+      digest:
+        description: The digest of the record that the task applies.
+        type: str
+        required: true
+      path:
+        description: The directory of the cluster records on this host.
+        type: path
+        default: /var/lib/gpumesh/clusters
+"""
+
     CHANGE = r"""
 options:
   actor:

@@ -114,7 +114,7 @@ except ImportError:
         return value
 
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
@@ -286,7 +286,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         return str({**get_group_vars(host.get_groups()), **host.vars}.get("ansible_connection", ""))
 
     def _set_host_variables(self, record: Record, machine: str, member_view: derive.MemberView) -> None:
-        member = derive.find_member(record, machine)
+        member = membership.find_member(record, machine)
         member_variables: dict[str, Any] = {
             "cluster_rank": member_view["rank"],
             "cluster_address": member_view["address"],

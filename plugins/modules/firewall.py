@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.record.copy
 options:
   record:
     description:
@@ -125,6 +126,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+copy_differs:
+  description: V(true) if the host's copy of the record is not O(record_copy). Nothing else was done then.
+  type: bool
+  returned: when it differs
 tools:
   description: Whether C(nft) is installed.
   type: bool
@@ -140,11 +145,15 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    COPY_OPTION,
+    DERIVED_OPTION,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import (
     TABLE_NAME,
     parse_desired_firewall,
@@ -192,6 +201,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
+            **COPY_OPTION,
             "cluster": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent", "admitted"], "default": "present"},
             "members": strings_option,
@@ -209,7 +219,7 @@ def main() -> None:
         required_one_of=[("cluster", "record")],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module))
+    exit_with(module, lambda: work(module), derive=derive_parameters)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.record.copy
   - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
@@ -55,6 +56,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+copy_differs:
+  description: V(true) if the host's copy of the record is not O(record_copy). Nothing else was done then.
+  type: bool
+  returned: when it differs
 paths:
   description: The files that were changed, or would be changed in check mode.
   type: list
@@ -75,12 +80,16 @@ limited:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    COPY_OPTION,
+    DERIVED_OPTION,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, push
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files, folder, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.desired import derive_parameters
 
 
 def work(module: AnsibleModule) -> ModuleResult:
@@ -130,6 +139,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
+            **COPY_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "rdma": {"type": "bool", "default": True},
             "cluster": {"type": "str"},
@@ -139,7 +149,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), host_name=module.params["machine"])
+    exit_with(module, lambda: work(module), host_name=module.params["machine"], derive=derive_parameters)
 
 
 if __name__ == "__main__":

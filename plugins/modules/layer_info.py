@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.record.copy
   - gpumesh.cluster.internal
 options:
   modules:
@@ -66,6 +67,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+copy_differs:
+  description: V(true) if the host's copy of the record is not O(record_copy). Nothing else was done then.
+  type: bool
+  returned: when it differs
 drift:
   description: A description of the differences, by layer. V(not set up) if nothing of a layer exists.
   type: dict
@@ -90,6 +95,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import COPY_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift, munge
@@ -123,6 +129,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "record": {"type": "raw"},
+            **COPY_OPTION,
             "modules": {"type": "dict", "default": {}},
             "files": {"type": "list", "elements": "dict", "default": [], "options": file_options},
             "services": {
@@ -139,7 +146,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params))
+    exit_with(module, lambda: work(module.params), derive=drift.derive_parameters)
 
 
 if __name__ == "__main__":

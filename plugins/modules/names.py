@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.record.copy
   - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
@@ -31,6 +32,9 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  machine:
+    description: The name of this host in the record.
+    type: str
   cluster:
     description: The name of the cluster.
     type: str
@@ -65,6 +69,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+copy_differs:
+  description: V(true) if the host's copy of the record is not O(record_copy). Nothing else was done then.
+  type: bool
+  returned: when it differs
 paths:
   description: The files that were changed, or would be changed in check mode.
   type: list
@@ -84,7 +92,10 @@ from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    COPY_OPTION,
+    DERIVED_OPTION,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, program_archive, push, service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import (
     LayerChange,
@@ -94,6 +105,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.host_names import derive_parameters
 
 _MEMBER_OPTIONS = {
     "address": {"type": "str", "required": True},
@@ -149,7 +161,9 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
+            **COPY_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "machine": {"type": "str"},
             "cluster": {"type": "str"},
             "members": {"type": "list", "elements": "dict", "options": _MEMBER_OPTIONS, "default": []},
             "address": {"type": "str"},
@@ -158,7 +172,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module))
+    exit_with(module, lambda: work(module), derive=derive_parameters)
 
 
 if __name__ == "__main__":

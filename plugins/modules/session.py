@@ -25,6 +25,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.record.copy
   - gpumesh.cluster.push
   - gpumesh.cluster.internal
 options:
@@ -96,6 +97,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+copy_differs:
+  description: V(true) if the host's copy of the record is not O(record_copy). Nothing else was done then.
+  type: bool
+  returned: when it differs
 missing:
   description: Programs and files that are missing on the host. The action installs their packages.
   type: list
@@ -125,11 +130,15 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    COPY_OPTION,
+    DERIVED_OPTION,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import PUSH_OPTIONS, missing_contents
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install, node
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     DEFAULT_STORAGE_DIR,
     PROGRAM_PATH,
@@ -168,6 +177,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
+            **COPY_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "machine": text_option,
             "manager": text_option,
@@ -185,7 +195,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module))
+    exit_with(module, lambda: work(module), derive=derive_parameters)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.record.copy
   - gpumesh.cluster.internal
 options:
   state:
@@ -87,6 +88,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+copy_differs:
+  description: V(true) if the host's copy of the record is not O(record_copy). Nothing else was done then.
+  type: bool
+  returned: when it differs
 certified:
   description: The users who received a certified key, or would receive one in check mode.
   type: list
@@ -130,13 +135,17 @@ from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    COPY_OPTION,
+    DERIVED_OPTION,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import files, host, keys
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust.desired import derive_parameters
 
 
 def work(module_params: Dict[str, Any], check_mode: bool) -> ModuleResult:
@@ -225,6 +234,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             **DERIVED_OPTION,
+            **COPY_OPTION,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "users": {"type": "list", "elements": "str", "default": []},
             "port": {"type": "int", "default": 22},
@@ -238,7 +248,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: report(module))
+    exit_with(module, lambda: report(module), derive=derive_parameters)
 
 
 if __name__ == "__main__":

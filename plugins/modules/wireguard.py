@@ -25,8 +25,12 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
   - gpumesh.cluster.record.derived
+  - gpumesh.cluster.record.copy
   - gpumesh.cluster.mesh.tunnel
 options:
+  machine:
+    description: The name of this host in the record. It is set on the controller by O(record).
+    type: str
   relays:
     description:
       - With O(record), members that relay between two others that cannot connect to each other, in order of preference. An
@@ -68,6 +72,13 @@ options:
       - With O(record), V(false) removes the preshared keys of this host with the members of the play. V(true) keeps them.
       - If not set, they are kept.
     type: bool
+  absent_members:
+    description:
+      - With O(preshared=false), the members that are not in the play. The preshared keys with them are kept. It is set on the
+        controller by O(record).
+    type: list
+    elements: str
+    default: []
   preshared_results:
     description:
       - With O(record), the variable in which each host of the play has registered
@@ -124,6 +135,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+copy_differs:
+  description: V(true) if the host's copy of the record is not O(record_copy). Nothing else was done then.
+  type: bool
+  returned: when it differs
 ready:
   description: Whether the interface is up, and is started at boot.
   type: bool
@@ -206,11 +221,15 @@ handshakes:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    COPY_OPTION,
+    DERIVED_OPTION,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
     WireguardHost,
     ensure_interface,
@@ -276,8 +295,11 @@ def main() -> None:
         argument_spec={
             **RECORD,
             **DERIVED_OPTION,
+            **COPY_OPTION,
             **TUNNEL,
             **TUNNEL_OPTIONS,
+            "machine": {"type": "str"},
+            "absent_members": {"type": "list", "elements": "str", "default": []},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "mtu": {"type": "int", "default": 1420},
             "probe_mtu": {"type": "bool", "default": False},
@@ -291,7 +313,7 @@ def main() -> None:
         required_one_of=[("interface", "record")],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module))
+    exit_with(module, lambda: work(module), derive=derive_parameters)
 
 
 if __name__ == "__main__":

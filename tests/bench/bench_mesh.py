@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import (
     InterfaceLink,
     RunningInterface,
@@ -34,7 +35,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireg
     plan_interface,
     render_conf,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import tunnel_options
 
 CLUSTER_SIZES = (10, 100, 200, 400, 600, 800, 1000)
 #: Seconds of the controller for 1,000 members with 999 peers each, in total.
@@ -86,7 +86,7 @@ def measure_cluster(size: int) -> MeshCost:
     controller_seconds = host_seconds = 0.0
     for member in cluster_record["members"]:
         started_at = time.process_time()
-        derived_tunnel = tunnel_options(cluster_record, member["machine"], [])
+        derived_tunnel = derive_parameters(cluster_record, {"machine": member["machine"], "relays": []})
         derived_at = time.process_time()
         compare_tunnel(derived_tunnel)
         controller_seconds, host_seconds = (

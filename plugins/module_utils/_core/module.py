@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import refuse_outdated
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
+    read_copy,
+    refuse_outdated,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, translate_write_errors
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 
@@ -67,13 +70,16 @@ def exit_with(
     host_name: Optional[str] = None,
     echo_arguments: bool = True,
     keep_umask: bool = False,
+    derive: Optional[Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]] = None,
 ) -> None:
     """Do the work and end the module: the only exit for success and for all errors of this collection.
 
     ``host_name`` is the machine in error messages, since a delegated task shows the name of another host. Without
     ``echo_arguments``, the result does not repeat the arguments, as Ansible does by default: they may contain a whole
     record, or be larger than the result. With ``keep_umask``, the umask of root applies to what the programs of the
-    host create.
+    host create. ``derive``: from a record and the parameters to those that follow from the record. If the task names
+    this host's copy of the record, they are derived from it; if that is not the record that the task applies, nothing
+    is done.
     """
     if os.geteuid() == 0 and not keep_umask:
         os.umask(_MODULE_UMASK)
@@ -82,7 +88,13 @@ def exit_with(
             derived_from = module.params.get("derived_from")
             if derived_from and not module.check_mode:
                 refuse_outdated(derived_from)
-            module_result = work()
+            record_copy = module.params.get("record_copy")
+            record = read_copy(record_copy) if record_copy else None
+            if derive and record is not None:
+                module.params.update(derive(record, module.params))
+            module_result = (
+                work() if record is not None or not record_copy else ModuleResult(False, {"copy_differs": True})
+            )
     except GpumeshError as error:
         # An error may contain names chosen by users of the host, and output of its programs.
         error_message = printable(f"{host_name}: {error}" if host_name else str(error))

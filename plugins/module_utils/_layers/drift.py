@@ -18,11 +18,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service impo
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel_log import can_read
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import host_names, names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import desired as job_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files as job_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import desired as ssh_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import server
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import desired as session_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install
 
@@ -39,6 +42,14 @@ READERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], managed_files.LayerD
     "train": install.find_differences,
     "session": session.differences,
     "tracking": server.differences,
+}
+
+#: What derives the parameters of a layer's module from the record and those that do not follow from it, by layer.
+DERIVERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]] = {
+    "names": host_names.derive_parameters,
+    "ssh_trust": ssh_desired.derive_parameters,
+    "job_environment": job_desired.derive_parameters,
+    "session": session_desired.derive_parameters,
 }
 
 
@@ -121,6 +132,21 @@ def compare_layers(
         layer: _join_problems(problem, expected_counts[layer])
         for layer, problem in problems_by_layer.items()
         if problem
+    }
+
+
+def derive_parameters(record: Mapping[str, Any], params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Complete the parameters of layers that are derived on the host. ``params``: those of the module layer_info.
+
+    Raises InputError.
+    """
+    return {
+        "modules": {
+            layer: {"state": "present", **layer_params, **DERIVERS[layer](record, layer_params)}
+            if layer in DERIVERS
+            else layer_params
+            for layer, layer_params in params["modules"].items()
+        }
     }
 
 

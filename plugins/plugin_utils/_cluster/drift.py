@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 
@@ -16,8 +16,8 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import reg
 class LayerQueries(NamedTuple):
     """What a host is asked about its layers.
 
-    ``layers``: those that it should have. ``options``: those of the module layer_info. ``refusals``: why a layer cannot
-    be compared, by layer.
+    ``layers``: those that it should have. ``options``: those of the module layer_info that do not follow from the
+    record. ``refusals``: why a layer cannot be compared, by layer.
     """
 
     layers: list[str]
@@ -44,6 +44,9 @@ def layer_queries(record: model.Record, machine: str, read_options: Callable[...
             if layer.desired_parameters is not None:
                 parameters = layer.desired_parameters(record, machine, options)
                 parameters_by_layer.update({} if parameters is None else {layer.name: parameters})
+            if layer.given_parameters is not None:
+                membership.find_member(record, machine)
+                parameters_by_layer[layer.name] = layer.given_parameters(record, machine, options)
             if layer.expected_state is not None:
                 expected = layer.expected_state(record, machine, options)
                 files += [{"layer": layer.name, **expected_file} for expected_file in expected.files]

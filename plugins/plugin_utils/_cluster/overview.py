@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import keys
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import expiry
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
@@ -85,7 +85,7 @@ def _describe_cluster(
         "generation": record["generation"],
         "manager": record["manager"],
         "collection_version": record["collection_version"],
-        "manager_address": derive.cluster_address(record, derive.find_member(record, record["manager"])),
+        "manager_address": membership.cluster_address(record, membership.find_member(record, record["manager"])),
         "nodes": len(members),
         "gpus": sum(member["gpus"] for member in members),
         "machines": [member["machine"] for member in members],
@@ -137,7 +137,7 @@ def _describe_member(
 ) -> dict[str, Any]:
     machine = member_view["machine"]
     response = responses.get(machine)
-    recorded_member = derive.find_member(selected.record, machine)
+    recorded_member = membership.find_member(selected.record, machine)
     layer_states = states_by_machine.get(machine, {})
     drift_by_layer = drift.compare_member(selected.record, machine, states_by_machine)
     return {

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import desired
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import (
     session,
     slurm,
-    ssh_trust,
     storage,
     tracking,
 )
@@ -40,7 +40,7 @@ def refuse_impossible(
     """
     drafted_record = record if requested_volumes is None else plan.set_storage(record, requested_volumes).record
     storage.refuse_backend(drafted_record, options["storage_backend"])
-    ssh_trust.refuse_invalid_users(options["ssh_trust_users"])
+    desired.refuse_invalid_users(options["ssh_trust_users"])
     tracking.refuse_server(options["tracking_server"], drafted_record)
     tracking_request = tracking.changed_settings(drafted_record, options)
     if tracking_request is not None:

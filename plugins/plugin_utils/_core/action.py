@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible import constants
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
@@ -21,6 +21,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import record_digest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
     GpumeshError,
     HostStateError,
@@ -101,6 +102,17 @@ RECORD_MODULES = frozenset(
         "wireguard_rotation",
     )
 )
+
+
+class RecordArguments(NamedTuple):
+    """The arguments of a module that can derive most of them from the host's copy of the record.
+
+    ``given``: those that do not follow from the record. ``derive``: returns the others, for a host with another copy.
+    So what is sent does not grow with the members.
+    """
+
+    given: Mapping[str, Any]
+    derive: Callable[[], Mapping[str, Any]]
 
 
 class ModuleFailedError(GpumeshError):
@@ -202,6 +214,8 @@ class HostAction(ActionBase):
     TRANSFERS_FILES = False
     #: The record that was passed to the task; empty until it is read.
     _given_record: Mapping[str, Any] = {}
+    #: Whether it is in a variable of the play, and so the one that all hosts have, and not a change of it.
+    _is_held_record = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ansible's entry point. Returns the result of ``work``, or its failure."""
@@ -257,6 +271,7 @@ class HostAction(ActionBase):
         if isinstance(resolved_record, str):
             resolved_record = self._templar.template(resolved_record)
         self._given_record = resolved_record if isinstance(resolved_record, Mapping) else {}
+        self._is_held_record = isinstance(record_reference, str)
         return resolved_record
 
     def older_version(self) -> dict[str, bool]:
@@ -446,9 +461,26 @@ class HostAction(ActionBase):
             if host_variables.get(variable_name)
         }
 
-    def run_module(self, module_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def run_module(self, module_name: str, arguments: Mapping[str, Any] | RecordArguments) -> dict[str, Any]:
         """Run a module on the host. Raises ModuleFailedError."""
+        if isinstance(arguments, RecordArguments):
+            copy_reference = self._copy_reference()
+            if copy_reference:
+                result = self.run_module(module_name, {**arguments.given, **copy_reference})
+                if not result.get("copy_differs"):
+                    return result
+            arguments = {**arguments.given, **arguments.derive()}
         return self._run_module_with_facts(module_name, arguments)[0]
+
+    def _copy_reference(self) -> dict[str, Any]:
+        """Return the option that names the host's copy of the record.
+
+        Empty if the host cannot have it: for a change that has not been distributed, or if the task runs elsewhere.
+        """
+        if self.is_delegated or not self._is_held_record:
+            return {}
+        given_record = self._given_record
+        return {"record_copy": {"cluster": given_record["name"], "digest": record_digest(given_record)}}
 
     def _run_module_with_facts(
         self, module_name: str, arguments: Mapping[str, Any]
@@ -524,7 +556,7 @@ class HostAction(ActionBase):
     def ensure_packages(
         self,
         module_name: str,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, Any] | RecordArguments,
         find_missing_packages: Callable[[Mapping[str, Any]], Sequence[str]],
     ) -> dict[str, Any]:
         """Run a module, and run it again after installing packages that turn out to be missing.
@@ -542,7 +574,7 @@ class HostAction(ActionBase):
     def push_sources(
         self,
         module_name: str,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, Any] | RecordArguments,
         first_result: dict[str, Any],
         load_sources: Callable[[], ProgramSources],
     ) -> dict[str, Any]:
@@ -557,7 +589,10 @@ class HostAction(ActionBase):
         encoded_sources = {
             source_name: encode_source(sources_by_name[source_name]) for source_name in first_result["outdated"]
         }
-        return self.run_module(module_name, {**arguments, "contents": encoded_sources})
+        contents = {"contents": encoded_sources}
+        if isinstance(arguments, RecordArguments):
+            return self.run_module(module_name, arguments._replace(given={**arguments.given, **contents}))
+        return self.run_module(module_name, {**arguments, **contents})
 
     def refuse_missing_programs(self, missing_programs: Sequence[str]) -> None:
         """Raise HostStateError for anything that is still missing after the packages were installed."""

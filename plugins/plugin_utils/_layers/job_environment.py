@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The data that a node needs to set the environment of its jobs, from the record."""
+"""The parameters of the module job_environment that the members do not decide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.files import PROGRAM_FILES
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
@@ -37,21 +37,20 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MIN_PORT = 1024
 
 
-def desired_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the module job_environment on one machine.
+def given_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the module job_environment on one machine that do not follow from the members.
 
     ``options``: those of ROLE_OPTIONS. Raises InputError.
     """
+    first_port, last_port = _check_port_range(options["job_environment_port_range"])
     return {
-        "cluster": record["name"],
         "machine": machine,
-        "settings": environment_settings(
-            record,
-            machine,
-            options["job_environment_port_range"],
-            options["job_environment_dialects"],
-            options["job_environment_variables"],
-        ),
+        "settings": {
+            "port_range": [first_port, last_port],
+            "dialects": list(options["job_environment_dialects"]),
+            "tracking": tracking.job_variables(record),
+            "variables": _check_variables(options["job_environment_variables"] or {}),
+        },
         "digests": source_digests(
             {
                 name: source
@@ -67,50 +66,6 @@ def desired_parameters(record: model.Record, machine: str, options: Mapping[str,
 def program_sources() -> ProgramSources:
     """The contents of the files that the module job_environment installs, by their names in the role."""
     return {name: _INTERPRETER_LINES.get(name, b"") + read_role_file("job_environment", name) for name in PROGRAM_FILES}
-
-
-def environment_settings(
-    record: model.Record,
-    machine: str,
-    port_range: Sequence[int],
-    dialects: Sequence[str] = (),
-    variables: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The content of job_environment.json: what roles/job_environment/files/task_prolog.py reads.
-
-    The host adds its RDMA devices. They apply only between members of the same site with the same fabric. A network
-    plugin for the fabric of a cloud applies between the members of the site that have none of the recorded fabrics.
-    """
-    first_port, last_port = _check_port_range(port_range)
-    own_member = derive.find_member(record, machine)
-    return {
-        "cluster": record["name"],
-        "members": {name: view["address"] for name, view in derive.member_views(record).items()},
-        "interface": derive.cluster_interface(record, own_member),
-        "port_range": [first_port, last_port],
-        "reserved_ports": [record["mesh"]["port"]],
-        "dialects": list(dialects),
-        "rdma": {
-            "devices": [],
-            "peers": [member["machine"] for member in record["members"] if _share_fabric(own_member, member)],
-            "plugin_peers": [
-                member["machine"]
-                for member in record["members"]
-                if member["site"] == own_member["site"] and member["rdma"] in (None, "none")
-            ],
-        },
-        "tracking": tracking.job_variables(record),
-        "variables": _check_variables(variables or {}),
-    }
-
-
-def _share_fabric(first_member: model.Member, second_member: model.Member) -> bool:
-    """Whether RDMA connects two members: fabrics do not extend beyond a site.
-
-    An unknown fabric is taken for the same.
-    """
-    fabrics = {first_member["rdma"], second_member["rdma"]} - {None}
-    return first_member["site"] == second_member["site"] and len(fabrics) <= 1 and "none" not in fabrics
 
 
 def _check_port_range(port_range: Sequence[int]) -> tuple[int, int]:
@@ -146,7 +101,7 @@ LAYER = Layer(
     "job_environment",
     SCHEDULER,
     options=ROLE_OPTIONS,
-    desired_parameters=desired_parameters,
+    given_parameters=given_parameters,
     connects=True,
     claim="job_environment",
     lists_members=True,

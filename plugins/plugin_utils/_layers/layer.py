@@ -50,6 +50,8 @@ class Layer(NamedTuple):
     options: the names of those of its role that the next two functions get.
     desired_parameters: from the record, a machine and the options to the parameters with which the module of the layer
     compares the host (``module_utils/_layers/drift.py`` has its reader); None if there is nothing to compare.
+    given_parameters: instead, from the same to those of these parameters that do not follow from the record; the host
+    derives the others from its copy (the function for that is there, too), so that nothing grows with the members.
     expected_state: from the same to what the module layer_info compares itself.
     compare_states: from the record, a machine and the states of all machines to a description of the drift.
     is_used: from the record and a machine to whether the machine has the layer. An option NAME_enabled decides, too.
@@ -66,6 +68,7 @@ class Layer(NamedTuple):
     stage: str
     options: tuple[str, ...] = ()
     desired_parameters: Callable[[Record, str, Options], dict[str, Any] | None] | None = None
+    given_parameters: Callable[[Record, str, Options], dict[str, Any]] | None = None
     expected_state: Callable[[Record, str, Options], LayerState] | None = None
     compare_states: Callable[[Record, str, Mapping[str, Mapping[str, Any]]], str] | None = None
     is_used: Callable[[Record, str], bool] = _is_always_used

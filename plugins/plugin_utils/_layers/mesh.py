@@ -103,20 +103,6 @@ def _format_settings(settings: Mapping[str, Any]) -> str:
 # --- WireGuard ---------------------------------------------------------------------------------------------------
 
 
-def tunnel_options(record: Mapping[str, Any], machine: str, relays: Sequence[str]) -> dict[str, Any]:
-    """The options of the module wireguard that give a member the state in the record. Raises InputError."""
-    member_plan = plan_tunnel(read_mesh(record, relays), machine)
-    return {
-        **_interface_options(record),
-        "address": member_plan["address"],
-        "peers": member_plan["peers"],
-        "public_key": member_plan["public_key"],
-        "forward": member_plan["relay"],
-        "mtu": member_plan["mtu"],
-        "probe_mtu": record["mesh"]["mtu"] is None,
-    }
-
-
 def rotation_options(
     record: Mapping[str, Any], machine: str, relays: Sequence[str], step: str, prepared_results: ResultsByHost
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options, Ports
 
@@ -41,7 +41,7 @@ def _compare_tunnel(record: model.Record, machine: str, state: Mapping[str, Any]
         return NOT_SET_UP
     if not state["interface_up"]:
         return f"{record['mesh']['interface']} is down"
-    recorded_mesh = derive.find_member(record, machine)["mesh"]
+    recorded_mesh = membership.find_member(record, machine)["mesh"]
     if recorded_mesh is None or recorded_mesh["public_key"] != state["public_key"]:
         return "its key is not the one in the record"
     peers = state["peers"]

@@ -11,7 +11,8 @@ from typing import Any
 from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import desired
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction, RecordArguments
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 
 WIREGUARD_MODULE, TAILSCALE_MODULE = "gpumesh.cluster.wireguard", "gpumesh.cluster.tailscale"
@@ -56,12 +57,24 @@ def set_up_tunnel(
     ``action_options``: the options of the action; ``module_overrides``: options of the module that are not taken from
     the record. Raises GpumeshError.
     """
-    arguments = {
-        **mesh.tunnel_options(record, action.machine, action_options["relays"]),
+    given_args = {
+        "interface": record["mesh"]["interface"],
+        "machine": action.machine,
+        "relays": action_options["relays"],
         **supervisor_program_options(action),
-        **module_overrides,
+        **_absent_members(action, record, action_options),
     }
-    arguments.update(_preshared_key_options(action, action_options, [peer["machine"] for peer in arguments["peers"]]))
+
+    def derive_arguments() -> dict[str, Any]:
+        return desired.derive_parameters(record, given_args)
+
+    arguments: Mapping[str, Any] | RecordArguments = RecordArguments(given_args, derive_arguments)
+    # What the task sets has precedence, and no host has the preshared keys of its peers: these are derived here.
+    results_name = action_options.get("preshared_results")
+    if module_overrides or results_name:
+        peer_results = action.registered_results(results_name, action.active_hosts) if results_name else {}
+        key_options = {"preshared_keys": mesh.preshared_keys(action.machine, peer_results)} if results_name else {}
+        arguments = {**given_args, **derive_arguments(), **module_overrides, **key_options}
     result = action.ensure_packages(WIREGUARD_MODULE, arguments, _missing_packages)
     key_registration = mesh.key_registration(record, action.machine, result["public_key"])
     is_ready = result["interface_up"] and result["boot"]
@@ -129,17 +142,18 @@ def ensure_logged_in(action: HostAction, arguments: Mapping[str, Any], options: 
     return {**login_result, "changed": result["changed"] or login_result["changed"]}
 
 
-def _preshared_key_options(action: HostAction, action_options: Mapping[str, Any], peers: list[str]) -> dict[str, Any]:
-    """Return the options for preshared keys.
+def _absent_members(action: HostAction, record: Mapping[str, Any], action_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that remove preshared keys.
 
-    Both ends of a pair get its key in one task, and lose it in one. Keys with absent peers are kept.
+    Both ends of a pair get its key in one task, and lose it in one, so keys with members outside the play are kept.
     """
-    if action_options.get("preshared_results"):
-        registered_results = action.registered_results(action_options["preshared_results"], action.active_hosts)
-        return {"preshared_keys": mesh.preshared_keys(action.machine, registered_results)}
-    if action_options["preshared"] is False:
-        return {"preshared_without": [peer for peer in peers if peer in action.active_hosts]}
-    return {}
+    if action_options["preshared"] is not False or action_options.get("preshared_results"):
+        return {}
+    active_hosts = set(action.active_hosts)
+    return {
+        "preshared": False,
+        "absent_members": [machine for machine in mesh.member_machines(record) if machine not in active_hosts],
+    }
 
 
 def _missing_packages(result: Mapping[str, Any]) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models, network, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import desired, models, network, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
@@ -51,12 +51,15 @@ PACKAGE_BY_PROGRAM = {
 }
 
 
-def desired_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the module session on one machine. ``options``: those of ROLE_OPTIONS. Raises InputError."""
+def given_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the module session on one machine that do not follow from the members.
+
+    ``options``: those of ROLE_OPTIONS. Raises InputError.
+    """
     if not options["session_enabled"]:
         return {"state": "absent"}
     return {
-        **session_settings(record, machine, options),
+        **_given_settings(record, machine, options),
         "state": "present",
         "digests": source_digests(program_sources()),
     }
@@ -73,17 +76,19 @@ def program_sources() -> ProgramSources:
 
 def session_settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of gpumesh-session. Raises InputError."""
-    member = derive.find_member(record, machine)
-    address_by_member = {name: view["address"] for name, view in derive.member_views(record).items()}
+    given_settings = _given_settings(record, machine, options)
+    return {**given_settings, **desired.derive_parameters(record, given_settings)}
+
+
+def _given_settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    member = membership.find_member(record, machine)
     mesh = record["mesh"]
     refuse_overlap(record, options)
     return {
         "machine": machine,
         "manager": record["manager"],
-        "interface": derive.cluster_interface(record, member),
-        "members": address_by_member,
+        "interface": membership.cluster_interface(record, member),
         "pools": list(options["session_subnets"]),
-        "closed": _closed_networks(record),
         "nat": options["session_nat"],
         "allow": list(options["session_allow"]),
         "volumes": writable_volumes(record, machine),
@@ -97,30 +102,12 @@ def refuse_overlap(record: model.Record, options: Mapping[str, Any]) -> None:
     """Refuse networks of sessions that the cluster uses itself, or that cannot be read. Raises InputError."""
     network.parse_allowed_endpoints(options["session_allow"])
     for session_network in plan.parse_pools(list(options["session_subnets"])):
-        for closed_network in network.collapse_networks(_closed_networks(record)):
+        for closed_network in network.collapse_networks(desired.closed_networks(record)):
             if session_network.overlaps(ipaddress.ip_network(closed_network)):
                 raise InputError(
                     f"session_subnets: {session_network} overlaps with {closed_network}, which the cluster uses.",
                     "Give another network.",
                 )
-
-
-def _closed_networks(record: model.Record) -> list[str]:
-    """The networks and addresses of the cluster."""
-    mesh = record["mesh"]
-    closed_networks = [str(record["subnet"] or ""), str(mesh.get("subnet") or "") if mesh["backend"] != "none" else ""]
-    for member in record["members"]:
-        closed_networks += [member["address"], _endpoint_address(member["endpoint"] or "")]
-    return [network for network in closed_networks if network]
-
-
-def _endpoint_address(endpoint: str) -> str:
-    """The IPv4 address of an endpoint, if it has one."""
-    endpoint_host = endpoint.rpartition(":")[0]
-    try:
-        return str(ipaddress.IPv4Address(endpoint_host))
-    except ValueError:
-        return ""
 
 
 def missing_packages(missing_programs: Sequence[str]) -> list[str]:
@@ -142,7 +129,7 @@ LAYER = Layer(
     "session",
     SCHEDULER,
     options=ROLE_OPTIONS,
-    desired_parameters=desired_parameters,
+    given_parameters=given_parameters,
     connects=True,
     # It goes with the cluster that has Slurm on the host, and before Slurm, which loads its plugin.
     claim="slurm",

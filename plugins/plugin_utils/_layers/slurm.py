@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
     CertificateIdentity,
@@ -137,7 +137,7 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
 
     Raises InputError for a machine that is not a member.
     """
-    derive.find_member(record, machine)
+    membership.find_member(record, machine)
     member_views = derive.member_views(record)
     is_controller = machine == record["manager"]
     health_check = options["slurm_health_check"]

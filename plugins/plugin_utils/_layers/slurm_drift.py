@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
     SCHEDULER,
     Layer,
@@ -40,7 +40,7 @@ def expected_state(record: model.Record, machine: str, options: Options) -> Laye
     ``options``: slurm_accounting and slurm_health_check.
     """
     is_manager = machine == record["manager"]
-    controller_address = derive.cluster_address(record, derive.find_member(record, record["manager"]))
+    controller_address = membership.cluster_address(record, membership.find_member(record, record["manager"]))
     node_files = [{"path": "/etc/slurm/node/slurmd.env", "contains": f"--conf-server {controller_address}"}]
     controller_files = [{"path": "/etc/slurm/slurm.conf", "contains": f"({controller_address})"}]
     daemon_names = [

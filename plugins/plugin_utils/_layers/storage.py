@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypedDict
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.volume import (
     EXTERNAL_OPTIONS,
     SERVED_OPTIONS,
@@ -207,7 +207,7 @@ def render_exports(record: model.Record, machine: str, nfs_server: str = "kernel
     nothing.
     """
     client_addresses = [
-        derive.cluster_address(record, member) for member in record["members"] if member["machine"] != machine
+        membership.cluster_address(record, member) for member in record["members"] if member["machine"] != machine
     ]
     exported_volumes = [volume for volume in _served_volumes(record) if volume["server"] == machine]
     if not client_addresses or not exported_volumes:
@@ -332,7 +332,7 @@ def _describe_mount(record: model.Record, machine: str, volume: dict[str, Any]) 
         )
         ordering_lines = ""
     else:
-        server_address = derive.cluster_address(record, derive.find_member(record, volume["server"]))
+        server_address = membership.cluster_address(record, membership.find_member(record, volume["server"]))
         source_host = f"[{server_address}]" if ":" in server_address else server_address
         mount_source, filesystem_type = f"{source_host}:{volume['path']}", "nfs4"
         mount_options = _network_options(record, volume)

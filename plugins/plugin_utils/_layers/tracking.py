@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import OPTIONAL, Layer, Options, Ports
@@ -69,7 +69,7 @@ def desired_parameters(
 
 def server_address(record: model.Record, tracking: model.TrackingSettings) -> str:
     """The address on which the server listens."""
-    return derive.cluster_address(record, derive.find_member(record, tracking["server"]))
+    return membership.cluster_address(record, membership.find_member(record, tracking["server"]))
 
 
 def tracking_uri(record: model.Record, tracking: model.TrackingSettings) -> str:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     firewall,
     job_environment,
     layer_info,
+    mesh,
     names,
+    session,
     ssh_trust,
     storage,
     train,
@@ -47,8 +51,8 @@ def module_arguments_of(action: Any, arguments: dict[str, Any], **variables: Any
 
 def test_the_record_stays_on_the_controller() -> None:
     assert module_arguments_of(names, {"record": RECORD}) == {
+        "machine": "n1",
         "cluster": "lab",
-        "state": "present",
         "members": [{"address": "10.0.0.1", "names": ["n1"]}, {"address": "10.0.0.2", "names": ["n2"]}],
         "address": "10.0.0.1",
         "digests": source_digests(boot_program_sources()),
@@ -78,13 +82,12 @@ def test_the_host_is_compared_with_the_options_of_the_roles() -> None:
         given = compare_host(**variables)
         return {entry.get("path") or entry["unit"] for entry in (*given["files"], *given["services"])}
 
-    variables = {"ssh_trust_users": ["root", "alice"], "job_environment_dialects": ["torchrun"]}
+    variables: dict[str, Any] = {"ssh_trust_users": ["root", "alice"], "job_environment_dialects": ["torchrun"]}
     modules = compare_host(**variables, job_environment_rdma="false")["modules"]
-    assert modules["names"] == {"state": "present", **module_arguments_of(names, {"record": RECORD})}
-    assert modules["ssh_trust"] == module_arguments_of(ssh_trust, {"record": RECORD}, **variables)
-    assert modules["job_environment"] == module_arguments_of(
-        job_environment, {"record": RECORD}, **variables, job_environment_rdma="false"
-    )
+    variables["job_environment_rdma"] = "false"
+    for action in (names, ssh_trust, job_environment):
+        layer = action.__name__.rpartition(".")[2]
+        assert modules[layer] == {"state": "present", **module_arguments_of(action, {"record": RECORD}, **variables)}
     sharing = compare_host(storage_server="ganesha")["modules"]["storage"]
     assert {**sharing, "force": False} == module_arguments_of(storage, {"record": RECORD}, storage_server="ganesha")
     folders = {"train_run_dir": "/mnt/shared/runs", "train_stage_dir": "/scratch"}
@@ -260,6 +263,70 @@ def test_a_layer_module_receives_the_generation_of_the_record(name: str) -> None
     assert play_on_host(action, {"record": RECORD}, result).derived_from == [(f"gpumesh.cluster.{name}", wanted)]
     assert play_on_host(action, {"record": "held"}, result, held=RECORD).derived_from[0][1] == wanted
     assert play_on_host(action, {"record": RECORD, "state": "absent"}, result).derived_from[0][1] is None
+
+
+def sizes_sent(member_count: int) -> dict[str, int]:
+    """The bytes that each module receives in an unchanged cluster with so many members, all with their keys."""
+    members = [
+        {
+            **MESHED["members"][0],
+            "machine": f"n{number}",
+            "address": f"10.1.{number >> 8}.{number & 255}",
+            "mesh": {
+                "address": f"10.99.{number >> 8}.{number & 255}",
+                "public_key": base64.b64encode(number.to_bytes(32, "big")).decode(),
+            },
+            "ssh_public_key": f"ssh-ed25519 {'A' * 64}{number:04}",
+            "ssh_host_keys": [f"ssh-ed25519 {'B' * 64}{number:04}"],
+        }
+        for number in range(1, member_count + 1)
+    ]
+    subnet = "10.1.0.0/16"
+    held = {**MESHED, "subnet": subnet, "members": members}
+    answers = {
+        job_environment: {"outdated": []},
+        session: {"missing": [], "outdated": []},
+        names: {"outdated": []},
+        firewall: {"tools": True},
+        ssh_trust: {},
+        layer_info: {"drift": {}, "munge_key": ""},
+    }
+    played = {
+        action: play_on_host(action, {"record": "held"}, {"changed": False, **answer}, held=held, session_enabled=True)
+        for action, answer in answers.items()
+    }
+    all_in_play = {"ansible_play_batch": [member["machine"] for member in members]}
+    tunnel = {"changed": False, "tools": True, "implementation": "kernel", "public_key": None, "interface_up": True}
+    options = {"gpumesh.cluster.wireguard": [{**tunnel, "boot": True}]}
+    played[mesh] = play_action(
+        mesh.ActionModule, {"record": "held"}, options, {"inventory_hostname": "n1", "held": held, **all_in_play}
+    )
+    assert not any(run.result.get("failed") for run in played.values()), played
+    return {action.__name__: len(json.dumps(run.module_calls)) for action, run in played.items()}
+
+
+def test_what_an_unchanged_cluster_sends_to_a_host_does_not_grow_with_the_members() -> None:
+    assert sizes_sent(500) == sizes_sent(2)
+
+
+@pytest.mark.parametrize("name", ["names", "firewall", "ssh_trust"])
+def test_a_host_with_another_copy_of_the_record_receives_everything(name: str) -> None:
+    action = {"names": names, "firewall": firewall, "ssh_trust": ssh_trust}[name]
+    module = f"gpumesh.cluster.{name}"
+    results = {module: [{"changed": False, "copy_differs": True}, {"changed": True, "tools": True, "outdated": []}]}
+    variables = {"inventory_hostname": "n1", "held": RECORD}
+    played = play_action(action.ActionModule, {"record": "held"}, results, variables)
+    (first_call, second_call) = [arguments for _module, arguments in played.module_calls]
+    assert set(first_call["record_copy"]) == {"cluster", "digest"}
+    assert second_call == module_arguments_of(action, {"record": RECORD})
+    assert played.result["changed"] and "copy_differs" not in played.result
+
+
+def test_the_copy_of_another_host_is_not_used() -> None:
+    variables = {"inventory_hostname": "n1", "held": RECORD, "hostvars": {"n2": {}}}
+    answer = {"gpumesh.cluster.firewall": [{"changed": False, "tools": True}]}
+    played = play_action(firewall.ActionModule, {"record": "held"}, answer, variables, delegate_to="n2")
+    assert "record_copy" not in played.module_calls[0][1]
 
 
 def test_other_modules_do_not_receive_the_generation() -> None:

@@ -25,7 +25,10 @@ def run_names(record: Any, **variables: Any) -> ActionRun:
 
 
 def test_the_record_can_be_given_by_the_name_of_its_variable() -> None:
-    assert run_names("held", held=RECORD) == run_names(RECORD)
+    by_name, by_value = run_names("held", held=RECORD), run_names(RECORD)
+    assert by_name.result == by_value.result
+    # Only the record in a variable of the play is the one that the host has, too.
+    assert "members" in by_value.module_calls[0][1] and "record_copy" in by_name.module_calls[0][1]
     assert run_names(RECORD).result["changed"]
 
 

@@ -348,8 +348,11 @@ def test_invalid_users_are_refused_without_showing_passwords(text: str, words: s
 
 
 def test_jobs_get_the_address_of_the_server_only_if_tracking_is_on() -> None:
+    defaults = {"port_range": [15000, 24999], "dialects": [], "variables": {}, "rdma": True, "logins": True}
+    options = {f"job_environment_{name}": value for name, value in defaults.items()}
+
     def told(record: Any) -> Any:
-        return job_environment.environment_settings(record, "n1", [15000, 24999])["tracking"]
+        return job_environment.given_parameters(record, "n1", options)["settings"]["tracking"]
 
     assert told(TRACKING_OFF) == {}
     assert told(TRACKING_ON) == {"MLFLOW_TRACKING_URI": "http://10.0.0.2:5000", "GPUMESH_GENERATION": "1"}

@@ -66,10 +66,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.sha
     parse_report,
     read_extra,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import (
-    find_member,
-    node_requirements,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import node_requirements
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.membership import find_member
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.cli import exit_status, print_line

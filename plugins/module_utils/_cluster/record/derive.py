@@ -11,8 +11,8 @@ import json
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import history
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Member, Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import history, membership
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import version
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, RecordError
 
@@ -53,20 +53,6 @@ class OlderVersionError(RecordError):
 _HANDOVER_DETAIL = re.compile(r"the manager is ([^\s;]+), it was ([^\s;]+)(?:;|$)")
 
 
-def cluster_address(record: Record, member: Member) -> str:
-    """The address to which other members connect: the mesh address if there is a mesh, or else the member's own."""
-    if record["mesh"]["backend"] != "none" and member["mesh"] is not None:
-        return member["mesh"]["address"]
-    return member["address"]
-
-
-def cluster_interface(record: Record, member: Member) -> str:
-    """The interface that has the cluster address."""
-    if record["mesh"]["backend"] != "none" and member["mesh"] is not None:
-        return record["mesh"]["interface"]
-    return member["interface"]
-
-
 def mesh_unit(record: Record) -> Optional[str]:
     """The systemd unit that provides the interface of the mesh; None without a mesh."""
     unit_by_backend = {
@@ -82,8 +68,8 @@ def member_views(record: Record) -> Dict[str, MemberView]:
         member["machine"]: {
             "machine": member["machine"],
             "rank": rank,
-            "address": cluster_address(record, member),
-            "interface": cluster_interface(record, member),
+            "address": membership.cluster_address(record, member),
+            "interface": membership.cluster_interface(record, member),
             "site": member["site"],
             "endpoint": member["endpoint"],
             "gpus": member["gpus"],
@@ -117,28 +103,16 @@ def mounted_volumes(record: Record, machine: str) -> List[Dict[str, Any]]:
 
 def node_requirements(record: Record, machine: str) -> Dict[str, Any]:
     """Return what the checks of a node expect of one member, by the names of their options. Raises InputError."""
-    member, mounts = find_member(record, machine), mounted_volumes(record, machine)
+    member, mounts = membership.find_member(record, machine), mounted_volumes(record, machine)
     return {
         "gpus": member["gpus"],
         "rdma": member["rdma"],
-        "cluster_address": cluster_address(record, member),
+        "cluster_address": membership.cluster_address(record, member),
         # The server of a volume has the directory itself, not a mount.
         "mounts": [volume["mount_point"] for volume in mounts if volume.get("server", machine) != machine],
         "external_mounts": [volume["mount_point"] for volume in mounts if "server" not in volume],
         "read_only_mounts": [volume["mount_point"] for volume in mounts if volume.get("read_only")],
     }
-
-
-def find_member(record: Record, machine: str) -> Member:
-    """Return one member. Raises InputError listing the members."""
-    for member in record["members"]:
-        if member["machine"] == machine:
-            return member
-    raise InputError(
-        f"'{machine}' is not among the members of cluster '{record['name']}'.",
-        f"Its members are {', '.join(member['machine'] for member in record['members'])}.",
-        machine=machine,
-    )
 
 
 def record_digest(record: Record) -> str:

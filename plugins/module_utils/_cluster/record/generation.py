@@ -1,13 +1,16 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The generation of this host's copy of a record, and its comparison with the one that a layer was derived from.
+"""This host's copy of a record, and its comparison with the record that the controller applies.
 
-Small, since the module of every layer contains it.
+Small, since the module of every layer contains it. So it does not validate a copy: one with the digest of the
+controller's record is equal to that.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from typing import Any, Dict, Mapping, Optional
@@ -32,6 +35,18 @@ DERIVED_OPTION: Dict[str, Any] = {
     }
 }
 
+#: The option of the modules that derive parameters from the copy; documented in ``gpumesh.cluster.record.copy``.
+COPY_OPTION: Dict[str, Any] = {
+    "record_copy": {
+        "type": "dict",
+        "options": {
+            "cluster": {"type": "str", "required": True},
+            "digest": {"type": "str", "required": True},
+            "path": {"type": "path", "default": DEFAULT_DIRECTORY},
+        },
+    }
+}
+
 
 def parse_generation(file_head: str) -> Optional[int]:
     """Parse the generation of a record from the first ``HEAD_LENGTH`` characters of its file.
@@ -42,14 +57,32 @@ def parse_generation(file_head: str) -> Optional[int]:
     return int(generation_match.group(1)) if generation_match else None
 
 
+def record_digest(record: Mapping[str, Any]) -> str:
+    """Return a digest that is the same for equal records, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_copy(record_copy: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    """Return this host's copy of the record, or None if it has not this digest: missing, damaged, older or newer."""
+    try:
+        with open(_record_path(record_copy), encoding="utf-8") as stream:
+            record = json.load(stream)
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record_digest(record) == record_copy["digest"] else None
+
+
+def _record_path(location: Mapping[str, Any]) -> str:
+    return os.path.join(location["path"], f"{location['cluster']}.json")
+
+
 def refuse_outdated(derived_from: Mapping[str, Any]) -> None:
     """Refuse to apply what was derived from an older record than this host has. Raises RecordError.
 
     Between the last comparison on the controller and the module of a layer, another run may have removed a machine.
     """
-    record_path = os.path.join(derived_from["path"], f"{derived_from['cluster']}.json")
     try:
-        with open(record_path, encoding="utf-8", errors="replace") as stream:
+        with open(_record_path(derived_from), encoding="utf-8", errors="replace") as stream:
             local_generation = parse_generation(stream.read(HEAD_LENGTH))
     except OSError:
         # The host has no copy yet, or an unreadable one, which the modules of the record report.

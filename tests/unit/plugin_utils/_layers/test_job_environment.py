@@ -10,12 +10,23 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import (
-    desired_parameters,
-    environment_settings,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.desired import derive_parameters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.job_environment import given_parameters
 
 RANGE = [15000, 24999]
+
+
+def parameters(record: Any, machine: str, **options: Any) -> dict[str, Any]:
+    """All parameters of the module on one machine."""
+    defaults = {"port_range": RANGE, "dialects": [], "variables": {}, "rdma": True, "logins": True}
+    role_options = {f"job_environment_{name}": value for name, value in {**defaults, **options}.items()}
+    given = given_parameters(record, machine, role_options)
+    return {**given, **derive_parameters(record, given)}
+
+
+def environment_settings(record: Any, machine: str, port_range: Sequence[int], **options: Any) -> Any:
+    """The content of job_environment.json."""
+    return parameters(record, machine, port_range=port_range, **options)["settings"]
 
 
 def build_record(*sites: str, backend: str = "wireguard", rdma: Sequence[str | None] = ()) -> Any:
@@ -79,16 +90,9 @@ def test_rdma_peers_share_the_fabric(rdma: list[str | None], peers: list[str]) -
 
 @pytest.mark.parametrize("logins", [True, False])
 def test_programs_are_included(logins: bool) -> None:
-    options = {
-        "job_environment_port_range": RANGE,
-        "job_environment_dialects": ["torchrun"],
-        "job_environment_variables": {},
-        "job_environment_rdma": False,
-        "job_environment_logins": logins,
-    }
-    sent = desired_parameters(build_record("a"), "n1", options)
+    sent = parameters(build_record("a"), "n1", dialects=["torchrun"], rdma=False, logins=logins)
     assert (sent["cluster"], sent["machine"], sent["rdma"]) == ("lab", "n1", False)
-    assert sent["settings"] == environment_settings(build_record("a"), "n1", RANGE, ["torchrun"])
+    assert sent["settings"] == environment_settings(build_record("a"), "n1", RANGE, dialects=["torchrun"])
     programs = {"job_environment.bash", "job_epilog.sh", "task_prolog.py"}
     assert set(sent["digests"]) == programs | ({"gpumesh_job.sh"} if logins else set())
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import desired
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import mesh
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils._layers.mesh.hosts import key, member, record
 
@@ -90,7 +91,7 @@ def test_mesh_with_unconnected_members_is_refused() -> None:
 
 
 def test_tunnel_options_follow_the_record() -> None:
-    options = mesh.tunnel_options(record(HEAD, HIDDEN, mtu=1380), "hidden", [])
+    options = desired.derive_parameters(record(HEAD, HIDDEN, mtu=1380), {"machine": "hidden", "relays": []})
     peers = options.pop("peers")
     assert [(peer["machine"], peer["persistent_keepalive"]) for peer in peers] == [("head", 25)]
     assert options == {
@@ -102,7 +103,7 @@ def test_tunnel_options_follow_the_record() -> None:
         "mtu": 1380,
         "probe_mtu": False,
     }
-    assert mesh.tunnel_options(record(HEAD), "head", [])["probe_mtu"] is True
+    assert desired.derive_parameters(record(HEAD), {"machine": "head", "relays": []})["probe_mtu"] is True
 
 
 def test_rotation_arms_hosts_with_the_prepared_keys() -> None:

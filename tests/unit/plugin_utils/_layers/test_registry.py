@@ -71,7 +71,9 @@ def test_what_only_one_cluster_can_have_on_a_host_is_a_layer() -> None:
 
 
 def test_each_layer_that_compares_the_host_has_a_reader_there() -> None:
-    assert {layer.name for layer in registry.LAYERS if layer.desired_parameters} == set(drift.READERS)
+    derived_there = {layer.name for layer in registry.LAYERS if layer.given_parameters}
+    assert derived_there == set(drift.DERIVERS)
+    assert {layer.name for layer in registry.LAYERS if layer.desired_parameters} | derived_there == set(drift.READERS)
 
 
 def test_each_module_of_a_layer_compares_the_generation_of_the_record() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "tester@here")
@@ -54,9 +54,9 @@ def test_members_use_lan_addresses_without_a_mesh() -> None:
 
 
 def test_unknown_machine_error_lists_the_members() -> None:
-    assert derive.find_member(build_record(), "n2")["address"] == "10.77.0.2"
+    assert membership.find_member(build_record(), "n2")["address"] == "10.77.0.2"
     with pytest.raises(InputError, match="Its members are n1, n2.") as refused:
-        derive.find_member(build_record(), "n9")
+        membership.find_member(build_record(), "n9")
     assert refused.value.details == {"machine": "n9"}
 
 

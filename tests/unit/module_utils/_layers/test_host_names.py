@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.membership import named_members
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.host_names import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.names import build_host_lines
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import desired_parameters, named_members
 
 
 def build_record(*machines: str, backend: str = "none") -> Any:
@@ -29,7 +30,7 @@ def build_record(*machines: str, backend: str = "none") -> Any:
 
 def hosts_entries(cluster: Any, machine: str = "", hostname: str = "") -> str:
     """The resulting lines on a machine whose own name is ``hostname``; without one, on any machine."""
-    derived = desired_parameters(cluster, machine or cluster["members"][0]["machine"])
+    derived = derive_parameters(cluster, {"machine": machine or cluster["members"][0]["machine"]})
     return "\n".join(build_host_lines(derived["members"], derived["address"], hostname))
 
 
@@ -73,10 +74,6 @@ def test_addresses_and_localhost_are_never_names(machine: str) -> None:
 
 def test_address_without_names_gets_the_own_host_name() -> None:
     assert hosts_entries(build_record("10.77.0.1", "n2"), "10.77.0.1", "gpu1") == "10.77.0.1 gpu1\n10.77.0.2 n2"
-
-
-def test_absent_state_needs_only_the_cluster_name() -> None:
-    assert desired_parameters(build_record("n1"), "n9", "absent") == {"cluster": "lab", "state": "absent"}
 
 
 def test_cluster_address_of_a_member_comes_first() -> None:

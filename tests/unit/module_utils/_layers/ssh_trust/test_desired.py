@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import desired
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import ssh_trust
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 40 + "{}"
@@ -33,18 +34,18 @@ def build_record(backend: str = "wireguard") -> Any:
 
 
 def test_known_hosts_has_all_names_and_addresses() -> None:
-    assert ssh_trust.render_known_hosts(build_record()).splitlines() == [
+    assert desired.render_known_hosts(build_record()).splitlines() == [
         f"n1,10.99.0.1,10.77.0.1 {KEY.format(1)}",
         f"n2.example.net,n2,10.99.0.2,10.77.0.2 {KEY.format(2)}",
     ]
 
 
 def test_nonstandard_port_is_part_of_the_name() -> None:
-    assert ssh_trust.render_known_hosts(build_record("none"), 2222).startswith("[n1]:2222,[10.77.0.1]:2222 ")
+    assert desired.render_known_hosts(build_record("none"), 2222).startswith("[n1]:2222,[10.77.0.1]:2222 ")
 
 
 def test_certificates_are_accepted_only_from_the_addresses_of_the_member() -> None:
-    assert ssh_trust.render_authorized_keys(build_record()).splitlines()[0] == (
+    assert desired.render_authorized_keys(build_record()).splitlines()[0] == (
         f'cert-authority,from="10.99.0.1,10.77.0.1" {KEY.format(4)} gpumesh lab n1'
     )
 
@@ -52,19 +53,19 @@ def test_certificates_are_accepted_only_from_the_addresses_of_the_member() -> No
 def test_member_without_a_key_has_no_line() -> None:
     cluster = build_record()
     cluster["members"][0]["ssh_public_key"] = None
-    assert "n1" not in ssh_trust.render_authorized_keys(cluster)
+    assert "n1" not in desired.render_authorized_keys(cluster)
 
 
 @pytest.mark.parametrize("user", ["", "root,all", "a b", "../x", "SIGNING", "x\n"])
 def test_invalid_user_is_refused(user: str) -> None:
     with pytest.raises(InputError, match="ssh_trust_users"):
-        ssh_trust.render_client_config(build_record(), [user])
+        desired.render_client_config(build_record(), [user])
 
 
 def ssh_settings(tmp_path: Path, host: str, users: list[str], port: int = 22) -> list[str]:
     """How ssh itself interprets the file."""
     config = tmp_path / "config"
-    config.write_text(ssh_trust.render_client_config(build_record(), users, port))
+    config.write_text(desired.render_client_config(build_record(), users, port))
     completed_process = subprocess.run(
         ["ssh", "-G", "-F", str(config), host], capture_output=True, text=True, check=True
     )
@@ -114,23 +115,16 @@ def test_machine_that_is_no_member_or_has_no_key_is_not_registered() -> None:
     assert ssh_trust.key_registration(build_record(), "stranger", HOST) is None
 
 
-def test_absent_state_needs_only_the_cluster_name() -> None:
-    assert ssh_trust.desired_parameters(build_record(), "n1", {}, state="absent") == {
-        "cluster": "lab",
-        "state": "absent",
-    }
-
-
 def test_logins_are_tested_from_all_other_members() -> None:
     def logins(machine: str, cluster: Any) -> tuple[Any, ...]:
-        wanted = ssh_trust.desired_parameters(cluster, machine, {"ssh_trust_users": ["root"], "ssh_trust_port": 2222})
-        return tuple(wanted[key] for key in ("peers", "address", "port"))
+        wanted = desired.derive_parameters(cluster, {"machine": machine, "users": ["root"], "port": 2222})
+        return wanted["peers"], wanted["address"]
 
-    assert logins("n1", build_record()) == ({"10.99.0.2": "n2.example.net"}, "10.99.0.1", 2222)
-    assert logins("n2.example.net", build_record("none")) == ({"10.77.0.1": "n1"}, "10.77.0.2", 2222)
+    assert logins("n1", build_record()) == ({"10.99.0.2": "n2.example.net"}, "10.99.0.1")
+    assert logins("n2.example.net", build_record("none")) == ({"10.77.0.1": "n1"}, "10.77.0.2")
     three = build_record()
     three["members"].append({**three["members"][0], "machine": "n3", "address": "10.77.0.3", "mesh": None})
     assert logins("n1", three)[0] == {"10.99.0.2": "n2.example.net", "10.77.0.3": "n3"}
     alone = build_record()
     del alone["members"][1]
-    assert logins("n1", alone) == ({"10.99.0.1": "n1"}, "10.99.0.1", 2222)
+    assert logins("n1", alone) == ({"10.99.0.1": "n1"}, "10.99.0.1")
