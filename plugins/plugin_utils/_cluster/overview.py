@@ -189,7 +189,7 @@ def _expiry_warnings(record: Record, members: Sequence[Mapping[str, Any]], queri
         if expiry_time is not None and expiry.days_left(expiry_time, current_time) < expiry.NOTICE_DAYS:
             machines_by_day.setdefault(member["key_expiry"][:10], []).append(member["machine"])
     for day, machines in sorted(machines_by_day.items()):
-        warnings.append(f"The keys of {', '.join(machines)} in the tailnet end on {day}. {keys.KEY_REMEDY}")
+        warnings.append(f"The keys of {', '.join(machines)} in the tailnet expire on {day}. {keys.KEY_REMEDY}")
     expiry_times = _certificate_expiry_times(record)
     if len(expiry_times) == 1 and expiry.days_left(expiry_times[0], current_time) < expiry.NOTICE_DAYS:
         warnings.append(
@@ -322,7 +322,7 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
     member_table, common_lines = _render_members(members, width)
     if (folded := cluster["folded"]) is not None:
         common_lines.append(
-            f"History: {folded['count']} of {cluster['generation']} changes are folded, from {folded['first']} to "
+            f"History: {folded['count']} of {cluster['generation']} changes are summarized, from {folded['first']} to "
             f"{folded['last']}"
         )
     expiry_dates = sorted(member["key_expiry"] for member in members if member["key_expiry"])
