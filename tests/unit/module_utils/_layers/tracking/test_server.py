@@ -617,7 +617,7 @@ def test_failed_experiment_does_not_block_other_users(monkeypatch: pytest.Monkey
     )
     assert words == [
         "experiment of user bob created",
-        "experiment of user alice not made: UNIQUE constraint failed",
+        "experiment of user alice not created: UNIQUE constraint failed",
         "keys of the gateway encrypted",
     ]
 

@@ -186,7 +186,7 @@ def test_error_on_one_node_only_is_blamed_on_node_without_steps() -> None:
     followed = with_moved_error(with_exclusion(slow), None, "n4", end=600.0)
     found = verdict(REQUEST, followed)
     assert found is not None and found.action == "fail"
-    assert "has occurred on n3, then on n4 without it, so it is that of the program" in found.reason
+    assert "has occurred on n3, then on n4 without it, so it comes from the program" in found.reason
 
 
 def test_error_that_moves_with_its_rank_is_blamed_on_program() -> None:
