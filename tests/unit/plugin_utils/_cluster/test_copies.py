@@ -487,6 +487,13 @@ class TestOverview:
         text = render_overview([cluster], {}, width=80)
         assert "Interface of" not in text and "│ eth7" in text
 
+    def test_no_line_is_wider_than_the_terminal(self) -> None:
+        clusters = build_overview({"n1": respond_with(NEW)}, AT)
+        clusters[0]["problems"] = ["A problem in many words. " * 8]
+        text = render_overview(clusters, {"n7": "no route to host " * 8}, width=80, compared_cluster="lap")
+        assert max(map(len, text.splitlines())) <= 80
+        assert "3 nodes, 4 GPUs, manager n1 (10.99.0.1)" in " ".join(text.split())
+
     def test_page_lists_unreachable_hosts(self) -> None:
         clusters = build_overview({"n1": respond_with(NEW)}, AT)
         text = render_overview(clusters, {"n7": "no route to host"})
