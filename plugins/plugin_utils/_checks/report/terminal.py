@@ -51,7 +51,9 @@ def render(verdict: Mapping[str, Any], width: int = TEXT_WIDTH) -> str:
         unlisted_count = count_pairs(verdict)["fail"] - len(broken_pairs[:_MAX_NAMED_PAIRS])
         lines += [f"  and {unlisted_count} more, which are in the report"] if unlisted_count else []
     if verdict.get("volumes"):
-        lines += ["", format_table(verdict["volumes"], len(verdict["cluster"]["members"]), width)]
+        # The server is in the record, and the speeds need its columns.
+        hidden_columns = ("server",) if _has_speeds(verdict) else ()
+        lines += ["", format_table(verdict["volumes"], len(verdict["cluster"]["members"]), width, hidden_columns)]
     for status, status_sign in (("fail", "✕"), ("error", "!")):
         matching_findings = collect_findings(
             verdict["checks"], (status,), merge_by_remedy="summary" in verdict["reachability"]

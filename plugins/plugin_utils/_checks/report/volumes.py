@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
@@ -490,7 +490,9 @@ def format_rows(volumes: Sequence[Mapping[str, Any]], member_count: int) -> list
     ]
 
 
-def format_table(volumes: Sequence[Mapping[str, Any]], member_count: int, width: int = 0) -> str:
+def format_table(
+    volumes: Sequence[Mapping[str, Any]], member_count: int, width: int = 0, hidden_columns: Collection[str] = ()
+) -> str:
     """Draw the volumes as a table, without empty columns."""
     table_rows = format_rows(volumes, member_count)
     columns: list[dict[str, str]] = [
@@ -504,5 +506,9 @@ def format_table(volumes: Sequence[Mapping[str, Any]], member_count: int, width:
         {"key": "read", "title": "read MB/s", "align": "right"},
         {"key": "files", "title": "files/s", "align": "right"},
     ]
-    filled_columns = [column for column in columns if any(row[column["key"]] for row in table_rows)]
+    filled_columns = [
+        column
+        for column in columns
+        if column["key"] not in hidden_columns and any(row[column["key"]] for row in table_rows)
+    ]
     return render_table(table_rows, filled_columns, width=width)

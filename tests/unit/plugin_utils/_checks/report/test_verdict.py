@@ -214,6 +214,11 @@ def test_speeds_of_volumes_are_shown_only_in_their_table() -> None:
         assert ("Measured:" in terminal.render(verdict)) == is_listed
 
 
+def test_the_table_of_measured_volumes_breaks_no_word() -> None:
+    text = terminal.render(samples.verdict(3))
+    assert all(words in text for words in (" mounted ", " /mnt/data ", " 880 – ", " files/s "))
+
+
 def test_terminal_text_fits_80_columns_in_an_error_of_the_progress_callback() -> None:
     verdict = samples.verdict(3, dead=["n3"])
     for check in verdict["checks"]:
