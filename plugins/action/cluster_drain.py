@@ -116,7 +116,7 @@ class ActionModule(HostAction):
             if timeout >= _COMPLETION_WAIT or not failure.result.get("error", {}).get("completing"):
                 raise
         self.print_text(
-            f"{', '.join(node_names)}: the jobs have ended, and Slurm waits for their processes. It asks again after two minutes."
+            f"{', '.join(node_names)}: the jobs have ended, but Slurm still waits for their processes. It retries after two minutes."
         )
         self._set_node_state(node_names, "drained", wait_seconds=_COMPLETION_WAIT)
         return True

@@ -86,11 +86,6 @@ class ActionModule(ControllerAction):
                 refuse_to_demote(record, userspace_only_machines(results_by_machine, options_by_host))
         refuse_mesh(next_draft.record, options["mesh_relays"])
         layered_record = preflight.refuse_impossible(next_draft.record, desired_volumes, options)
-        if decision["left_out"]:
-            self.print_text(
-                f"{', '.join(decision['left_out'])}: removed from cluster '{request.name}', and therefore skipped. "
-                f"The playbook join adds it again, with cluster_machines={','.join(decision['left_out'])}."
-            )
         probed_members = (
             [member for member in decision["members"] if "address" in member] if decision["joining"] else []
         )

@@ -63,8 +63,8 @@ class ActionModule(HostAction):
             raise HostStateError(f"{record['manager']}: {reason}")
         if not (manager.get("credential") or self.check_mode):
             raise HostStateError(
-                f"The manager {record['manager']} has not signed a credential: "
-                f"{manager.get('reason') or 'it was not asked'}.",
+                f"The manager {record['manager']} did not sign a credential: "
+                f"{manager.get('reason') or 'it was not queried'}.",
                 "Check munged there.",
             )
         key_path = self.options("munge_key_file")["munge_key_file"]

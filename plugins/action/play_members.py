@@ -91,8 +91,8 @@ class ActionModule(ControllerAction):
         if strangers:
             self.print_text(
                 f"{', '.join(sorted(strangers))}: not among the members of cluster '{record['name']}' (members: "
-                f"{', '.join(member['machine'] for member in record['members'])}), so not changed. The playbook join "
-                "adds a machine."
+                f"{', '.join(member['machine'] for member in record['members'])}), so not changed. To add it, run the "
+                f"playbook join with cluster_machines={','.join(sorted(strangers))}."
             )
         if userspace_machines:
             self.print_text(

@@ -50,8 +50,8 @@ class ActionModule(HostAction):
         retirement = self.run_module(_MODULE, {"state": "retired", "keep": task_args["keep"]})
         if retirement["moved_to"]:
             self.print_text(
-                f"{self.machine} had the queue and the accounting of an earlier tenure, from which those of the cluster "
-                f"are not derived. They are kept in {printable(str(retirement['moved_to']))}, the accounting as "
+                f"{self.machine} had a queue and accounting from an earlier term as the manager, from which those of the cluster "
+                f"do not descend. They were kept in {printable(str(retirement['moved_to']))}, the accounting as "
                 "accounting.sql. Delete them when they are no longer needed."
             )
         return {**retirement, "changed": changed or retirement["changed"]}

@@ -86,7 +86,7 @@ class ActionModule(HostAction):
         }
         if ("certificate" in files_by_name) != ("key" in files_by_name):
             raise InputError(
-                "tracking_certificate_file and tracking_key_file belong together.", "Set both, or none of them."
+                "tracking_certificate_file and tracking_key_file must be set together.", "Set both, or neither of them."
             )
         if "trust" in files_by_name and module_args["own_certificate"]:
             raise InputError(

@@ -152,7 +152,7 @@ class ActionModule(ControllerAction):
         """Print the pairs, and the result if all checks pass; failures are in the message of the failing task."""
         # For a large cluster, the verdict only has the faulty pairs, and the text names them.
         if len(verdict["cluster"]["members"]) > 1 and "summary" not in verdict["reachability"]:
-            self.print_text(reachability_matrix.draw_matrix(verdict["reachability"]["pairs"]))
+            self.print_text(reachability_matrix.draw_matrix(verdict["reachability"]["pairs"], describes_faults=False))
         if verdict["status"] == "pass":
             self.print_text(report_text)
 

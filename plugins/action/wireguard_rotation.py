@@ -24,7 +24,7 @@ class ActionModule(HostAction):
             return self.run_module("gpumesh.cluster.wireguard_rotation", {**module_args, "step": rotation_step})
         mesh.refuse_rotation(record, record["mesh"]["backend"], self.active_hosts)
         if self.machine not in mesh.enrolled_machines(record):
-            return {"skipped": True, "skip_reason": f"{self.machine} has no tunnel yet, and so no key to change."}
+            return {"skipped": True, "skip_reason": f"{self.machine} has no tunnel yet, so it has no key to rotate."}
         prepared_results = (
             self.registered_results(action_options["prepared"], self.active_hosts) if action_options["prepared"] else {}
         )

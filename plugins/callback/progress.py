@@ -40,7 +40,7 @@ options:
       - section: callback_progress
         key: live
   progress_width:
-    description: The width of a line in columns. V(0) means the width of the terminal, or 100 without a terminal.
+    description: The width of a line in columns. V(0) means the width of the terminal, or 80 without a terminal.
     type: int
     default: 0
     env:
@@ -78,7 +78,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tal
     PlayTask,
 )
 
-_WIDTH_WITHOUT_TERMINAL = 100
+_WIDTH_WITHOUT_TERMINAL = 80
 
 
 class CallbackModule(DefaultCallback):
@@ -179,9 +179,8 @@ class CallbackModule(DefaultCallback):
 
     def _print_changed_line(self, task: PlayTask) -> None:
         phase = self._playbook_run.phase
-        changed_line = lines.format_changes(task, phase is not None and phase.check_mode)
-        if changed_line is not None:
-            self._print_below_phase(f"    {changed_line}", color=constants.COLOR_CHANGED)
+        for changed_line in lines.format_changes(task, phase is not None and phase.check_mode, self._width):
+            self._print_below_phase(changed_line, color=constants.COLOR_CHANGED)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Begin a phase. Without a live line, print its name now, so that a long phase can be seen."""
@@ -348,7 +347,7 @@ class CallbackModule(DefaultCallback):
                 )
             return
         self._print_line("")
-        for summary_line in lines.format_summary(self._playbook_run, counts_by_host):
+        for summary_line in lines.format_summary(self._playbook_run, counts_by_host, self._width - 2):
             self._print_line(f"  {summary_line}".rstrip())
         self._print_line("")
         if not self._verbose:

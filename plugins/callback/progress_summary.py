@@ -33,6 +33,7 @@ from ansible.plugins.callback import CallbackBase
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress import events, lines
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tally import PlaybookRun
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width
 
 
 class CallbackModule(CallbackBase):
@@ -86,5 +87,5 @@ class CallbackModule(CallbackBase):
         if not counts_by_host:
             return
         self._display.banner("SUMMARY")
-        for summary_line in lines.format_summary(self._playbook_run, counts_by_host):
+        for summary_line in lines.format_summary(self._playbook_run, counts_by_host, available_width()):
             self._display.display(summary_line)

@@ -31,7 +31,7 @@ options:
         type: str
         required: true
       public_key:
-        description: Its public key.
+        description: The public key of the peer.
         type: str
         required: true
       endpoint:

@@ -241,7 +241,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         except ValueError as failure:
             output_start = completed.stdout.strip()[:400]
             raise AnsibleParserError(
-                f"{failure_prefix}: its account runs another program than the reader, which printed {output_start!r}. Check its shell."
+                f"{failure_prefix}: its account does not run the reader, but a program that printed {output_start!r}. Check its login shell."
             ) from failure
         return record_files
 
@@ -330,7 +330,7 @@ def _refuse_shared_group(records: Sequence[Record]) -> None:
         if name != record["name"]:
             raise AnsibleParserError(
                 f"The clusters '{name}' and '{record['name']}' would both be the group {derive.inventory_group(name)}. Set names "
-                "to the one that you want."
+                "to the one to use."
             )
 
 

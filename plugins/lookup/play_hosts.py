@@ -83,7 +83,7 @@ class LookupModule(LookupBase):
         unknown_machines = [machine for machine in machines if machine not in play_variables["groups"].get("all", [])]
         if unknown_machines:
             raise InputError(
-                f"Nothing was done: cluster_without has {', '.join(unknown_machines)}, which is not in the inventory.",
+                f"Nothing was done: cluster_without contains {', '.join(unknown_machines)}, which is not in the inventory.",
                 "Correct the name.",
             )
         return machines

@@ -36,7 +36,7 @@ options:
     type: str
     required: true
   arguments:
-    description: Its options.
+    description: The options of the module in O(name).
     type: dict
     default: {}
 """

@@ -43,7 +43,8 @@ EXAMPLES = r"""
 RETURN = r"""
 ready:
   description:
-    - As RV(gpumesh.cluster.wireguard#module:ready) or RV(gpumesh.cluster.tailscale#module:ready). True without a mesh.
+    - Whether the interface is up, or the host is in the tailnet, now and at boot. True without a mesh. See
+      RV(gpumesh.cluster.wireguard#module:ready) and RV(gpumesh.cluster.tailscale#module:ready).
     - All other values are those of the module of the backend.
   returned: success
   type: bool

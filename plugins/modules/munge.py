@@ -239,7 +239,7 @@ def refuse_to_replace(params: Mapping[str, Any], is_owned: bool) -> None:
         configure.refuse_foreign_config(configure.CONFIG_DIRECTORY, Tree())
     elif given_key is not None and not params["replace"]:
         raise HostStateError(
-            f"{params['path']} has another key than the given one, and not all members are in this play: a new key would "
+            f"{params['path']} does not contain the given key, and not all members are in this play: a new key would "
             "cut the others off.",
             "Run this without --limit when all members are up.",
         )

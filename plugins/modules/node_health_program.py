@@ -32,7 +32,7 @@ description:
   - As C(HealthCheckProgram), it also keeps the logs of Slurm and of NFS Ganesha within 10 MiB each, also on hosts without
     logrotate. What they had before is in a second file of at most the same size, with the suffix C(.old).
   - As C(HealthCheckProgram), which slurmd also runs when it starts, it requeues jobs that Slurm calls running, although
-    their batch script has ended with the power of this node.
+    their batch script ended when this node lost power.
   - As C(HealthCheckProgram), it remembers in C(health/faults.json), beside O(folder), when which check of which GPU began to
     fail, for 30 days and 200 faults at most. The reason then says, for example, "third time in 7 days".
   - The jobs on a node that it drains receive the reason with C(scontrol notify).

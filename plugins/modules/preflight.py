@@ -48,7 +48,7 @@ options:
     default: []
   programs:
     description:
-      - The programs that must be there or in packages, and the names of these packages.
+      - The programs that must be there or in packages, each with the names of its packages.
       - Packages are only looked for where apt has read its sources since they were changed.
     type: dict
     default: {}

@@ -64,7 +64,9 @@ options:
     type: list
     elements: str
   throughput_seconds:
-    description: As for M(gpumesh.cluster.reachability). If it is not V(0), the listener runs until it is stopped.
+    description:
+      - The duration of each throughput measurement in seconds, the same as for M(gpumesh.cluster.reachability). If it is
+        not V(0), the listener runs until it is stopped.
     type: int
     default: 0
   timeout:

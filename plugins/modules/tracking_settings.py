@@ -46,7 +46,7 @@ EXAMPLES = r"""
     record: cluster_record
   register: changes
 
-- name: Make the certificate of the server
+- name: Create the certificate of the server
   gpumesh.cluster.tracking:
     record: cluster_record
     state: certified

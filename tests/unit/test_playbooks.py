@@ -127,7 +127,7 @@ def test_a_playbook_that_would_do_nothing_fails(tmp_path: Path, playbook: str) -
         ([], "", "has no hosts, or could not be read"),
         (["--limit", "n2"], INVENTORY, "the limit 'n2' excludes all hosts of 'cluster' (n1)."),
         (["-e", "cluster_without=n1"], INVENTORY, "there are no hosts 'cluster,!n1'"),
-        (["-e", "cluster_without=n9"], INVENTORY, "cluster_without has n9, which is not in the inventory"),
+        (["-e", "cluster_without=n9"], INVENTORY, "cluster_without contains n9, which is not in the inventory"),
         (["-e", "cluster_without=@/etc/hostname"], INVENTORY, "'@/etc/hostname'"),
         (["--tags", "slurm,slrum"], INVENTORY, "and --tags slrum excludes what it needs"),
         (["--skip-tags", "always"], INVENTORY, "and --skip-tags always excludes what it needs"),

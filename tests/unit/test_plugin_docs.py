@@ -87,3 +87,54 @@ def test_every_module_is_in_the_action_group():
     runtime = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text(encoding="utf-8"))
     modules = sorted(name for kind, name in PLUGINS if kind == "module")
     assert sorted(runtime["action_groups"]["all"]) == modules
+
+
+#: Words with which a sentence refers to the text before it. ansible-doc sorts options and results, so that they would
+#: refer to something else. "The former manager" and "the previous verdict" name what they mean.
+BACK_REFERENCE = re.compile(
+    r"""^(?:As|Also|And|But|Its|It|Likewise|Otherwise|So|Their|Then|These|They|Those|The\ same)\b
+    |\bin\ the\ same\ way\b|\blikewise\b|\bthe\ (?:former|latter)(?=[.,;:]|\ (?:is|are|has|have)\b)
+    |\b(?:above|preceding|previous|next|following)\ (?:option|parameter|value)s?\b|\b(?:see|described|listed)\ (?:above|below)\b
+    |\b(?:of|for|to|in|on|with|from)\ (?:that|those|these)\ (?:option|proxy|server|file|key|port|address|volume|account|package|user)s?\b
+    """,
+    re.VERBOSE,
+)
+
+
+def first_sentences(entries, place):
+    """Yield the first sentence of each option and result, with its place: what follows can refer to it."""
+    for name, entry in (entries or {}).items():
+        description = entry.get("description") or ""
+        text = description if isinstance(description, str) else " ".join(description)
+        yield f"{place}.{name}", re.split(r"(?<=[.:])\s", text, maxsplit=1)[0]
+        for key in ("suboptions", "contains", "options"):
+            yield from first_sentences(entry.get(key), f"{place}.{name}")
+
+
+def test_descriptions_do_not_depend_on_their_order(documentation):
+    sentences = []
+    for kind, name in PLUGINS:
+        document = documentation[kind][PREFIX + name]
+        sentences += first_sentences(document["doc"].get("options"), name)
+        sentences += first_sentences(document["return"], name)
+    for path in sorted((ROOT / "roles").glob("*/meta/argument_specs.yml")):
+        specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        sentences += first_sentences(specs, path.parts[-3])
+    assert len(sentences) > 1000
+    assert [found for found in sentences if BACK_REFERENCE.search(found[1])] == []
+
+
+@pytest.mark.parametrize(
+    ("sentence", "refers"),
+    [
+        ("The port of that proxy.", True),
+        ("The settings of slurmdbd, in the same way.", True),
+        ("As O(tags) of the module tailscale.", True),
+        ("Its public key.", True),
+        ("The port of the proxy of a userspace-only member.", False),
+        ("Nodes that the former manager has lost.", False),
+        ("Assets of the members.", False),
+    ],
+)
+def test_a_reference_to_another_description_is_found(sentence, refers):
+    assert bool(BACK_REFERENCE.search(sentence)) == refers

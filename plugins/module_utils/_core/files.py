@@ -77,7 +77,7 @@ def _refuse_foreign_target(path: str, link_status: os.stat_result, target_status
     if stat.S_ISLNK(link_status.st_mode) and link_status.st_uid not in (os.geteuid(), target_status.st_uid):
         raise HostStateError(
             f"{path} is a link of {account_name(link_status.st_uid)} to what belongs to {account_name(target_status.st_uid)}.",
-            "Give a copy instead.",
+            "Give the path of a copy instead.",
             path=path,
         )
 

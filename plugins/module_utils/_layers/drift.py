@@ -80,7 +80,7 @@ def describe_service_problems(
         return [f"{unit_name} is missing"]
     problems = []
     if properties.get("ActiveState") not in _RUNNING_STATES:
-        problems.append(f"{unit_name} does not run")
+        problems.append(f"{unit_name} is not running")
     if properties.get("UnitFileState") not in _BOOT_UNIT_STATES:
         problems.append(f"{unit_name} does not start at boot")
     unread_files = find_unread_files(
@@ -164,5 +164,5 @@ def compare_modules(run: Runner, params_by_layer: Mapping[str, Mapping[str, Any]
 
 
 def _join_problems(problems: Sequence[str], expected_count: int) -> str:
-    absent_problems = [problem for problem in problems if problem.endswith((" is missing", " does not run"))]
+    absent_problems = [problem for problem in problems if problem.endswith((" is missing", " is not running"))]
     return NOT_SET_UP if len(absent_problems) == expected_count else ", ".join(problems)

@@ -138,7 +138,7 @@ def verify_credential(run: Runner, credential: str) -> Tuple[bool, str]:
     A credential that it has accepted before is valid too: Ansible may run a module again after a lost connection.
     """
     if not credential:
-        return False, "the manager has signed nothing"
+        return False, "the manager has not signed a credential"
     # The payload is empty, and the identity of the signer is irrelevant.
     unmunge_result = run(["unmunge", "--metadata=/dev/null", "--output=/dev/null"], stdin=credential, check=False)
     if unmunge_result.rc in (0, _REPLAYED_STATUS):

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names, printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import display_width
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import TEXT_WIDTH, display_width
 
 #: Letters for the verdicts, and their meanings. Colours are not visible in logs and to colour-blind readers.
 VERDICT_SYMBOLS = {
@@ -43,8 +44,11 @@ _CORNER_LABEL = "from \\ to"
 _MAX_DESCRIBED_FAULTS = 100
 
 
-def draw_matrix(pairs: Sequence[Mapping[str, Any]]) -> str:
-    """Draw the matrix, without a final newline. Each pair has from, to, status, verdict, message and remedy."""
+def draw_matrix(pairs: Sequence[Mapping[str, Any]], describes_faults: bool = True) -> str:
+    """Draw the matrix, without a final newline. Each pair has from, to, status, verdict, message and remedy.
+
+    ``describes_faults``: text below the matrix describes the faults. A check describes them with its other findings.
+    """
     machines = list(dict.fromkeys(str(machine) for pair in pairs for machine in (pair["from"], pair["to"])))
     if not machines:
         return "There are no pairs of members."
@@ -68,7 +72,7 @@ def draw_matrix(pairs: Sequence[Mapping[str, Any]]) -> str:
         drawn_set = set(drawn_machines)
         lines += [
             "",
-            _draw_legend(
+            *_draw_legend(
                 [
                     cell
                     for (sender, receiver), cell in pair_by_machines.items()
@@ -76,7 +80,7 @@ def draw_matrix(pairs: Sequence[Mapping[str, Any]]) -> str:
                 ]
             ),
         ]
-    fault_lines = _describe_faults([pair for pair in pairs if pair["status"] != "pass"])
+    fault_lines = _describe_faults([pair for pair in pairs if pair["status"] != "pass"]) if describes_faults else []
     return "\n".join([*lines, *(["", *fault_lines] if fault_lines else [])])
 
 
@@ -114,11 +118,18 @@ def _draw_grid(
     return lines
 
 
-def _draw_legend(pairs: Sequence[Mapping[str, Any]]) -> str:
+def _draw_legend(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     used_symbols = {_verdict_symbol(str(pair["verdict"])) for pair in pairs}
     ordered_symbols = [symbol for symbol in dict.fromkeys(VERDICT_SYMBOLS.values()) if symbol in used_symbols]
     ordered_symbols += sorted(used_symbols - set(ordered_symbols))
-    return "   ".join(f"{letter} {meaning}" for letter, meaning in ordered_symbols)
+    legend_lines: list[str] = []
+    for letter, meaning in ordered_symbols:
+        entry = f"{letter} {meaning}"
+        if legend_lines and display_width(f"{legend_lines[-1]}   {entry}") <= TEXT_WIDTH:
+            legend_lines[-1] += f"   {entry}"
+        else:
+            legend_lines.append(entry)
+    return legend_lines
 
 
 def _describe_faults(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -161,10 +172,23 @@ def _describe_group(similar_pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     receivers = str(first_pair["to"]) if same_receiver else join_names((pair["to"] for pair in similar_pairs), "")
     verdict_meaning = str(_verdict_symbol(str(first_pair["verdict"]))[1])
     example = f"For example {first_pair['from']} → {first_pair['to']}: " if len(similar_pairs) > 1 else ""
-    fault_lines = [printable(f"{senders} → {receivers}: {verdict_meaning}. {example}{first_pair['message']}")]
+    fault_lines = _wrap_paragraph(
+        f"{senders} → {receivers}: {verdict_meaning}. {example}{first_pair['message']}", "", "  "
+    )
     if first_pair["remedy"]:
-        fault_lines.append(printable(f"    {first_pair['remedy']}"))
+        fault_lines += _wrap_paragraph(first_pair["remedy"], "    ", "    ")
     return fault_lines
+
+
+def _wrap_paragraph(text: str, indent: str, hanging_indent: str) -> list[str]:
+    return textwrap.wrap(
+        printable(text),
+        TEXT_WIDTH,
+        initial_indent=indent,
+        subsequent_indent=hanging_indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _group_pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:

@@ -52,7 +52,7 @@ _ENGINE_REMEDIES = {
     "cni": "it belongs to Kubernetes: use another range for the pods",
     "podman": "it belongs to Podman: set another range with `default_subnet` in containers.conf",
 }
-#: How an administrator lets a member in who is not let in, with the firewall of the receiving host.
+#: The commands that allow the connections of a member, by the firewall of the receiving host.
 _FIREWALL_COMMANDS = {
     UFW: "ufw allow in on {interface} from {address}",
     FIREWALLD: "firewall-cmd --permanent --zone=trusted --add-source={address} && firewall-cmd --reload",

@@ -84,7 +84,7 @@ def render_page(report_document: Mapping[str, Any], options: SubnetOptions, widt
             else f"No interfaces to show.{omission_note}"
         )
         sections.append(f"Hosts\n{table(_host_rows(facts_by_host))}")
-        sections.append(_format_candidates(report_document, table))
+        sections.append(_format_candidates(report_document, table, width))
     rejected_rows = _rejected_rows(report_document["rejected"])
     if rejected_rows:
         omission_note = (
@@ -190,7 +190,7 @@ def _host_rows(facts_by_host: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _format_candidates(report_document: Mapping[str, Any], render_rows: Any) -> str:
+def _format_candidates(report_document: Mapping[str, Any], render_rows: Any, width: int) -> str:
     host_count = len(report_document["hosts"])
     missing_count = len(report_document["unreachable"]) + len(report_document["failed"])
     hosts_described = (
@@ -201,7 +201,8 @@ def _format_candidates(report_document: Mapping[str, Any], render_rows: Any) -> 
         else "the host"
     )
     if not report_document["candidates"]:
-        return f"No subnet is shared by {hosts_described}. Connect them to one network, or use tunnels with mesh_backend=wireguard."
+        advice = f"No subnet is shared by {hosts_described}. Connect them to one network, or use tunnels with mesh_backend=wireguard."
+        return "\n".join(wrap_text(advice, width or len(advice)))
     candidate_rows = [
         {
             "rank": rank,

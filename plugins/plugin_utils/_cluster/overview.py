@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.copies im
     guess_record,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import HostResponse, read_responses
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import display_width, render_table, wrap_text
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 
 
@@ -189,7 +189,7 @@ def _expiry_warnings(record: Record, members: Sequence[Mapping[str, Any]], queri
         if expiry_time is not None and expiry.days_left(expiry_time, current_time) < expiry.NOTICE_DAYS:
             machines_by_day.setdefault(member["key_expiry"][:10], []).append(member["machine"])
     for day, machines in sorted(machines_by_day.items()):
-        warnings.append(f"The keys of {', '.join(machines)} in the tailnet end on {day}. {keys.KEY_REMEDY}")
+        warnings.append(f"The keys of {', '.join(machines)} in the tailnet expire on {day}. {keys.KEY_REMEDY}")
     expiry_times = _certificate_expiry_times(record)
     if len(expiry_times) == 1 and expiry.days_left(expiry_times[0], current_time) < expiry.NOTICE_DAYS:
         warnings.append(
@@ -269,9 +269,15 @@ def render_overview(
             _render_cluster(cluster, width, compared_cluster or cluster["name"]) for cluster in clusters
         )
     unreachable_lines = [
-        f"! {machine} does not answer: {printable(reason)}" for machine, reason in unreachable_hosts.items()
+        _wrap_line(f"! {machine} does not answer: {printable(reason)}", width)
+        for machine, reason in unreachable_hosts.items()
     ]
     return "\n".join([cluster_text, *unreachable_lines])
+
+
+def _wrap_line(text: str, width: int) -> str:
+    """Wrap a line like the tables: to ``width`` columns, 0 for no limit."""
+    return "\n  ".join(wrap_text(text, width - 2)) if 0 < width < display_width(text) else text
 
 
 def _render_members(members: Sequence[Mapping[str, Any]], width: int) -> tuple[str, list[str]]:
@@ -322,7 +328,7 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
     member_table, common_lines = _render_members(members, width)
     if (folded := cluster["folded"]) is not None:
         common_lines.append(
-            f"History: {folded['count']} of {cluster['generation']} changes are folded, from {folded['first']} to "
+            f"History: {folded['count']} of {cluster['generation']} changes are summarized, from {folded['first']} to "
             f"{folded['last']}"
         )
     expiry_dates = sorted(member["key_expiry"] for member in members if member["key_expiry"])
@@ -332,7 +338,7 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
         )
     if cluster["certificates"]:
         common_lines.append(f"Certificates of the tracking server: valid until {', '.join(cluster['certificates'])}")
-    lines = [headline, *common_lines, member_table]
+    lines = [*(_wrap_line(line, width) for line in (headline, *common_lines)), member_table]
     if cluster["volumes"]:
         hidden_fields = {} if is_compared else {"mounted_on": None}
         volume_rows = [
@@ -342,9 +348,10 @@ def _render_cluster(cluster: Mapping[str, Any], width: int, compared_cluster: st
         measurement_times = sorted({volume["measured_at"] for volume in volume_rows if volumes.has_speeds(volume)})
         lines += [f"Speeds are from the check of {measurement_times[-1]}."] if measurement_times else []
     if not is_compared:
-        lines.append(
+        uncompared_note = (
             f"! Its members were not compared with the record, since cluster_name is '{compared_cluster}'. Set "
             f"cluster_name={cluster['name']} to see all of its layers, and where its volumes are mounted."
         )
-    lines += [f"! {problem}" for problem in cluster["problems"]]
+        lines.append(_wrap_line(uncompared_note, width))
+    lines += [_wrap_line(f"! {problem}", width) for problem in cluster["problems"]]
     return "\n".join(lines)

@@ -64,7 +64,7 @@ def decide_removal(
         changing_host = _choose_successor(record, manager, leaving_machines, new_manager, responses, manager_responds)
         return {"authority": changing_host, "former_manager": ""}
     if not manager_responds:
-        unreachable_reason = responses[manager].unreachable_reason if manager in responses else "it was not asked"
+        unreachable_reason = responses[manager].unreachable_reason if manager in responses else "it was not queried"
         raise InputError(
             f"The manager {manager} of cluster '{cluster_name}' does not answer: {unreachable_reason}.",
             f"Wait for it; or, if it is permanently lost, set cluster_machine={manager} cluster_new_manager=NAME "

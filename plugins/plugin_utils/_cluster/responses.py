@@ -148,7 +148,7 @@ def _reported_digests(result: Mapping[str, Any]) -> set[str]:
 def _parse_response(result: Mapping[str, Any], sent_records: _SentRecords) -> HostResponse:
     reported_records, reported_damage = result.get("clusters"), result.get("damaged")
     if not isinstance(reported_records, list) or not isinstance(reported_damage, list):
-        failure_text = str(result.get("module_stderr") or result.get("msg") or "it was not asked")
+        failure_text = str(result.get("module_stderr") or result.get("msg") or "it was not queried")
         return HostResponse([], [], " ".join(failure_text.split()).removeprefix("Task failed: "))
     valid_records, damage_reports = [], [report for report in reported_damage if _is_damage_report(report)]
     for reported_record in reported_records:

@@ -46,8 +46,8 @@ OVERLAY, VIRTUAL, HARDWARE = range(3)
 #: Why addresses are not used that a machine has for itself, on no network: 127.0.0.1, and those that it announces by BGP.
 _LOOPBACK_REASON = "it is the loopback interface"
 _REASON_BY_LINK_KIND = {
-    "dummy": "it is on a dummy interface, which sends to nobody",
-    "vrf": "it is on a VRF, which is no network itself",
+    "dummy": "it is on a dummy interface, which reaches no other host",
+    "vrf": "it is on a VRF, which is not a network itself",
 }
 INTERNAL_REASONS = (_LOOPBACK_REASON, *_REASON_BY_LINK_KIND.values())
 

@@ -243,7 +243,7 @@ class HostAction(ActionBase):
         if conflicting_names:
             raise InputError(
                 f"The facts of {self.machine} contain {', '.join(conflicting_names)}, which a host must not decide.",
-                "Find out who has changed its Python or its facts (/etc/ansible/facts.d). Options belong into the "
+                "Find out who has changed its Python or its facts (/etc/ansible/facts.d). Options belong in the "
                 "inventory; after set_fact with cacheable, clear the cache of facts.",
             )
 

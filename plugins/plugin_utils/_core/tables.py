@@ -19,6 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import 
 
 ALIGNMENTS = ("auto", "left", "right", "center")
 
+#: The width of text that is wrapped wherever it is shown: the progress callback indents an error by 4 of 80 columns.
+TEXT_WIDTH = 76
 #: The minimum width of a column, however narrow the terminal: a table that overflows can still be read.
 _MIN_COLUMN_WIDTH = 4
 

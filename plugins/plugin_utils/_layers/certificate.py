@@ -99,7 +99,7 @@ def try_handshake(server_context: ssl.SSLContext, client_context: ssl.SSLContext
                 continue
         if not pending_ends:
             return
-    raise ValueError("the handshake does not end")
+    raise ValueError("the handshake does not complete")
 
 
 def _explain_rejection(

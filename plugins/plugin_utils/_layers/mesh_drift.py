@@ -59,7 +59,7 @@ def _compare_tailnet(record: model.Record, machine: str, state: Mapping[str, Any
     if not state["installed"]:
         return NOT_SET_UP
     if not state["running"]:
-        return "tailscaled does not run"
+        return "tailscaled is not running"
     if state["backend_state"] != "Running":
         return f"it is not logged in to its tailnet ({state['backend_state']})"
     mesh_addresses = {member["machine"]: member["mesh"]["address"] for member in record["members"] if member["mesh"]}

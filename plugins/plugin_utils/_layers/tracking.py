@@ -237,7 +237,7 @@ def find_moved_server(
         if former_server and not allow_loss and former_server not in preview_by_machine:
             raise InputError(
                 f"Tracking cannot be switched off: its server {former_server} cannot be reached, or is not in this run, and "
-                "would go on running.",
+                "would keep running.",
                 "Run this when it is up. With cluster_force=true, it is removed from the record, and from the machine "
                 "by a later run of tracking or site.",
                 machines=[former_server],

@@ -156,6 +156,13 @@ class TestMembers:
         found = play_on_hosts(play_members, self.ARGUMENTS, hosts).result
         assert (found["members"], found["outdated"], found["userspace_only"]) == (["n1", "n2"], ["n2"], [])
 
+    def test_hosts_that_are_not_members_are_named_with_what_adds_them(self, capsys: pytest.CaptureFixture[str]) -> None:
+        hosts = registered_results(n1=result_with_records(NEW), n4=EMPTY_RESULT, n5=EMPTY_RESULT)
+        play_on_hosts(play_members, {**self.ARGUMENTS, "announce": True}, hosts)
+        announced = " ".join(capsys.readouterr().out.split())
+        assert announced.startswith("n4, n5: not among the members of cluster 'lab' (members: n1, n2")
+        assert "To add it, run the playbook join with cluster_machines=n4,n5." in announced
+
     @pytest.mark.parametrize("expected", [{"name": "two"}, {"manager": "n2"}])
     def test_a_record_of_another_cluster_is_refused(self, expected: dict[str, str]) -> None:
         refused = play_on_hosts(
@@ -368,13 +375,14 @@ class TestRegistration:
         done = play_on_hosts(module, {"name": "lab"}, {"n1": {}}, {name: [{"record": OLD, "changed": False}]}, **given)
         assert done.module_calls == [(name, {"name": "lab", **sent})]
 
-    def test_a_machine_that_was_removed_is_skipped_and_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_machine_that_was_removed_is_skipped(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The module play_members names all hosts that are not members."""
         left = plan.commit(plan.remove(OLD, ["n2"], STAMP), STAMP)
         hosts = {machine: {"held": {**result_with_records(left), **facts}} for machine, facts in LAN.items()}
         found = {"record": left, "source": "n1", "records": {}}
         decision = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=found).result
         assert (decision["writes"], decision["joining"]) == (False, [])
-        assert "n2: removed from cluster 'lab', and therefore skipped." in " ".join(capsys.readouterr().out.split())
+        assert decision["left_out"] == ["n2"] and "n2" not in capsys.readouterr().out
 
     def test_changes_require_a_manager_that_answers(self) -> None:
         hosts = {name: {"held": {**result_with_records(OLD), **LAN[name]}} for name in ("n2", "n3")}

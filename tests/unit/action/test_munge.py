@@ -82,7 +82,7 @@ def test_a_member_receives_the_key_and_verifies_the_credential() -> None:
 
 def test_a_manager_without_a_credential_is_named_and_restarts_nothing() -> None:
     played = run_munge({"manager": {**MANAGER, "credential": "", "reason": "munged does not answer"}})
-    assert "n1 has not signed a credential: munged does not answer" in played.result["msg"]
+    assert "n1 did not sign a credential: munged does not answer" in played.result["msg"]
     assert played.module_calls == []
 
 

@@ -297,7 +297,7 @@ def test_each_file_is_sent_only_to_the_hosts_that_need_it(tmp_path: Path) -> Non
     assert other["trust"] == text
     assert not {"key", "users", "certificate"} & set(other)
     refused = run_tracking("n2", TRACKING_WITH_TLS, certificate_file=str(made)).result
-    assert refused["failed"] and "belong together" in refused["msg"]
+    assert refused["failed"] and "must be set together" in refused["msg"]
     absent = run_tracking("n2", users_file=str(tmp_path / "none")).result["msg"]
     assert "cannot be read: " in absent and "remote_src" not in absent
     assert absent.endswith(". Correct the path.") and ".." not in absent

@@ -365,7 +365,7 @@ def test_run_ended_by_an_ignored_unreachable_host_has_failed(files: Path) -> Non
     shown = run_in_pipe(files)
     assert "After" not in shown
     assert "Done" not in shown and "Nothing to change" not in shown
-    assert re.search(r"✕ n1 → n3: Ask another host\n    .*port 1", shown), shown
+    assert re.search(r"✕ n1 → n3: Ask another host\n    .*\n    .*port 1", shown), shown
     assert re.search(r"^✕ Phase .*1 unreachable", shown, re.MULTILINE), shown
     assert "Failed on n1 after" in shown
 

@@ -173,14 +173,14 @@ def test_a_fault_in_the_kernel_log_takes_the_node_out_of_service_within_a_minute
             lab.log_as_kernel("v3", message.format(0, "None", 1, "GPU Reset Required"))
             lab.wait_until("the node is drained", lambda: bool(drain_reason(lab, "v3")), 60, spacing=1)
             assert drain_reason(lab, "v3") == f"gpumesh health: {fault}{occurrence}"
-            notice = f"v3 starts no further jobs, since it is unhealthy: {fault}{occurrence}"
+            notice = f"v3 accepts no more jobs, because it is unhealthy: {fault}{occurrence}"
             lab.wait_until("the job knows it", partial(is_notified, lab, notice))
             lab.log_as_kernel("v3", message.format(1, "GPU Reset Required", 0, "None"))
             lab.wait_until("the node is back", lambda: not drain_reason(lab, "v3"), USABLE)
         lab.log_as_kernel("v3", message.format(0, "None", 1, "GPU Reset Required"))
         lab.wait_until("the node is drained", lambda: bool(drain_reason(lab, "v3")), 60, spacing=1)
         assert "third time in 7 days" in lab.run_module("v3", "gpumesh.cluster.node_health", only=["gpu_xid"]).output
-        assert lab.run_shell("v3", "cat /var/tmp/notified").count("starts no further jobs") == 3
+        assert lab.run_shell("v3", "cat /var/tmp/notified").count("accepts no more jobs") == 3
         # The job goes on.
         assert f"{job} RUNNING" in lab.ssh("v2", "squeue -h -o '%A %T'").stdout
     finally:

@@ -303,7 +303,7 @@ def test_keys_that_end_soon_are_replaced_while_connections_go_on(lab: Lab) -> No
         "t2": end,
         "t3": end,
     }
-    assert any(f"The keys of t2, t3 in the tailnet end on {end[:10]}" in problem for problem in shown["problems"])
+    assert any(f"The keys of t2, t3 in the tailnet expire on {end[:10]}" in problem for problem in shown["problems"])
 
     # Without a valid key, the administrator is told so, and nothing changes.
     refused = "hskey-auth-aaaaaaaaaaaa-" + "b" * 64

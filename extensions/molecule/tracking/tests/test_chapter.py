@@ -93,7 +93,7 @@ def test_a_profile_whose_page_names_the_slow_rank(desk: GuideRunner) -> None:
         assert abs(clock["ahead_ms"]) <= clock["error_ms"], clock
     assert f"because rank {SLOW} on {node} is slower than the others" in said
     page = (RUNS / "slow" / "profile" / "001" / "report.html").read_text(encoding="utf-8")
-    assert f"Rank {SLOW} on {node} holds the others up" in page
+    assert f"Rank {SLOW} on {node} slows down the others" in page
 
 
 def test_two_runs_side_by_side(desk: GuideRunner) -> None:

@@ -56,7 +56,7 @@ def test_a_program_that_exits_with_0_after_a_warning_goes_on_until_its_jobs_brin
     assert list_causes(found) == [("warned", None, "")] * 4 and len(set(jobs)) == 4, found
     listed = ", ".join(map(str, jobs[1:]))
     assert found["state"] == "failed"
-    assert f"3 jobs in a row have brought no newer checkpoint ({listed}): save more often" in found["detail"]
+    assert f"3 jobs in a row produced no newer checkpoint ({listed}): save more often" in found["detail"]
 
 
 def test_restarts_are_counted_since_the_last_new_checkpoint(lab: TrainLab) -> None:

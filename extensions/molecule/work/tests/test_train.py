@@ -198,9 +198,7 @@ def test_a_job_waits_for_the_volume_when_it_starts_and_leaves_a_script_that_slur
     lab.run(MANAGER, "sh", "-c", RELEASE)
     runs = {kind: lab.await_end(kind) for kind in places}
     for kind in places:
-        assert "the volume has answered after" in (lab.runs_directory / kind / "supervisor.log").read_text(
-            encoding="utf-8"
-        )
+        assert "the volume answered after" in (lab.runs_directory / kind / "supervisor.log").read_text(encoding="utf-8")
         assert_checkpoints_used(runs[kind])
         assert lab.read_result(kind).samples == f"samples {SAMPLES!r}"
     assert list_causes(runs["hanging"]) == [("finished", None, "")], runs

@@ -126,7 +126,7 @@ def _check_one_test(parsed_output: ParsedOutput) -> Optional[CollectiveProblem]:
         return None
     return CollectiveProblem(
         "wrong_ranks",
-        f"Every process ran its own test: rank {rank} reported {len(hosts)} times (on {join_names(sorted(set(hosts)))}).",
+        f"Every process ran a separate test: rank {rank} reported {len(hosts)} times (on {join_names(sorted(set(hosts)))}).",
         "The binary was built without MPI: build it with MPI=1, after make clean. If it was built with MPI, that MPI does "
         "not match the launcher: with srun, set mpi to a plugin that it supports (srun --mpi=list).",
     )
@@ -137,10 +137,14 @@ def _describe_timeout(parsed_output: ParsedOutput, expected_run: ExpectedRun) ->
     ranks = {device["rank"] for device in parsed_output["devices"]}
     silent_ranks = sorted(set(range(expected_run.rank_count)) - ranks)
     progress_text = f"after {largest_row['size_bytes']} bytes" if largest_row else "before the first size"
-    silent_text = f" Rank {join_names(silent_ranks)} never reported." if silent_ranks and ranks else ""
+    silent_text = f" Rank {join_names(silent_ranks)} reported nothing." if silent_ranks and ranks else ""
     # The launcher kills all ranks at the time limit; a single rank must have ended before.
     deaths = [line for line in parsed_output["failures"] if _find_killed_rank([line])]
-    cause = f" It had lost {_find_killed_rank(deaths)}." if len(deaths) == 1 and expected_run.rank_count > 1 else ""
+    cause = (
+        f" Before that, it lost {_find_killed_rank(deaths)}."
+        if len(deaths) == 1 and expected_run.rank_count > 1
+        else ""
+    )
     return CollectiveProblem(
         "timeout",
         f"It did not finish within {expected_run.timeout_s:g} s and stopped {progress_text}.{silent_text}{cause}",

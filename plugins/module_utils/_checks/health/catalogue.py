@@ -141,7 +141,7 @@ CATALOGUE: Tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         "health.gpu_clocks",
-        "The hardware does not hold the clocks of a GPU down",
+        "The hardware does not throttle the clocks of a GPU",
         "the clocks event reasons (before driver 535: throttle reasons) in `nvidia-smi -q`",
         _NVIDIA,
         "no HW Slowdown, HW Thermal Slowdown or HW Power Brake Slowdown for 5 s on a GPU that is not idle; the power limit "
@@ -153,11 +153,11 @@ CATALOGUE: Tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         "health.gpu_processes",
-        "Nothing is left on the GPUs of a job before it starts",
+        "The GPUs of a job are free before it starts",
         "the processes and the memory in `nvidia-smi -q`; `status` and `stack` in `/proc/PID/task/TID`",
         _NVIDIA,
-        "no process that hangs in NVIDIA's driver although it was killed, and at most 1 GiB in use without any process, 5 s "
-        "later, too; other processes of users drain no node",
+        "no killed process that hangs in NVIDIA's driver, and at most 1 GiB in use without a process, also 5 s later; other "
+        "processes of users do not drain the node",
         "",
         PROLOG,
         DRAIN,
@@ -190,7 +190,7 @@ CATALOGUE: Tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         "health.pcie_speed",
-        "PCIe links of GPUs at work have their full speed",
+        "PCIe links of busy GPUs run at full speed",
         "the link, the utilization and the performance state in `nvidia-smi -q`",
         _NVIDIA,
         "the generation that both GPU and host support, at 50 % utilization or more in state P0",

@@ -114,7 +114,7 @@ def judge_clocks(clock_state: ClockState, earlier_slowdowns: Optional[Collection
     ``earlier_slowdowns``: the GPUs of which it also did so a moment ago, if that was queried: others do not count.
     """
     if not clock_state.reporting:
-        return skipped("These GPUs do not report what holds their clocks down.")
+        return skipped("These GPUs do not report why their clocks are throttled.")
     slowed_gpus = {
         address: reasons
         for address, reasons in clock_state.slowdowns.items()
@@ -127,7 +127,7 @@ def judge_clocks(clock_state: ClockState, earlier_slowdowns: Optional[Collection
     return failed(
         good_count,
         clock_state.reporting,
-        f"The hardware holds the clocks down to half or less: {reason_text}.",
+        f"The hardware throttles the clocks, to half or less: {reason_text}.",
         "Check the fans, the temperature of the room and the heat sinks, and for a power brake the power supplies and "
         "their cables (nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE).",
         "GPUs",
@@ -162,7 +162,7 @@ def judge_pcie_speed(details_by_gpu: Mapping[str, GpuDetails]) -> Judgement:
         if current < maximum:
             slow_links.append(f"GPU {address} at generation {current} of {maximum}")
     if not judged_count:
-        return skipped("No GPU is at work, and idle links are slower to save power.")
+        return skipped("No GPU is busy, and idle links are slower to save power.")
     if not slow_links:
         return passed(judged_count, judged_count, "links")
     return failed(

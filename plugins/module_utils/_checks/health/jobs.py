@@ -49,7 +49,7 @@ def notify_jobs(runner: Runner, node_name: str, text: str) -> None:
     try:
         squeue_output = runner(squeue_arguments, timeout=_NOTIFY_SECONDS).stdout
     except CommandError as failure:
-        print_line(f"{node_name}: its jobs are not notified: {failure.message}")
+        print_line(f"{node_name}: its jobs could not be notified: {failure.message}")
         return
     job_ids = [job for job in dict.fromkeys(squeue_output.split()) if job.isdecimal()]
     for job in job_ids[:_MAX_NOTIFIED_JOBS]:
@@ -59,4 +59,4 @@ def notify_jobs(runner: Runner, node_name: str, text: str) -> None:
         try:
             runner(["scontrol", "notify", job, text], timeout=seconds_left)
         except CommandError as failure:
-            print_line(f"{node_name}: job {job} is not notified: {failure.message}")
+            print_line(f"{node_name}: job {job} could not be notified: {failure.message}")

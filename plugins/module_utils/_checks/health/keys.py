@@ -36,7 +36,7 @@ def judge_key_expiry(state: str, key_expiry: str, current_time: float) -> Judgem
     if days_left >= expiry.NOTICE_DAYS:
         return passed(days_left, _REQUIRED_DAYS, "days")
     verb = "expires" if expires_at > current_time else "expired"
-    reason = f"The key of this host in its tailnet {verb} at {expiry.format_time(expires_at)}; without it, all its tunnels end."
+    reason = f"The key of this host in its tailnet {verb} at {expiry.format_time(expires_at)}; without it, the host loses all its tunnels."
     return failed(days_left, _REQUIRED_DAYS, reason, KEY_REMEDY, "days")
 
 

@@ -37,7 +37,7 @@ def exclusive_look(state_folder: str, limit_seconds: float) -> Iterator[None]:
         return
     try:
         if not _wait_for_lock(lock_descriptor, limit_seconds):
-            print_line(f"Another look at this node has not ended within {limit_seconds:g} s.")
+            print_line(f"Another health check of this node did not end within {limit_seconds:g} s.")
         yield
     finally:
         os.close(lock_descriptor)

@@ -101,12 +101,12 @@ def requeue_lost_jobs(run_command: Runner, node_name: str, host_tree: Tree) -> N
             ["env", "SLURM_TIME_FORMAT=%s", *squeue_arguments], timeout=jobs.CONTROLLER_TIMEOUT
         ).stdout
     except CommandError as failure:
-        print_line(f"{node_name}: its jobs are not known: {failure.message}")
+        print_line(f"{node_name}: its jobs could not be listed: {failure.message}")
         return
     for job in find_lost_jobs(
         squeue_output, node_name, time.time() - uptime_seconds, _list_running_batch_jobs(host_tree)
     ):
-        ended = f"{node_name}: job {job} has ended with the power of this node"
+        ended = f"{node_name}: job {job} ended when this node lost power"
         jobs.change_job(run_command, "requeue", job, f"{ended}, and is requeued", f"{ended}, but is not requeued")
 
 
@@ -116,7 +116,7 @@ def release_refused_jobs(run_command: Runner, node_name: str) -> None:
     try:
         squeue_output = run_command(squeue_arguments, timeout=jobs.CONTROLLER_TIMEOUT).stdout
     except CommandError as failure:
-        print_line(f"{node_name}: whether Slurm holds a job is not known: {failure.message}")
+        print_line(f"{node_name}: held jobs could not be listed: {failure.message}")
         return
     for job in (
         refused_match.group(1)

@@ -146,7 +146,7 @@ _READERS = {AWS: _read_aws_notices, GOOGLE: _read_google_notices, AZURE: _read_a
 def judge_maintenance(cloud: Optional[str], fetch: Fetch) -> Judgement:
     """Judge whether the provider has announced something."""
     if cloud is None:
-        return skipped("This is no machine of AWS, Google Cloud or Azure.")
+        return skipped("This is not a machine of AWS, Google Cloud or Azure.")
     notices = _READERS[cloud](fetch)
     if notices is None:
         return skipped(f"The metadata service of {cloud} does not answer on this machine.")

@@ -130,7 +130,7 @@ def judge_p2p(matrix_output: str, exit_status: int, is_board: bool, partitioned_
     if exit_status or (not states_by_gpu and matrix_output.strip()):
         return unknown("nvidia-smi does not show which GPUs have access to each other.", "Run nvidia-smi topo -p2p r.")
     if len(states_by_gpu) <= 1:
-        return skipped("This host has no two GPUs.")
+        return skipped("This host has fewer than two GPUs.")
     blocked_pairs = find_blocked_pairs(states_by_gpu, [f"GPU{index}" for index in partitioned_gpus])
     pair_count = len(states_by_gpu) * (len(states_by_gpu) - 1) // 2
     if not blocked_pairs:

@@ -153,7 +153,7 @@ def format_reason(failing: Sequence[CheckResult]) -> str:
 
 def format_notice(node_name: str, reason: str) -> str:
     """The text for jobs on a node that is drained for this reason, which does not end them."""
-    return f"{node_name} starts no further jobs, since it is unhealthy: {reason[len(REASON_PREFIX) :]}"
+    return f"{node_name} accepts no more jobs, because it is unhealthy: {reason[len(REASON_PREFIX) :]}"
 
 
 def parse_drain_reason(reason: str, checks: Sequence[str]) -> List[str]:
@@ -420,7 +420,7 @@ def run_checks(
             noted_faults = fault_history.note_faults(state_folder, judgements, time.time())
         except OSError as failure:
             # A full or read-only disk has a check of its own.
-            print_line(f"{health_settings.machine}: faults are not remembered: {failure.strerror}")
+            print_line(f"{health_settings.machine}: faults could not be recorded: {failure.strerror}")
     return build_results(judged_checks, health_settings.machine, noted_faults)
 
 

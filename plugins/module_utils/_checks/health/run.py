@@ -338,7 +338,7 @@ def _check_gpu_processes(context: CheckContext) -> Judgement:
         return skipped("This is a container, which does not see all processes of its GPUs.")
     occupied_before = context.last_snapshot.get("occupied_gpus") or []
     if not (context.expected_state.job_gpus or occupied_before):
-        return skipped("Only performed before a job, on its GPUs.")
+        return skipped("Only checked before a job, on its GPUs.")
     gpu_uses = gpu_details.read_gpu_uses(context.read_details())
     addresses = gpu_details.select_job_gpus(gpu_uses, context.expected_state.job_gpus) or occupied_before
     judgement, occupied_gpus = _judge_leftovers(context, gpu_uses, addresses)

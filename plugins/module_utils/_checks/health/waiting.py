@@ -71,6 +71,6 @@ def requeue_job(runner: Runner, job: str) -> None:
         runner,
         "requeue",
         job,
-        f"job {job} is requeued, since the shared volumes are still away",
+        f"job {job} is requeued, since the shared volumes are still unavailable",
         f"job {job} starts without the shared volumes, since it is not requeued",
     )

@@ -158,7 +158,7 @@ class Listener:
         reader, writer = stream
         hello = await receive_frame(reader, _HANDSHAKE_TIMEOUT)
         if hello.get("gpumesh") != protocol.PROTOCOL_VERSION:
-            raise protocol.ProtocolError("the first frame is not of this protocol")
+            raise protocol.ProtocolError("the first frame does not follow this protocol")
         client_nonce, server_nonce = protocol.read_text_field(hello, "nonce"), protocol.make_nonce()
         await send_frame(writer, {"nonce": server_nonce})
         client_claim = await receive_frame(reader, _HANDSHAKE_TIMEOUT)

@@ -171,7 +171,7 @@ def parse_datagram(token: str, datagram_bytes: bytes) -> Datagram:
     head = datagram_bytes[: _DATAGRAM_HEADER.size]
     magic, kind, session, number, size = _DATAGRAM_HEADER.unpack(head)
     if magic != _MAGIC_BYTES or kind not in (REQUEST_KIND, ANSWER_KIND):
-        raise ProtocolError("a datagram is not of this protocol")
+        raise ProtocolError("a datagram does not follow this protocol")
     if not hmac.compare_digest(
         datagram_bytes[_DATAGRAM_HEADER.size : _DATAGRAM_HEADER.size + _TAG_SIZE], _compute_tag(token, head)
     ):

@@ -206,7 +206,7 @@ class ThroughputRunner:
         peer = self._peer_by_machine[machine]
         remaining_seconds = slot_end - time.monotonic()
         if remaining_seconds < self._measured_seconds:
-            return _failed_result(machine, "its time had ended before it could start")
+            return _failed_result(machine, "its time was over before it could start")
         try:
             with ListenerChannel(
                 peer["address"],
@@ -288,7 +288,7 @@ class ThroughputRunner:
     def _send_stream(self, channel: ListenerChannel, slot_end: float) -> float:
         remaining_seconds = slot_end - time.monotonic()
         if remaining_seconds < self._measured_seconds:
-            raise TimeoutError("its time had ended before it could start")
+            raise TimeoutError("its time was over before it could start")
         channel.tcp_socket.settimeout(remaining_seconds)
         marker = secrets.token_hex(32)
         channel.send_request({"do": "receive", "end": marker})

@@ -80,7 +80,7 @@ def find_difference(other_copy: Record, reference_record: Record) -> Optional[st
     if last_folded <= common_generation and _history_digest(other_copy, last_folded) != _history_digest(
         reference_record, last_folded
     ):
-        return f"their changes up to generation {last_folded}, which are folded, are not the same"
+        return f"their changes up to generation {last_folded}, which are summarized, differ"
     return None
 
 

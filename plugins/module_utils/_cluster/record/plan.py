@@ -456,7 +456,7 @@ def set_storage(record: Record, requested_volumes: Sequence[Mapping[str, Any]]) 
     new_record = copy.deepcopy(record)
     new_record["storage"]["volumes"] = new_volumes
     volume_changes = [f"{volume['name']} set" for volume in new_volumes if old_volumes.get(volume["name"]) != volume]
-    volume_changes += [f"{volume_name} taken out" for volume_name in old_volumes if volume_name not in volume_names]
+    volume_changes += [f"{volume_name} removed" for volume_name in old_volumes if volume_name not in volume_names]
     return Draft(new_record, [Change("storage", f"volumes: {', '.join(volume_changes) or 'new order'}")])
 
 

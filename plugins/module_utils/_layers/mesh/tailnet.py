@@ -291,7 +291,7 @@ def _renew_key(
             desired_prefs,
             current_prefs,
             key,
-            "its key ends soon",
+            "its key expires soon",
             daemon_status.backend_state,
             ["--force-reauth"],
         )
@@ -322,7 +322,7 @@ def _await_peers(host: TailnetHost, peer_addresses: Sequence[str]) -> None:
         if not silent_peers:
             return
     raise HostStateError(
-        f"This host has a new key in its tailnet, with which it does not reach {', '.join(silent_peers)}.",
+        f"This host has a new key in its tailnet, but cannot reach {', '.join(silent_peers)}.",
         "Restart tailscaled there, and see journalctl -u tailscaled.",
         addresses=silent_peers,
     )

@@ -131,7 +131,8 @@ def write_part(state_directory: str, part_number: int, encoded_part: str, user: 
     with acting_as(user):
         if len(part_bytes) > available_bytes(state_directory):
             raise HostStateError(
-                f"{state_directory} has no room for the state of the former manager.", "Free some space there."
+                f"{state_directory} has not enough free space for the state of the former manager.",
+                "Free some space there.",
             )
         if part_number == 0:
             remove_file(archive_path)
@@ -173,7 +174,8 @@ def _extract_all(archive: BinaryIO, state_directory: str) -> List[str]:
         remaining_space -= file_size
         if remaining_space < 0:
             raise HostStateError(
-                f"{state_directory} has no room for the state of the former manager.", "Free some space there."
+                f"{state_directory} has not enough free space for the state of the former manager.",
+                "Free some space there.",
             )
         if len(extracted_names) == _MAX_FILES:
             raise InputError(f"The state has more than {_MAX_FILES} files.", _RETRY_REMEDY)

@@ -169,7 +169,7 @@ def _write_files(mount_point: str, run_id: str, machine: str, member_count: int,
         os.mkdir(probe_directory_name(run_id, machine), 0o755, dir_fd=volume_descriptor)
     with _opened_directory(mount_point, run_id, machine) as directory_descriptor:
         if os.listdir(directory_descriptor):
-            raise VolumeError(f"another directory was put in the place of {probe_directory_name(run_id, machine)}")
+            raise VolumeError(f"another directory replaced {probe_directory_name(run_id, machine)}")
         _write_file(directory_descriptor, "token", _token_text(run_id, machine), 0o644)
         # The neighbour may be another user there: with root_squash, root of a member is nobody, but root of the server
         # is not.

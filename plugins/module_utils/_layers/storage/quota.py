@@ -330,7 +330,7 @@ def parse_usage(quota_output: str) -> Tuple[int, int]:
     match = _USAGE_PATTERN.search(quota_output)
     used_kib, limit_kib = (parse_whole_number(field) for field in match.groups()) if match else (0, 0)
     if (quota_output.strip() and not match) or used_kib is None or limit_kib is None:
-        raise ParseError(f"{QUOTA_PROGRAM} -c 'quota -p'", f"it says {quota_output.strip()[:200]!r}")
+        raise ParseError(f"{QUOTA_PROGRAM} -c 'quota -p'", f"it printed {quota_output.strip()[:200]!r}")
     return limit_kib << 10, used_kib << 10
 
 

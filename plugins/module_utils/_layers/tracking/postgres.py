@@ -91,7 +91,7 @@ def find_cluster(run: Runner, configured_port: Optional[int]) -> PostgresCluster
     ]
     if not main_clusters:
         raise HostStateError(
-            "PostgreSQL is installed, but has no cluster 'main'.", "Make one with pg_createcluster VERSION main."
+            "PostgreSQL is installed, but has no cluster 'main'.", "Create one with pg_createcluster VERSION main."
         )
     main_clusters.sort(
         key=lambda cluster: [int(version_part) for version_part in cluster.version.split(".")], reverse=True

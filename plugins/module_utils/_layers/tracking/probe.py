@@ -40,7 +40,7 @@ class TrackingClient(NamedTuple):
         """Check that the server is healthy. Raises HostStateError."""
         health_text = self._request("health", None)
         if health_text.strip() != b"OK":
-            raise HostStateError(f"{self.uri}/health does not say OK.", "See journalctl -u gpumesh-tracking there.")
+            raise HostStateError(f"{self.uri}/health does not return OK.", "See journalctl -u gpumesh-tracking there.")
 
     def certificate_expiry(self) -> Optional[float]:
         """Return the time at which the server's certificate expires; None without TLS. Raises HostStateError."""
@@ -127,13 +127,13 @@ class TrackingClient(NamedTuple):
             ) from failure
         if response_body is None:
             raise HostStateError(
-                f"{self.uri} answers more than {_MAX_RESPONSE_BYTES >> 10} KiB.",
+                f"{self.uri} returns more than {_MAX_RESPONSE_BYTES >> 10} KiB.",
                 "Find out which program listens there.",
             )
         if response.status != 200:
             excerpt = response_body[:300].decode("utf-8", "replace")
             raise HostStateError(
-                f"{self.uri}/{path} answers {response.status}: {excerpt}.",
+                f"{self.uri}/{path} returned {response.status}: {excerpt}.",
                 "See journalctl -u gpumesh-tracking there.",
                 status=response.status,
             )

@@ -145,14 +145,14 @@ def refuse_account(uid: int) -> None:
     for kind, current_number in numbers_by_kind.items():
         if current_number is not None and current_number != uid:
             raise HostStateError(
-                f"The {kind} {settings.ACCOUNT} has the number {current_number} on this host, not {uid}.",
-                f"Set tracking_uid={current_number}, or give it the number {uid}.",
+                f"The {kind} {settings.ACCOUNT} has the ID {current_number} on this host, not {uid}.",
+                f"Set tracking_uid={current_number}, or change its ID to {uid}.",
                 uid=uid,
             )
         if names_by_kind[kind] not in (None, settings.ACCOUNT):
             raise HostStateError(
-                f"The number {uid} for the {kind} {settings.ACCOUNT} belongs to '{names_by_kind[kind]}' on this host.",
-                "Set tracking_uid to a number that is free on every member that may run the server.",
+                f"The ID {uid} for the {kind} {settings.ACCOUNT} belongs to '{names_by_kind[kind]}' on this host.",
+                "Set tracking_uid to an ID that is unused on every member that may run the server.",
                 uid=uid,
             )
 
@@ -207,8 +207,8 @@ def refuse_server(request: TrackingRequest) -> None:
         ):
             if content is None and not os.path.lexists(path):
                 raise InputError(
-                    f"The tracking server has TLS, and there is no {path} on this host.",
-                    f"Set {option_name} once more.",
+                    f"The tracking server uses TLS, but there is no {path} on this host.",
+                    f"Set {option_name} again.",
                 )
 
 
@@ -221,8 +221,8 @@ def _refuse_directory(server: TrackingServer) -> None:
     if owner_uid in (server.uid, *_UNCERTAIN_OWNERS):
         return
     raise HostStateError(
-        f"{server.volume_directory} belongs to user {owner_uid}, and {settings.ACCOUNT} has the number {server.uid} on this host.",
-        f"If a server with another number has made it, set tracking_uid={owner_uid} for all members, or give it with its "
+        f"{server.volume_directory} belongs to user {owner_uid}, and {settings.ACCOUNT} has the ID {server.uid} on this host.",
+        f"If a server with another ID created it, set tracking_uid={owner_uid} for all members, or give it with its "
         f"contents to user {server.uid}. Otherwise, move it away.",
         uid=server.uid,
     )
@@ -241,8 +241,8 @@ def refuse_member(request: TrackingRequest) -> None:
     if request.server.tls and not request.server.own_certificate and _trusted_certificates(request) is None:
         path = settings.trust_path(request.server.cluster)
         raise InputError(
-            f"The tracking server has TLS, and there is no {path} on this host.",
-            "Set tracking_certificate_file, or tracking_ca_file, once more.",
+            f"The tracking server uses TLS, but there is no {path} on this host.",
+            "Set tracking_certificate_file, or tracking_ca_file, again.",
         )
 
 
@@ -273,8 +273,8 @@ def make_directories(server: TrackingServer) -> bool:
             is_changed = _make_directory(server.artifact_directory, None) or is_changed
     except OSError as failure:
         raise HostStateError(
-            f"{server.volume_directory} cannot be made: {failure.strerror}.",
-            f"Make it on the volume's server, with mode 0700 for the user and the group {entry.pw_uid}.",
+            f"{server.volume_directory} cannot be created: {failure.strerror}.",
+            f"Create it on the volume's server, with mode 0700 for the user and the group {entry.pw_uid}.",
         ) from failure
     return is_changed
 
@@ -588,7 +588,7 @@ def _ensure_server(run: Runner, request: TrackingRequest, result: TrackingResult
     venv_path = settings.environment_path(request.requirements, python_version)
     head_revisions = environment.read_versions(venv_path) or {}
     if ensure_account(run, settings.ACCOUNT, settings.HOME, server.uid):
-        messages.append(f"account {settings.ACCOUNT} made")
+        messages.append(f"account {settings.ACCOUNT} created")
     if make_directories(server):
         messages.append(f"{server.volume_directory} made")
     if cluster.is_online and postgres.database_exists(run, cluster):
@@ -794,9 +794,10 @@ def ensure_users(
     messages = [
         f"user {user_name} changed" for user_name in program_output["changed"] if user_name != settings.CHECKER_NAME
     ]
-    messages += [f"experiment of user {user_name} made" for user_name in program_output["experiments"]]
+    messages += [f"experiment of user {user_name} created" for user_name in program_output["experiments"]]
     messages += [
-        f"experiment of user {user_name} not made: {reason}" for user_name, reason in program_output["failed"].items()
+        f"experiment of user {user_name} not created: {reason}"
+        for user_name, reason in program_output["failed"].items()
     ]
     messages += ["keys of the gateway encrypted"] if program_output["encrypted"] else []
     return [*messages, *(["runs send again what the database lacks"] if program_output["database"] else [])]

@@ -33,7 +33,7 @@ def make_key(run: Runner, path: str) -> str:
     run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", HOST_KEY_ALIAS, "-f", path])
     private_key = read_text(path)
     if not private_key:
-        raise HostStateError(f"ssh-keygen has written no key to {path}.", "Check whether the file system is full.")
+        raise HostStateError(f"ssh-keygen wrote no key to {path}.", "Check whether the file system is full.")
     return private_key
 
 

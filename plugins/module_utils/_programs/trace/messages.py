@@ -17,8 +17,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.mo
 
 #: The parts of a step.
 STEP_PARTS = (
-    ("computing", "Computing"),
-    ("communicating", "Communicating"),
+    ("computing", "Computation"),
+    ("communicating", "Exposed communication"),
     ("waiting", "Waiting"),
     ("other", "Other"),
 )
@@ -85,7 +85,7 @@ def format_headline(run: Analysis) -> str:
         link = run.slow_links[0]
         return f"{step}, and the link from rank {link.source} to rank {link.target} is slow"
     warnings = find_warnings(run)
-    return f"{step}, but {warnings[0].problem}" if warnings else f"{step}, and no rank holds the others up"
+    return f"{step}, but {warnings[0].problem}" if warnings else f"{step}, and no rank slows down the others"
 
 
 def find_warnings(run: Analysis) -> List[AnalysisWarning]:
@@ -133,15 +133,15 @@ def _unmatched_exchanges(run: Analysis) -> List[AnalysisWarning]:
     waiting_note = "Their time counts as communication, none of it as waiting."
     warnings = []
     if run.unmatched_count:
-        reason = f"The ranks have different numbers of exchanges in a step. {waiting_note}"
-        warnings.append(AnalysisWarning(f"{pluralize(run.unmatched_count, 'exchange')} could not be compared", reason))
-    if run.ungrouped_count:
-        reason = (
-            f"Ranks are in several process groups, and the traces do not say which one exchanges data. {waiting_note}"
+        reason = f"The ranks have different numbers of collectives in a step. {waiting_note}"
+        warnings.append(
+            AnalysisWarning(f"{pluralize(run.unmatched_count, 'collective')} could not be compared", reason)
         )
+    if run.ungrouped_count:
+        reason = f"Ranks are in several process groups, and the traces do not say which one runs a collective. {waiting_note}"
         warnings.append(
             AnalysisWarning(
-                f"{pluralize(run.ungrouped_count, 'exchange')} could not be assigned to a process group", reason
+                f"{pluralize(run.ungrouped_count, 'collective')} could not be assigned to a process group", reason
             )
         )
     return warnings
@@ -168,20 +168,20 @@ def explain_slow_ranks(run: Analysis) -> Tuple[str, str]:
     local_time = median(share.local_time for share in slow_shares)
     waiting_time = median(share.waiting for share in run.shares if share not in slow_shares)
     is_single = len(slow_shares) == 1
-    parts = [(slow.other, "other work (Python, loading data) takes"), (slow.computing, "computing takes")]
+    parts = [(slow.other, "other work (Python, data loading) takes"), (slow.computing, "computation takes")]
     differences = join_names(
         f"{description} {format_ms(abs(time))} {'longer' if time > 0 else 'less'}"
         for time, description in sorted(parts, reverse=True)
         if abs(time) > _MIN_SHARE * slow.cost
     )
     reason = (
-        f"Without the exchange of data {'it needs' if is_single else 'they need'} {format_ms(local_time)} for a step, {format_ms(slow.cost)} more than most "
-        f"of the others: {differences}. "
+        f"Without communication, {'its' if is_single else 'their'} step takes {format_ms(local_time)}, "
+        f"{format_ms(slow.cost)} more than that of most others: {differences}. "
         f"That is {format_percent(slow.cost / run.mean('step'))} of the time of all ranks. The others wait {format_ms(waiting_time)} in each step."
     )
     if slow.other > slow.computing:
         return reason, (
-            "Check what happens there besides computing: reading data, a slow disk, a busy processor, logging. The "
+            "Check what happens there besides computation: data loading, a slow disk, a busy CPU, logging. The "
             "timeline shows what surrounds the gap."
         )
     return (

@@ -49,6 +49,7 @@ _PAGE_STYLE = """\
 .drawing figcaption { margin-top: .6rem; }
 .drawing + .drawing { margin-top: 1.6rem; }
 .legend .swatch { border-radius: 3px; }
+.plain td.num { white-space: nowrap; }
 .plain td.slow, .plain th.slow { color: var(--bad); font-weight: 600; }
 .plain td.name { overflow-wrap: anywhere; max-width: 30rem; }
 .plain th.run { color: var(--ink); font-weight: 550; border-bottom: none; padding-bottom: 0; }
@@ -110,7 +111,7 @@ def render_page(runs: Sequence[Analysis], created_at: str, timeline_files: Seque
 </header>
 <main id="main">
 {"".join(sections)}</main>
-<footer><p>Created by <code>gpumesh-trace</code>. The same figures for programs are in <code>{escape(figures_file)}</code>, next
+<footer><p>Created by <code>gpumesh-trace</code>. The same figures in JSON are in <code>{escape(figures_file)}</code>, next
 to this file.</p></footer>
 <script>
 {THEME_SCRIPT}</script>
@@ -156,7 +157,7 @@ def _render_lead(runs: Sequence[Analysis], created_at: str) -> str:
     return f"""<section class="lead">
 <p class="eyebrow">Profile of {run_names}</p>
 <h1>{_render_mark(mark_kind)}<span>{escape(format_headline(first_run) if len(runs) == 1 else _compare_steps(runs))}</span></h1>
-<p class="meta">{run_summaries} · made {escape(created_at)}</p>
+<p class="meta">{run_summaries} · created {escape(created_at)}</p>
 {_render_facts(runs)}</section>
 """
 
@@ -172,7 +173,7 @@ def _compare_steps(runs: Sequence[Analysis]) -> str:
 
 def _render_facts(runs: Sequence[Analysis]) -> str:
     facts = []
-    for part, label in (("step", "A step"), *STEP_PARTS, ("hidden", "Overlapped communication")):
+    for part, label in (("step", "Step time"), *STEP_PARTS, ("hidden", "Overlapped communication")):
         values = [run.mean(part) for run in runs]
         if len(runs) == 1:
             mean_step = runs[0].mean("step")
@@ -183,7 +184,7 @@ def _render_facts(runs: Sequence[Analysis]) -> str:
             )
             if part == "hidden":
                 total_exchange = values[0] + runs[0].mean("communicating") + runs[0].mean("waiting")
-                note = f"{format_percent(values[0] / total_exchange if total_exchange else 0.0)} of all exchange"
+                note = f"{format_percent(values[0] / total_exchange if total_exchange else 0.0)} of all communication"
             figure_text = format_ms(values[0])
         else:
             figure_text = f"{format_ms(values[0])} → {format_ms(values[1])}"
@@ -212,10 +213,10 @@ def _render_findings(runs: Sequence[Analysis]) -> str:
         run_prefix = f"{run.name}: " if len(runs) > 1 else ""
         if run.slow:
             name = format_slow_ranks(run.slow)
-            verb = "holds" if len(run.slow.ranks) == 1 else "hold"
+            verb = "slows down" if len(run.slow.ranks) == 1 else "slow down"
             findings.append(
                 _render_finding(
-                    "fail", f"{run_prefix}{name[0].upper()}{name[1:]} {verb} the others up", *explain_slow_ranks(run)
+                    "fail", f"{run_prefix}{name[0].upper()}{name[1:]} {verb} the others", *explain_slow_ranks(run)
                 )
             )
         if run.slow_links:
@@ -226,13 +227,13 @@ def _render_findings(runs: Sequence[Analysis]) -> str:
     if not findings:
         findings.append(
             _render_finding(
-                "pass", "No rank and no link is clearly slower than the others", "Ranks wait no longer than they must."
+                "pass", "No rank and no link is clearly slower than the others", "Ranks wait no longer than necessary."
             )
         )
     return _render_section(
         "findings",
         "What to do",
-        "What costs time, and what the figures below cannot tell.",
+        "What costs time, and what limits the accuracy of the figures below.",
         f'<ul class="findings">\n{"".join(findings)}</ul>\n',
     )
 
@@ -245,14 +246,14 @@ def _render_slow_links(run: Analysis, run_prefix: str) -> str:
     )
     reason = (
         f"It carries {format_bandwidth(slowest_link.mbits)}, with a round trip of {slowest_link.ms:.2f} ms.{usual_note} "
-        f"Ranks exchange data for {format_ms(run.mean('communicating'))} of a step of {format_ms(run.mean('step'))}."
+        f"Exposed communication takes {format_ms(run.mean('communicating'))} of a step of {format_ms(run.mean('step'))}."
     )
     more_note = f" and {len(run.slow_links) - 1} more" if len(run.slow_links) > 1 else ""
     return _render_finding(
         "fail",
         f"{run_prefix}The link {' → '.join(_link_ends(_rank_names(run), slowest_link))}{more_note} is slow",
         reason,
-        "Measure it without the training: ansible-playbook gpumesh.cluster.check -e check_level=full. Check cables, "
+        "Measure it without training: ansible-playbook gpumesh.cluster.check -e check_level=full. Check cables, "
         "ports and other traffic.",
     )
 
@@ -289,8 +290,8 @@ def _render_drawings(
 def _render_steps(runs: Sequence[Analysis]) -> str:
     longest_step = max(share.step for run in runs for share in run.shares)
     intro = (
-        "The mean step of each rank. Communication is what no computation overlaps; waiting is the time until the last rank "
-        "joins a collective; other is everything else: Python, loading data, launching kernels."
+        "The mean step of each rank. Exposed communication is not overlapped by computation; waiting is the time until the last rank "
+        "joins a collective; other is everything else: Python, data loading, launching kernels."
     )
     return _render_section(
         "steps", "A step, rank by rank", intro, _render_drawings(runs, drawing.draw_bars, longest_step)
@@ -313,15 +314,13 @@ def _render_typical_step(runs: Sequence[Analysis], timeline_files: Sequence[str]
 def _render_ranks(runs: Sequence[Analysis]) -> str:
     parts = []
     for run in runs:
-        columns: List[TableCell] = [("Rank", ""), ("A step", "num"), ("Longest", "num")]
+        columns: List[TableCell] = [("Rank", ""), ("Step time", "num"), ("Longest", "num")]
         columns += [(label, "num") for _part, label in STEP_PARTS]
-        columns += [("Hidden", "num"), ("Others wait for it", "num")]
+        columns += [("Overlapped", "num"), ("Others wait for it", "num")]
         parts.append(
             _render_caption(run, runs) + _render_table(columns, (_rank_row(run, share) for share in run.shares))
         )
-    intro = (
-        "In milliseconds, as the mean of all steps, except for the longest. Hidden is communication during computing."
-    )
+    intro = "In milliseconds, as the mean of all steps, except for the longest. Overlapped is communication and waiting during computation."
     return _render_section("ranks", "Ranks", intro, "".join(parts))
 
 

@@ -22,6 +22,7 @@ from typing import Dict, Iterator, List, Mapping, Sequence, TextIO
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace import spans
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.messages import STEP_PARTS
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.trace.models import (
     Analysis,
     RankClock,
@@ -52,7 +53,7 @@ def _name_events(trace: RankTrace, thread_count: int) -> Iterator[str]:
     rank = trace.rank
     yield _format_name_event("process_name", rank, 0, name=f"rank {rank}" + (f" on {trace.node}" if trace.node else ""))
     yield _format_name_event("process_sort_index", rank, 0, sort_index=rank)
-    yield _format_name_event("thread_name", rank, _STATE_TRACK, name="what it does")
+    yield _format_name_event("thread_name", rank, _STATE_TRACK, name="activity")
     for number, label in enumerate(trace.slices.threads[:thread_count], 1):
         yield _format_name_event("thread_name", rank, number, name=label)
         yield _format_name_event("thread_sort_index", rank, number, sort_index=number)
@@ -70,8 +71,9 @@ def _slice_events(trace: RankTrace, clock: RankClock) -> Iterator[str]:
 
 
 def _state_events(rank: int, rank_states: Sequence[RankState], max_events: int) -> Iterator[str]:
+    labels = {part: label.lower() for part, label in STEP_PARTS}
     state_spans = [
-        (start, end, f"waiting for rank {awaited_rank}" if activity == "waiting" else activity)
+        (start, end, f"waiting for rank {awaited_rank}" if activity == "waiting" else labels[activity])
         for start, end, activity, awaited_rank in rank_states
     ]
     if len(state_spans) > max_events:

@@ -144,7 +144,7 @@ def describe_excluded_nodes(
     for attempt_index, attempt in enumerate(attempts):
         if attempts[-1] is _find_disproof(attempts, attempt_index):
             sentences.append(
-                f"{attempt.excluded} may be used again: its error has followed to {_culprit_node(attempts[-1])}"
+                f"{attempt.excluded} may be used again: the same error occurred on {_culprit_node(attempts[-1])}"
             )
     return sentences
 
@@ -237,7 +237,7 @@ def verdict(request: RunRequest, attempts: Sequence[Attempt]) -> Optional[Decisi
     if excluding_attempt:
         return Decision(
             "fail",
-            f"the same error has occurred on {excluding_attempt.excluded}, then on {cause.node} without it, so it is that of the "
+            f"the same error has occurred on {excluding_attempt.excluded}, then on {cause.node} without it, so it comes from the "
             f"program: {cause.detail}. Correct it, then run 'gpumesh-train resume {request.name}'.",
         )
     if restart_count(attempts) > request.max_restarts:
@@ -267,7 +267,7 @@ def _decide_after_warning(request: RunRequest, attempts: Sequence[Attempt], caus
         return Decision("resubmit", cause.detail)
     return Decision(
         "fail",
-        f"{len(unproductive_jobs)} jobs in a row have brought no newer checkpoint ({', '.join(map(str, unproductive_jobs))}): save more often, "
+        f"{len(unproductive_jobs)} jobs in a row produced no newer checkpoint ({', '.join(map(str, unproductive_jobs))}): save more often, "
         f"allow more time for a checkpoint (--grace, now {request.grace:g} s) or for a job (--time), then run "
         f"'gpumesh-train resume {request.name}'.",
     )

@@ -185,7 +185,7 @@ class _Writer:
         if self._sender.has_unsent():
             lines_directory = self._sender.directory
             _say(
-                f"the server has not got everything of {lines_directory} yet. The next attempt continues with it, or: "
+                f"the server has not received everything in {lines_directory} yet. The next attempt sends the rest, or: "
                 f"srun python3 {_INSTALLED_PATH} {lines_directory}"
             )
 
@@ -592,7 +592,7 @@ class Sender:
         if status == 200:
             return response
         if status >= 500 or status in _RETRY_STATUSES:
-            raise UnreachableError(f"{self.uri} answers {status}")
+            raise UnreachableError(f"{self.uri} returned status {status}")
         message = str(response.get("message", response_bytes[:200].decode("utf-8", "replace")))
         if status in _DENIED_STATUSES:
             message += " (see ~/.mlflow/credentials)"
@@ -614,7 +614,7 @@ class Sender:
             response = connection.getresponse()
             response_bytes = response.read(_MAX_RESPONSE_BYTES + 1)
             if len(response_bytes) > _MAX_RESPONSE_BYTES:
-                raise http.client.HTTPException(f"{self.uri} sends more than it can have to say")
+                raise http.client.HTTPException(f"{self.uri} sends a longer response than expected")
             return response.status, response_bytes
 
     def _read_state(self) -> Dict[str, Any]:

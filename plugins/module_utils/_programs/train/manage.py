@@ -46,11 +46,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     argument_parser.add_argument("--attempt", type=int, default=0, help="logs: the attempt (default: the last one)")
     argument_parser.add_argument(
-        "--follow", "-f", action="store_true", help="logs: show what is added until the run has ended"
+        "--follow", "-f", action="store_true", help="logs: follow the output until the run has ended"
     )
     argument_parser.add_argument("--detach", action="store_true", help="resume: return as soon as the run is submitted")
     argument_parser.add_argument("--again", action="store_true", help="resume: also a run that has finished")
-    argument_parser.add_argument("--yes", action="store_true", help="delete: with its checkpoints, without a question")
+    argument_parser.add_argument(
+        "--yes", action="store_true", help="delete: delete the run with its checkpoints, without asking"
+    )
     return argument_parser
 
 

@@ -299,7 +299,7 @@ class Staging:
         free_bytes = filesystem.f_bavail * filesystem.f_frsize
         return HostStateError(
             f"{self._directory} has {free_bytes / 1e9:.1f} GB free, but {self._manifest.source} needs {missing_bytes / 1e9:.1f} GB "
-            "and 1 GB to spare.",
+            "plus a reserve of 1 GB.",
             "Free some space, or set --stage-dir to a directory on another disk.",
         )
 

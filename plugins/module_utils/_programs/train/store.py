@@ -165,7 +165,7 @@ class RunDirectory:
 
     def _unrecorded_attempt(self, number: int) -> Attempt:
         started_at = self.attempt_dir(number).stat().st_mtime
-        cause = Cause("node", "run.json could not be written, so it is not known how this attempt ended")
+        cause = Cause("node", "run.json could not be written, so it is unknown how this attempt ended")
         return Attempt(number, 0, (), 0, "", started_at, started_at, cause=cause)
 
     def write(self, run: TrainingRun) -> None:
@@ -192,7 +192,7 @@ class RunDirectory:
             raise self._damaged_error(file_name, failure) from failure
 
     def _damaged_error(self, file_name: str, failure: Exception) -> HostStateError:
-        remedy = f"Run 'gpumesh-train resume {self.path.name}', which puts it aside. Checkpoints are not in it."
+        remedy = f"Run 'gpumesh-train resume {self.path.name}', which sets it aside. It contains no checkpoints."
         return HostStateError(
             f"{self.path / file_name} is damaged: {failure}.",
             remedy if file_name == _STATE_NAME else "Start the run under another name.",

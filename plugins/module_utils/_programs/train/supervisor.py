@@ -190,7 +190,7 @@ class TimeLimitGuard:
 
 
 class DismissedError(GpumeshError):
-    """Another process is in charge of the run."""
+    """Another process supervises the run."""
 
 
 class Supervisor:
@@ -344,7 +344,7 @@ class Supervisor:
             _log(str(failure))
             return
         if submission.token != self._supervisor_id.token:
-            raise DismissedError(f"job {submission.job} is in charge of the run")
+            raise DismissedError(f"job {submission.job} supervises the run")
         if self._predecessor[0] and not self._started_attempt and len(self._run.attempts) > self._predecessor[0]:
             # The claim of this standby came too late. Fewer attempts mean that the last ones could not be recorded.
             raise DismissedError("another attempt has been started in the meantime")
@@ -360,7 +360,7 @@ class Supervisor:
                 self._run_directory.has_successor(attempt_number, epoch) for attempt_number, epoch in claims
             )
         except OSError as failure:
-            _log(f"it is not known whether another node continues the run: {failure}")
+            _log(f"it is unknown whether another node continues the run: {failure}")
             return
         if is_superseded:
             raise DismissedError(_SUPERSEDED_REASON)
@@ -770,7 +770,7 @@ class Supervisor:
             if self.cancelled:
                 return
             scheduler.set_job_comment(
-                self._runner, supervisor_id.job_id, "gpumesh-train: waiting for room on the volume of the run"
+                self._runner, supervisor_id.job_id, "gpumesh-train: waiting for free space on the volume of the run"
             )
             time.sleep(_STANDBY_INTERVAL)
         with contextlib.suppress(OSError):
@@ -869,7 +869,7 @@ class Supervisor:
         try:
             self._run_directory.write_submission(self._successor)
         except OSError as failure:
-            _log(f"job {self._successor.job} cannot be put in charge now: {failure}")
+            _log(f"job {self._successor.job} cannot take over the run now: {failure}")
             self._withdraw_successor()
             return False
         scheduler.delay_successor(self._runner, self._successor.job)
@@ -1161,7 +1161,7 @@ def _await_volume(run_directory: RunDirectory, supervisor_id: SupervisorId, volu
     for source_fd, target_fd in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(source_fd, target_fd)
     if reported_waits:
-        _log(f"the volume has answered after {time.monotonic() - started_at:.0f} s")
+        _log(f"the volume answered after {time.monotonic() - started_at:.0f} s")
         scheduler.set_job_comment(run, supervisor_id.job_id, "")
     return True
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Check, Pair
 
+#: One reason for all such checks, which the terminal then shows as one line. The health checks have the same.
+ONLY_AT_FULL_LEVELS = "Only performed at levels full and burn."
+
 
 def make_check(
     check_id: str,

@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import rdma
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import (
+    ONLY_AT_FULL_LEVELS,
     group_by_sender,
     make_check,
     make_unjudged_check,
@@ -265,11 +266,7 @@ def bandwidth_checks(
     """Check the slowest outgoing link of each member, from pairs processed by ``mark_slow_links``."""
     check_title = ("reachability.bandwidth", "The link to every other member is fast enough")
     if not any("slow" in pair for pair in pairs):
-        reason = (
-            "Throughput is only measured at levels full and burn."
-            if level == "quick"
-            else "No throughput was measured."
-        )
+        reason = ONLY_AT_FULL_LEVELS if level == "quick" else "No throughput was measured."
         return [make_check(*check_title, None, "skipped", reason=reason)]
     link_checks = []
     sites_by_machine, pairs_by_sender = _map_sites(record), group_by_sender(pairs)
@@ -332,7 +329,7 @@ def _find_slowest_pair(pairs: Sequence[Pair]) -> Pair:
 
 def _explain_too_few(link_kinds: Collection[str]) -> str:
     """Explain why links of these kinds are not judged."""
-    sentence = f"Measured, but not judged: there are too few links {join_names(sorted(link_kinds))} to compare."
+    sentence = f"Not judged: there are too few links {join_names(sorted(link_kinds))} to compare."
     return sentence if link_kinds == {_POD_LINKS} else f"{sentence} Set check_min_bandwidth_gbps to require a minimum."
 
 
@@ -367,7 +364,7 @@ def health_checks(
             remedy = f"Run ansible -m gpumesh.cluster.node_health {machine} to see why."
             node_checks.append(make_check(*check_title, machine, "error", reason=f"{error_message}.", remedy=remedy))
         else:
-            reason = f"{machine} was not examined, so its health is not known."
+            reason = f"{machine} was not examined, so its health is unknown."
             node_checks.append(make_check(*check_title, machine, "skipped", reason=reason))
     return node_checks
 
@@ -520,11 +517,13 @@ def job_checks(
 
 def _add_lost_attempt(launch_check: Check, job: Mapping[str, Any]) -> tuple[Check, list[Check]]:
     """Add the lost first attempt of a job to its check. Returns the check, and one for what it does not judge."""
-    away_clause = f"{', '.join(job['away'])} had been away when Slurm placed"
+    away_clause = f"{', '.join(job['away'])} had been down before Slurm placed"
     if job["attempts"] < 2:
         sentence = f"{away_clause} the job, which was not run again because the nodes did not become available in time."
     elif launch_check["status"] == "pass":
-        sentence = f"Slurm lost a job: {away_clause} it, or slurmd ended there. A second one was run, and is judged."
+        sentence = (
+            f"Slurm lost a job: {away_clause} it, or slurmd ended there. A second job was run, and its result counts."
+        )
         return launch_check, [
             make_unjudged_check(launch_check, f"{sentence} See the log of slurmd if nobody restarted the node.")
         ]
@@ -563,11 +562,7 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
     purpose = "Collectives are correct and fast enough"
     performed_results = [result for result in results or [] if not result.get("skipped")]
     if not performed_results:
-        reason = (
-            "Collectives are only run at levels full and burn."
-            if level == "quick"
-            else "No collective was run: see check_collectives."
-        )
+        reason = ONLY_AT_FULL_LEVELS if level == "quick" else "No collective was run: see check_collectives."
         return [make_check("collective.run", purpose, None, "skipped", reason=reason)]
     run_checks = []
     for result in performed_results:

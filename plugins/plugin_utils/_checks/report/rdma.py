@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import RdmaEndpoint
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import (
+    ONLY_AT_FULL_LEVELS,
     group_by_sender,
     make_check,
     make_unjudged_check,
@@ -62,8 +63,7 @@ _BANDWIDTH = _Metric(
     "Gbit/s",
     "carries {:.3g} Gbit/s, but {:.3g} are required",
     "≥",
-    "Measured, but not judged: ports of software RDMA have no rate to compare it with. Set check_min_rdma_gbps to require "
-    "a minimum.",
+    "Not judged: ports of software RDMA have no rate to compare it with. Set check_min_rdma_gbps to require a minimum.",
 )
 _LATENCY = _Metric(
     "reachability.rdma_latency",
@@ -72,7 +72,7 @@ _LATENCY = _Metric(
     "µs",
     "takes {:.3g} µs, but only {:.3g} are allowed",
     "≤",
-    "Measured, but not judged: there are too few links to compare. Set check_max_rdma_latency_us to require a maximum.",
+    "Not judged: there are too few links to compare. Set check_max_rdma_latency_us to require a maximum.",
 )
 
 
@@ -99,9 +99,7 @@ def rdma_checks(
     ]
     skip_reason = ""
     if not any(pair.get("bandwidth_gbps") is not None or pair.get("rdma_gbps") is not None for pair in pairs):
-        skip_reason = (
-            "RDMA is only measured at levels full and burn." if level == "quick" else "No throughput was measured."
-        )
+        skip_reason = ONLY_AT_FULL_LEVELS if level == "quick" else "No throughput was measured."
     elif not rdma_machines:
         skip_reason = f"Not checked: {_format_reasons(ports_by_machine, machines_in_run)}."
     if skip_reason:
@@ -225,6 +223,8 @@ def _format_reasons(ports_by_machine: PortsByMachine, machines: Sequence[str]) -
     """Format each reason once, with the machines to which it applies."""
     machines_by_reason: dict[str, list[str]] = {}
     for machine in machines:
-        reason = ports_by_machine[machine]["reason"] if machine in ports_by_machine else "its ports were not examined"
+        reason = (
+            ports_by_machine[machine]["reason"] if machine in ports_by_machine else "its RDMA ports were not examined"
+        )
         machines_by_reason.setdefault(reason, []).append(machine)
     return "; ".join(f"{', '.join(machine_names)}: {reason}" for reason, machine_names in machines_by_reason.items())

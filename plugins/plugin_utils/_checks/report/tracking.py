@@ -38,7 +38,7 @@ def tracking_checks(
         purpose = "A run is written and read back" if is_server else "The tracking server answers the member"
         required = "read back" if is_server else "answers"
         if machine in userspace_only or machine not in answering_machines or results_by_machine is None:
-            reason = "Not part of this run." if results_by_machine is None else f"{machine} was not asked."
+            reason = "Not part of this run." if results_by_machine is None else f"{machine} was not queried."
             checks.append(make_check(check_id, purpose, machine, "skipped", reason=reason))
             continue
         result = results_by_machine.get(machine) or {}

@@ -212,7 +212,9 @@ def format_headline(verdict: Verdict) -> str:
     if verdict["status"] == "pass":
         passed_count = status_counts["pass"]
         claim = "Partial check" if verdict.get("partial") else "Ready to train"
-        return f"{claim}: {'the only check performed' if passed_count == 1 else f'all {passed_count} checks performed'} passed."
+        passed_text = f"{'' if passed_count == 1 else 'all '}{_format_check_count(passed_count)} passed"
+        skipped_text = f", {status_counts['skipped']} skipped" if status_counts["skipped"] else ""
+        return f"{claim}: {passed_text}{skipped_text}."
     if verdict["status"] == "fail":
         return f"Not ready: {_format_check_count(status_counts['fail'])} failed."
     if status_counts["error"]:

@@ -339,6 +339,8 @@ def build_page(verdict: Mapping[str, Any]) -> dict[str, Any]:
         site["members"] = sum(1 for member in verdict["cluster"]["members"] if member["site"] == site["name"])
     broken_pairs = [pair for pair in listed_pairs if pair["status"] == "fail"]
     problem_findings = collect_findings(checks, ("fail", "error"), merge_by_remedy=bool(summary))
+    skipped_findings = collect_findings(checks, ("skipped",))
+    unmeasured_findings = [finding for finding in skipped_findings if not finding["measured"]]
     return {
         "verdict": document,
         "headline": format_headline(document),
@@ -348,7 +350,9 @@ def build_page(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "large": bool(summary),
         "findings": problem_findings[:_MAX_FINDINGS],
         "more_findings": len(problem_findings[_MAX_FINDINGS:]),
-        "skipped": collect_findings(checks, ("skipped",)),
+        "measured": [finding for finding in skipped_findings if finding["measured"]],
+        "skipped": unmeasured_findings,
+        "skipped_count": sum(len(finding["hosts"]) for finding in unmeasured_findings),
         "all_checks": []
         if summary
         else [

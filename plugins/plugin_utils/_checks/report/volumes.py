@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
@@ -13,6 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage.volumes import explain_wrong_mount
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.checks import (
+    ONLY_AT_FULL_LEVELS,
     make_check,
     make_unjudged_check,
 )
@@ -23,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables impor
 PHASES = ("write", "compare", "release", "take")
 
 #: The measurements: the check, its key in a result, the phase that has it, its unit and its purpose.
-_RATE_METRICS = (
+RATE_METRICS = (
     ("storage.write", "write_mbps", "MB/s", "Writing to volumes is fast enough"),
     ("storage.read", "read_mbps", "MB/s", "Reading from volumes is fast enough"),
     ("storage.files", "files_per_second", "files/s", "Small files on volumes are fast enough"),
@@ -38,8 +39,7 @@ _RATE_REMEDY = (
     "reachability.bandwidth, and check the server's disks (iostat -x 1) and the mount options of the volume."
 )
 _NO_MINIMUM = (
-    "Measured, but not judged: no minimum is set (check_min_volume_write_mbps, check_min_volume_read_mbps, "
-    "check_min_volume_files)."
+    "Not judged: no minimum is set (check_min_volume_write_mbps, check_min_volume_read_mbps, check_min_volume_files)."
 )
 _LOCK_REMEDY = (
     "Mount it so that locks reach the other members: NFS without nolock and local_lock, Lustre with the option flock, "
@@ -127,7 +127,7 @@ def volume_checks(
         _LOCKS_TITLE,
         _SPACE_TITLE,
         _USERS_TITLE,
-        *((check_id, purpose) for check_id, _key, _unit, purpose in _RATE_METRICS),
+        *((check_id, purpose) for check_id, _key, _unit, purpose in RATE_METRICS),
     ]
     if not record["storage"]["volumes"] or evidence is None:
         reason = (
@@ -139,14 +139,14 @@ def volume_checks(
     for machine in volume_evidence.member_ring:
         checks += _check_all_volumes(_SHARED_TITLE, machine, volume_evidence, _judge_shared)
         checks += _check_all_volumes(_LOCKS_TITLE, machine, volume_evidence, _judge_locks)
-        for rate_metric, min_rate in zip(_RATE_METRICS, limits[:3], strict=True):
+        for rate_metric, min_rate in zip(RATE_METRICS, limits[:3], strict=True):
             if level != "quick":
                 checks += _rate_checks(rate_metric, machine, volume_evidence, min_rate)
     if level == "quick":
-        reason = "Volumes are only measured at levels full and burn."
+        reason = ONLY_AT_FULL_LEVELS
         checks += [
             make_check(check_id, purpose, None, "skipped", reason=reason)
-            for check_id, _key, _unit, purpose in _RATE_METRICS
+            for check_id, _key, _unit, purpose in RATE_METRICS
         ]
     return checks, [_report_volume(volume_evidence, volume) for volume in volume_evidence.volumes]
 
@@ -313,7 +313,7 @@ def _judge_rate(
             return VolumeFinding("skipped", f"{volume['name']} had nothing to read on {machine}.")
         return VolumeFinding("error", f"{volume['name']} was not measured: {read_problem}.", _volume_remedy(volume))
     if min_rate and measured_rate < min_rate:
-        sentence = f"{volume['name']} does {measured_rate:g} {unit} on {machine}, but {min_rate:g} are required."
+        sentence = f"{volume['name']} reaches {measured_rate:g} {unit} on {machine}, but {min_rate:g} are required."
         return VolumeFinding("fail", sentence, _RATE_REMEDY, measured_rate)
     return VolumeFinding("pass" if min_rate else "skipped", "" if min_rate else _NO_MINIMUM, measurement=measured_rate)
 
@@ -490,7 +490,9 @@ def format_rows(volumes: Sequence[Mapping[str, Any]], member_count: int) -> list
     ]
 
 
-def format_table(volumes: Sequence[Mapping[str, Any]], member_count: int, width: int = 0) -> str:
+def format_table(
+    volumes: Sequence[Mapping[str, Any]], member_count: int, width: int = 0, hidden_columns: Collection[str] = ()
+) -> str:
     """Draw the volumes as a table, without empty columns."""
     table_rows = format_rows(volumes, member_count)
     columns: list[dict[str, str]] = [
@@ -504,5 +506,9 @@ def format_table(volumes: Sequence[Mapping[str, Any]], member_count: int, width:
         {"key": "read", "title": "read MB/s", "align": "right"},
         {"key": "files", "title": "files/s", "align": "right"},
     ]
-    filled_columns = [column for column in columns if any(row[column["key"]] for row in table_rows)]
+    filled_columns = [
+        column
+        for column in columns
+        if column["key"] not in hidden_columns and any(row[column["key"]] for row in table_rows)
+    ]
     return render_table(table_rows, filled_columns, width=width)

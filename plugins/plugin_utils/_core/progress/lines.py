@@ -57,15 +57,16 @@ def format_live_line(phase: Phase, task: PlayTask | None, now: float, width: int
     return shorten("  ".join(printable(part) for part in line_parts), width - len(time_suffix)) + time_suffix
 
 
-def format_changes(task: PlayTask, check_mode: bool) -> str | None:
-    """Format one line on what a task has changed, or would change; None for nothing."""
+def format_changes(task: PlayTask, check_mode: bool, width: int) -> list[str]:
+    """Format what a task has changed, or would change, as one line if it fits; nothing if it is nothing."""
     hosts = task.hosts_with_outcome("changed")
     if not hosts:
-        return None
+        return []
     longest_time = max(task.durations[host] for host in hosts)
     verb = "would change" if check_mode else "changed"
     time_note = f"  ({format_duration(longest_time)})" if longest_time >= 2 else ""
-    return f"{verb}  {printable(task.name)}: {join_names(task.changed_hosts(), '')}{time_note}"
+    changed_line = f"{verb}  {printable(task.name)}: {join_names(task.changed_hosts(), '')}{time_note}"
+    return _wrap_hanging(changed_line, width)
 
 
 def format_phase(phase: Phase, width: int) -> str:
@@ -125,7 +126,12 @@ def _wrap_paragraph(text: str, width: int, indent: str) -> list[str]:
 def format_unreachable(host: str, reason: str, width: int) -> list[str]:
     """Format an unreachable host with the whole reason, which no other line has."""
     reason_text = " ".join(reason.split()).removeprefix("Task failed: ")
-    first_line, *more_lines = _wrap_paragraph(f"no answer  {host}: {reason_text}", width - 6, "    ")
+    return _wrap_hanging(f"no answer  {host}: {reason_text}", width)
+
+
+def _wrap_hanging(text: str, width: int) -> list[str]:
+    """Wrap a text below the name of a phase. The further lines are indented more."""
+    first_line, *more_lines = _wrap_paragraph(text, width - 2, "    ")
     return [first_line, *(f"      {line.strip()}" for line in more_lines)]
 
 
@@ -168,8 +174,11 @@ def format_failure(host: str, task_name: str, result: Mapping[str, Any], task_pa
     return failure_lines
 
 
-def format_summary(playbook_run: PlaybookRun, counts_by_host: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Format a table of the hosts and one of the phases. ``counts_by_host`` are the counts of Ansible itself."""
+def format_summary(playbook_run: PlaybookRun, counts_by_host: Mapping[str, Mapping[str, int]], width: int) -> list[str]:
+    """Format a table of the hosts and one of the phases. ``counts_by_host`` are the counts of Ansible itself.
+
+    Names of phases and tasks are shortened to ``width`` columns.
+    """
     seconds_by_host: dict[str, float] = {}
     for phase in playbook_run.phases:
         for host, duration in phase.host_durations().items():
@@ -193,15 +202,21 @@ def format_summary(playbook_run: PlaybookRun, counts_by_host: Mapping[str, Mappi
     ended_phases = [phase for phase in playbook_run.phases if phase.ended_at is not None and phase.tasks]
     if len(ended_phases) > 1:
         table_rows = [["phase", "tasks", "time", "slowest task"]]
+        # What the numbers, their titles and the gaps between the columns leave for the two names.
+        names_width = max(width - 36, 32)
+        phase_width = min(34, names_width // 2, max(len(phase.name or "Play") for phase in ended_phases))
         for phase in ended_phases:
             slowest_task = max(phase.tasks, key=lambda task: (task.ended_at or task.started_at) - task.started_at)
             duration = (slowest_task.ended_at or slowest_task.started_at) - slowest_task.started_at
+            slowest_text = (
+                f"{shorten(slowest_task.name, min(44, names_width - phase_width))} ({format_duration(duration)})"
+            )
             table_rows.append(
                 [
-                    shorten(phase.name or "Play", 34),
+                    shorten(phase.name or "Play", phase_width),
                     str(len(phase.tasks)),
                     format_duration((phase.ended_at or 0.0) - phase.started_at),
-                    f"{shorten(slowest_task.name, 44)} ({format_duration(duration)})" if duration >= 1 else "",
+                    slowest_text if duration >= 1 else "",
                 ]
             )
         summary_lines += ["", *_align_columns(table_rows, left_columns=(0, 3))]

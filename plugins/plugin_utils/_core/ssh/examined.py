@@ -92,7 +92,7 @@ class ExaminedModule(RunModule):
         remote_user = self._connection.get_option("remote_user") or "the account"
         return SilentHostError(
             "no_sudo",
-            f"{remote_user} cannot use {become.name} in this way: {ansible_message}.",
+            f"{remote_user} cannot use {become.name}: {ansible_message}.",
             f"Use --ask-become-pass, set ansible_become_password, allow {remote_user} to use {become.name} without a "
             "password (NOPASSWD in sudoers), or log in as root.",
         ).to_result()

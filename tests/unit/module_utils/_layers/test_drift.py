@@ -35,7 +35,7 @@ def test_file_difference_is_described(expected: dict[str, Any], text: str | None
     [
         ({"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled"}, []),
         ({"LoadState": "loaded", "ActiveState": "activating", "UnitFileState": "static"}, []),
-        ({"LoadState": "loaded", "ActiveState": "failed", "UnitFileState": "enabled"}, ["x.service does not run"]),
+        ({"LoadState": "loaded", "ActiveState": "failed", "UnitFileState": "enabled"}, ["x.service is not running"]),
         (
             {"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "disabled"},
             ["x.service does not start at boot"],

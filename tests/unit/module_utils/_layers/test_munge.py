@@ -95,7 +95,7 @@ def test_credentials_are_never_passed_as_arguments() -> None:
     assert munge.verify_credential(answer(17, "", ""), "MUNGE:abc:") == (True, "")
     assert munge.verify_credential(answer(15, "", ""), "MUNGE:abc:") == (False, "it has expired")
     # Nothing was signed, so there is nothing to verify.
-    assert munge.verify_credential(answer(0, "", ""), "") == (False, "the manager has signed nothing")
+    assert munge.verify_credential(answer(0, "", ""), "") == (False, "the manager has not signed a credential")
 
 
 def test_credentials_have_the_longest_lifetime() -> None:

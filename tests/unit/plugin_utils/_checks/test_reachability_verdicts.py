@@ -20,7 +20,10 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachabili
     build_peers,
     expected_members,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import draw_matrix
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import (
+    VERDICT_SYMBOLS,
+    draw_matrix,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_verdicts import (
     VERDICTS,
     judge_reachability,
@@ -527,6 +530,18 @@ class TestMatrix:
                 "    Do.",
             ]
         )
+
+    def test_a_check_describes_faults_elsewhere(self) -> None:
+        pairs = pairs_with_faults(3, {("n1", "n2"): "filtered"})
+        assert draw_matrix(pairs, describes_faults=False).splitlines()[-1] == "· reaches   F filtered (no answer)"
+
+    def test_text_below_the_matrix_fits_80_columns(self) -> None:
+        kinds = list(VERDICT_SYMBOLS)
+        pairs = [
+            {**faulty_pair("n1", f"n{number}", kind), "message": "Many words. " * 20, "remedy": "Do many things. " * 20}
+            for number, kind in enumerate(kinds, 2)
+        ]
+        assert max(map(len, draw_matrix(pairs).splitlines())) <= 80
 
     def test_no_pairs(self) -> None:
         assert draw_matrix([]) == "There are no pairs of members."

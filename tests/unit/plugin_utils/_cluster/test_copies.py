@@ -487,6 +487,13 @@ class TestOverview:
         text = render_overview([cluster], {}, width=80)
         assert "Interface of" not in text and "│ eth7" in text
 
+    def test_no_line_is_wider_than_the_terminal(self) -> None:
+        clusters = build_overview({"n1": respond_with(NEW)}, AT)
+        clusters[0]["problems"] = ["A problem in many words. " * 8]
+        text = render_overview(clusters, {"n7": "no route to host " * 8}, width=80, compared_cluster="lap")
+        assert max(map(len, text.splitlines())) <= 80
+        assert "3 nodes, 4 GPUs, manager n1 (10.99.0.1)" in " ".join(text.split())
+
     def test_page_lists_unreachable_hosts(self) -> None:
         clusters = build_overview({"n1": respond_with(NEW)}, AT)
         text = render_overview(clusters, {"n7": "no route to host"})
@@ -519,7 +526,7 @@ def test_show_tells_how_much_of_the_history_is_folded() -> None:
         record = next_generation(record, gpus=gpus)
     (cluster,) = build_overview({"n1": respond_with(record)}, AT)
     assert cluster["folded"]["count"] == record["generation"] - 50 - 1
-    said = f"History: {cluster['folded']['count']} of {record['generation']} changes are folded, from {AT} to {AT}"
+    said = f"History: {cluster['folded']['count']} of {record['generation']} changes are summarized, from {AT} to {AT}"
     assert said in render_overview([cluster], {}, width=0)
     (cluster,) = build_overview({"n1": respond_with(OLD)}, AT)
     assert cluster["folded"] is None and "History" not in render_overview([cluster], {}, width=0)
@@ -536,7 +543,7 @@ def test_show_tells_which_keys_of_the_tailnet_expire_soon() -> None:
     assert ends == ["2026-12-01T00:00:00Z", "2027-05-01T08:00:00Z", None]
     text = render_overview([cluster], {}, width=0)
     assert "Keys in the tailnet: 2 of 3 expire, the first at 2026-12-01T00:00:00Z" in text
-    assert "! The keys of n1 in the tailnet end on 2026-12-01. Run site with a valid auth key" in text
+    assert "! The keys of n1 in the tailnet expire on 2026-12-01. Run site with a valid auth key" in text
     (cluster,) = build_overview({"n1": respond_with(OLD)}, AT, {"n1": {"mesh": {"key_expiry": "soon"}}})
     assert cluster["members"][0]["key_expiry"] is None and "tailnet" not in render_overview([cluster], {}, width=0)
 

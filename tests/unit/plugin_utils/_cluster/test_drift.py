@@ -93,7 +93,7 @@ TAILNET = {
     [
         ({}, ""),
         ({"installed": False, "running": False, "backend_state": ""}, "not set up"),
-        ({"running": False, "backend_state": ""}, "tailscaled does not run"),
+        ({"running": False, "backend_state": ""}, "tailscaled is not running"),
         ({"backend_state": "NeedsLogin", "addresses": []}, "it is not logged in to its tailnet (NeedsLogin)"),
         ({"addresses": ["100.64.0.9"]}, "its address is not the one in the record"),
         ({"boot": False}, "tailscaled does not start at boot"),

@@ -134,7 +134,7 @@ def test_messages_name_the_rank_and_the_node() -> None:
 def test_processes_that_run_their_own_tests_are_told_from_missing_ranks(name: str, rc: int) -> None:
     found_problem = judge.judge_output(read(name), judge.ExpectedRun(2, 2, 60), rc, rc == 124)
     assert found_problem is not None and found_problem.kind == "wrong_ranks"
-    assert found_problem.message.startswith("Every process ran its own test: rank 0 reported 2 times (on ")
+    assert found_problem.message.startswith("Every process ran a separate test: rank 0 reported 2 times (on ")
     assert "build it with MPI=1" in found_problem.remedy and "srun --mpi=list" in found_problem.remedy
 
 

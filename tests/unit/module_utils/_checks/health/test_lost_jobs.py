@@ -93,8 +93,8 @@ def test_jobs_older_than_the_boot_are_requeued_by_their_batch_host(
     lost_jobs.requeue_lost_jobs(slurm, "n1", fake_host(tmp_path, 100.0))
     assert slurm.requeued == ["7"]
     output = capsys.readouterr().out
-    assert "job 7 has ended with the power of this node, and is requeued" in output
-    assert "job 10 has ended with the power of this node, but is not requeued" in output
+    assert "job 7 ended when this node lost power, and is requeued" in output
+    assert "job 10 ended when this node lost power, but is not requeued" in output
 
 
 def test_job_with_a_running_batch_script_is_not_lost(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_no_query_long_after_the_boot_and_no_failure_without_a_controller(
         tree = fake_host(tmp_path / name, up, slurmd=slurmd)
         lost_jobs.requeue_lost_jobs(lambda *_argv, **_options: pytest.fail("asked"), "n1", tree)
     lost_jobs.requeue_lost_jobs(be_away, "n1", fake_host(tmp_path / "early", 100.0))
-    assert "its jobs are not known" in capsys.readouterr().out
+    assert "its jobs could not be listed" in capsys.readouterr().out
 
 
 def test_unexpected_squeue_output_is_ignored() -> None:

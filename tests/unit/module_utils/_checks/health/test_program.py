@@ -421,7 +421,7 @@ def test_jobs_on_a_node_learn_once_why_it_is_drained(tmp_path: Path) -> None:
         return CommandResult(0, f"NodeName=n1 State=MIXED{flags}{reason} Comment={COMMENT_PREFIX}{DISK}\n", "")
 
     settings = HealthSettings("lab", "n1", "", [DISK], 95)
-    notice = "n1 starts no further jobs, since it is unhealthy: health.disk: / has 99 % of its space in use"
+    notice = "n1 accepts no more jobs, because it is unhealthy: health.disk: / has 99 % of its space in use"
     assert program.publish_and_act(runner, settings, "n1", [result("fail")], Tree(str(tmp_path))).action_kind == "drain"
     assert commands == [f"notify 17 {notice}", f"notify 19 {notice}"]
     # A reason that has changed is no second drain.

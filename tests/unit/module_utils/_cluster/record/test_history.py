@@ -138,7 +138,7 @@ class TestCopies:
         )
         assert one["folded"]["through"] > 205
         reason = derive.compare_copies(one, other)
-        assert reason.kind == "diverged" and "up to generation 280, which are folded" in reason.reason
+        assert reason.kind == "diverged" and "up to generation 280, which are summarized" in reason.reason
         assert derive.compare_copies(other, one).kind == "diverged"
 
     def test_manager_unaware_of_its_successor_has_diverged(self) -> None:

@@ -465,7 +465,7 @@ def test_peers_that_use_the_former_key_are_made_to_reconnect(host_of: Any, heals
 
 
 def test_unreachable_peer_is_named_unless_it_is_offline(host_of: Any) -> None:
-    with pytest.raises(HostStateError, match=r"does not reach 100\.64\.0\.3\."):
+    with pytest.raises(HostStateError, match=r"cannot reach 100\.64\.0\.3\."):
         renew_login(host_of(RenewingTailscaled(3, "", [THIRD])))
     daemon = RenewingTailscaled(3, "", [THIRD])
     host = host_of(daemon)

@@ -153,13 +153,13 @@ def test_invalid_archives_are_refused(new: Path, content: bytes) -> None:
 def test_archive_larger_than_free_space_is_refused(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabyte of zeros compresses to a thousandth."""
     monkeypatch.setattr(state, "available_bytes", lambda folder: 1 << 20)
-    with pytest.raises(HostStateError, match="no room"):
+    with pytest.raises(HostStateError, match="not enough free space"):
         unpack_archive(
             new, build_archive(("a", 1 << 19, b"\0" * (1 << 19)), ("b", (1 << 19) + 1, b"\0" * ((1 << 19) + 1)))
         )
     assert not (new / "b").exists()
     monkeypatch.setattr(state, "available_bytes", lambda folder: 2)
-    with pytest.raises(HostStateError, match="no room"):
+    with pytest.raises(HostStateError, match="not enough free space"):
         state.write_part(str(new), 0, "AAAA", CURRENT_USER)
 
 

@@ -35,7 +35,7 @@ class Server:
         name = path.removeprefix("api/2.0/mlflow/").partition("?")[0]
         self.asked.append(name)
         if name in self.failing:
-            raise HostStateError(f"{name} answers 500", status=500)
+            raise HostStateError(f"{name} returned 500", status=500)
         return json.dumps(getattr(self, name.replace("/", "_").replace("-", "_"))(body)).encode()
 
     def experiments_get_by_name(self, _body: object) -> dict[str, Any]:
@@ -107,20 +107,20 @@ def test_concurrent_restore_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("failing", ["runs/log-batch", "runs/get", "runs/update"])
 def test_failed_run_is_deleted(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     server = Server("active", failing)
-    with pytest.raises(HostStateError, match=f"{failing} answers 500"):
+    with pytest.raises(HostStateError, match=f"{failing} returned 500"):
         run_check(monkeypatch, server)
     assert server.run == "deleted"
     assert server.status == ("RUNNING" if failing == "runs/update" else "FAILED")
 
 
 def test_first_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HostStateError, match="log-batch answers 500"):
+    with pytest.raises(HostStateError, match="log-batch returned 500"):
         run_check(monkeypatch, Server("active", "runs/log-batch", "runs/update", "runs/delete"))
 
 
 @pytest.mark.parametrize("failing", ["experiments/get-by-name", "experiments/restore"])
 def test_experiment_errors_are_raised(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    with pytest.raises(HostStateError, match=f"{failing} answers 500"):
+    with pytest.raises(HostStateError, match=f"{failing} returned 500"):
         run_check(monkeypatch, Server("deleted", failing))
 
 

@@ -221,9 +221,9 @@ def test_environment_depends_on_python_and_packages() -> None:
     [
         ({}, None),
         ({"user": ("gpumesh_tracking", 875), "group": ("gpumesh_tracking", 875)}, None),
-        ({"user": ("other", 875)}, "The number 875 for the user gpumesh_tracking belongs to 'other'"),
-        ({"group": ("other", 875)}, "The number 875 for the group gpumesh_tracking belongs to 'other'"),
-        ({"user": ("gpumesh_tracking", 99)}, "The user gpumesh_tracking has the number 99 on this host, not 875"),
+        ({"user": ("other", 875)}, "The ID 875 for the user gpumesh_tracking belongs to 'other'"),
+        ({"group": ("other", 875)}, "The ID 875 for the group gpumesh_tracking belongs to 'other'"),
+        ({"user": ("gpumesh_tracking", 99)}, "The user gpumesh_tracking has the ID 99 on this host, not 875"),
     ],
 )
 def test_uid_of_another_account_is_refused(
@@ -253,7 +253,7 @@ def test_missing_volume_or_certificate_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(HostStateError, match="/mnt/nowhere, where the artifacts belong, does not exist"):
         server.refuse_server(REQUEST._replace(server=SERVER._replace(mount_point="/mnt/nowhere")))
     secure = SERVER._replace(mount_point=str(tmp_path), tls=True)
-    with pytest.raises(InputError, match="Set tracking_certificate_file once more"):
+    with pytest.raises(InputError, match="Set tracking_certificate_file again"):
         server.refuse_server(REQUEST._replace(server=secure))
     server.refuse_server(REQUEST._replace(server=secure, certificate="x", key="y"))
     monkeypatch.setattr(server.confine, "landlock_version", lambda: 0)
@@ -261,7 +261,7 @@ def test_missing_volume_or_certificate_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(HostStateError, match=r"has no Landlock.*could not be confined.*tracking_unconfined=true"):
         server.refuse_server(REQUEST._replace(server=here))
     server.refuse_server(REQUEST._replace(server=here._replace(unconfined=True)))
-    with pytest.raises(InputError, match="or tracking_ca_file, once more"):
+    with pytest.raises(InputError, match="or tracking_ca_file, again"):
         server.refuse_member(REQUEST._replace(server=secure))
 
 
@@ -373,7 +373,7 @@ except HostStateError as failure:
     [
         (0o1777, False, "True False False"),
         (0o755, True, "True False False"),
-        (0o755, False, "/mlflow-lab cannot be made: Permission denied."),
+        (0o755, False, "/mlflow-lab cannot be created: Permission denied."),
     ],
 )
 def test_directories_on_a_root_squashing_volume(mode: int, ready: bool, expected_output: str) -> None:
@@ -616,8 +616,8 @@ def test_failed_experiment_does_not_block_other_users(monkeypatch: pytest.Monkey
         lambda *_argv, **_more: CommandResult(0, said, ""), "/x", postgres.PostgresCluster("17", "main", 5432, "/x"), []
     )
     assert words == [
-        "experiment of user bob made",
-        "experiment of user alice not made: UNIQUE constraint failed",
+        "experiment of user bob created",
+        "experiment of user alice not created: UNIQUE constraint failed",
         "keys of the gateway encrypted",
     ]
 
@@ -913,7 +913,7 @@ def test_a_member_with_another_number_for_the_account_is_refused_before_the_serv
     os.chown(folder, owner, -1)
     here = SERVER._replace(mount_point=str(tmp_path), uid=owner)
     server.refuse_server(REQUEST._replace(server=here))
-    with pytest.raises(HostStateError, match=f"mlflow-lab belongs to user {owner}.*has the number 99") as refused:
+    with pytest.raises(HostStateError, match=f"mlflow-lab belongs to user {owner}.*has the ID 99") as refused:
         server.refuse_server(REQUEST._replace(server=here._replace(uid=99)))
     assert f"set tracking_uid={owner}" in refused.value.remedy
 

@@ -74,8 +74,8 @@ def test_the_page_is_self_contained_and_names_slow_ranks_and_links(
     found = page(tmp_path / "report.html")
     for words in (
         "A step takes 102.0 ms, 30.0 ms of which are lost because rank 2 on n3 is slower than the others",
-        "Rank 2 on n3 holds the others up",
-        "other work (Python, loading data) takes 30.0 ms longer",
+        "Rank 2 on n3 slows down the others",
+        "other work (Python, data loading) takes 30.0 ms longer",
         "The link rank 1 on n2 → rank 2 on n3 is slow",
         "The others carry about 9.4 Gbit/s",
         "No collective ends on a rank before all others have begun it",
@@ -127,7 +127,7 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
     text = page(tmp_path / "both" / "report-2.html").text
     assert "are in report-2.json" in text
     assert "A step of b takes 29 % less time than a step of a" in text
-    assert "102.0 ms → 72.0 ms −29 %" in text and "a: Rank 2 on n3 holds the others up" in text
+    assert "102.0 ms → 72.0 ms −29 %" in text and "a: Rank 2 on n3 slows down the others" in text
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,12 @@ def test_all_ranks_are_on_one_time_line(tmp_path: Path) -> None:
         begins = [event["ts"] for event in found if event["name"] == f"ProfilerStep#{step}"]
         assert len(begins) == 4 and max(begins) - min(begins) < 200
     threads = {event["args"]["name"] for event in found if event["name"] == "thread_name"}
-    assert threads == {"what it does", "thread 1", "GPU 0 stream 7", "GPU 0 stream 20"}
+    assert threads == {"activity", "thread 1", "GPU 0 stream 7", "GPU 0 stream 20"}
     waits = [event for event in found if event["name"] == "waiting for rank 1"]
     assert sorted(event["pid"] for event in waits) == sorted([0, 2, 3] * 5)
     assert sum(event["dur"] for event in waits) == pytest.approx(3 * 5 * 30_000, rel=0.05)
+    states = {event["name"] for event in found if event["ph"] == "X" and event["tid"] == 0}
+    assert {"computation", "exposed communication", "other"} <= states
     lines = {rank: [event for event in found if (event["pid"], event.get("tid")) == (rank, 0)] for rank in range(4)}
     for line in lines.values():
         done = [event for event in line if event["ph"] == "X"]
@@ -252,7 +254,7 @@ def write_doubtful_report(folder: Path, capsys: pytest.CaptureFixture[str], what
     assert trace(folder) == 0
     said, text = capsys.readouterr().out, page(folder / "report.html").text
     assert f"  {what}" in said and f", but {what}" in text and f"{what[0].upper()}{what[1:]}" in text
-    assert mark(folder) == "error" and "no rank holds the others up" not in said + text
+    assert mark(folder) == "error" and "no rank slows down the others" not in said + text
     return said
 
 
@@ -299,7 +301,7 @@ def test_damaged_events_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_single_rank_is_analysed(tmp_path: Path) -> None:
     TraceScenario(ranks=1).write(tmp_path)
     assert trace(tmp_path) == 0
-    assert "no rank holds the others up" in page(tmp_path / "report.html").text
+    assert "no rank slows down the others" in page(tmp_path / "report.html").text
 
 
 def read_refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

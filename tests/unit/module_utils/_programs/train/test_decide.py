@@ -186,7 +186,7 @@ def test_error_on_one_node_only_is_blamed_on_node_without_steps() -> None:
     followed = with_moved_error(with_exclusion(slow), None, "n4", end=600.0)
     found = verdict(REQUEST, followed)
     assert found is not None and found.action == "fail"
-    assert "has occurred on n3, then on n4 without it, so it is that of the program" in found.reason
+    assert "has occurred on n3, then on n4 without it, so it comes from the program" in found.reason
 
 
 def test_error_that_moves_with_its_rank_is_blamed_on_program() -> None:
@@ -201,7 +201,7 @@ def test_error_that_moves_with_its_rank_is_blamed_on_program() -> None:
             ("n1", "n2", "n3"),
             ("n2", "n3", "n4"),
         )
-        told = ["n1 may be used again: its error has followed to n2"] if step == 900 else []
+        told = ["n1 may be used again: the same error occurred on n2"] if step == 900 else []
         assert describe_excluded_nodes(found, FOUR_NODES, {}) == told
     # As soon as it gets no further, it has failed.
     stuck = with_moved_error(found, 1501, "n2", checkpoint=1500)
@@ -343,7 +343,7 @@ def test_jobs_without_newer_checkpoint_fail_the_run() -> None:
     assert decided_action(time_limited_jobs(100, 200, 300, 400)) == "resubmit"
     found = verdict(REQUEST, time_limited_jobs(100, 100, None, 100))
     assert found is not None and found.action == "fail"
-    for words in ("3 jobs in a row have brought no newer checkpoint (42, 43, 44)", "--grace", "--time", "resume nano"):
+    for words in ("3 jobs in a row produced no newer checkpoint (42, 43, 44)", "--grace", "--time", "resume nano"):
         assert words in found.reason
     # Steps from the beginning in each job, and never a checkpoint.
     assert decided_action(time_limited_jobs(None, None, None, None)) == "fail"

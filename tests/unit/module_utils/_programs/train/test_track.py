@@ -658,7 +658,7 @@ def test_unsent_lines_are_reported_and_sent_by_command(
     track.environment, kept = nowhere, track.environment
     with training_program(track, "gpumesh_track._LAST = 0.3\n") as process:
         _said, complaints = process.communicate(timeout=240)
-    assert process.returncode == 0 and f"has not got everything of {track.folder} yet" in complaints
+    assert process.returncode == 0 and f"has not received everything in {track.folder} yet" in complaints
     environment = {**os.environ, **kept}
     argv = [sys.executable, str(SOURCE / "gpumesh_track.py"), str(track.folder)]
     assert subprocess.run(argv, env=environment, check=False, timeout=240).returncode == 0

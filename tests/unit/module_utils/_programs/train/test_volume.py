@@ -161,7 +161,7 @@ def test_a_preemption_announced_while_waiting_is_kept(folder: RunDirectory) -> N
     assert process.communicate(timeout=BUSY_MACHINE_TIMEOUT)[0] == ""
     assert process.returncode == 0
     log = (folder.path / "supervisor.log").read_text(encoding="utf-8")
-    assert "the volume has answered after" in log
+    assert "the volume answered after" in log
     assert log.endswith("scontrol update job=41 comment=\npreempted\n")
 
 

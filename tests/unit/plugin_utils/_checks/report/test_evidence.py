@@ -558,7 +558,7 @@ def test_a_lost_job_is_reported_in_addition_to_the_second_one() -> None:
     by_id = {one["id"]: one for one in verdict["checks"] if one["id"].startswith("slurm.job")}
     assert by_id["slurm.job"]["status"] == "pass"
     beside = by_id["slurm.job_unjudged"]
-    assert (beside["status"], "n2 had been away" in beside["reason"]) == ("skipped", True)
+    assert (beside["status"], "n2 had been down" in beside["reason"]) == ("skipped", True)
     assert lost.strip() in verdict["jobs"][0]["output"]
 
 
@@ -569,7 +569,7 @@ def test_a_second_job_that_fails_and_a_node_that_stays_away_are_failures() -> No
     verdict = judge_evidence(found)
     assert failing_checks(verdict) == ["slurm.job@None"]
     (job,) = (one for one in verdict["checks"] if one["id"].startswith("slurm.job"))
-    assert "could not execve" in job["reason"] and "second attempt: n2 had been away" in job["reason"]
+    assert "could not execve" in job["reason"] and "second attempt: n2 had been down" in job["reason"]
     found["job"].update(attempts=1, rc=124, stderr="")
     (job,) = (one for one in judge_evidence(found)["checks"] if one["id"].startswith("slurm.job"))
-    assert job["status"] == "fail" and "n2 had been away" in job["reason"] and "not run again" in job["reason"]
+    assert job["status"] == "fail" and "n2 had been down" in job["reason"] and "not run again" in job["reason"]

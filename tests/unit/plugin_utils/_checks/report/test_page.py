@@ -12,6 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report import figures, view
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.html import render
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import assemble_verdict
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report import samples
 
 MALICIOUS_TEXT = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}"
@@ -131,6 +132,18 @@ def test_skipped_checks_are_merged_even_if_their_requirements_differ() -> None:
     ]
     (entry,) = view.collect_findings(checks, ("skipped",))
     assert len(entry["hosts"]) == 48
+
+
+def test_measured_values_are_not_among_the_skipped_checks() -> None:
+    checks = [
+        samples.check("reachability.bandwidth", "n1", "skipped", actual=0.9, unit="Gbit/s", reason="Not judged."),
+        samples.check("health.gpu_ecc", "n1", "skipped", reason="No GPUs."),
+        samples.check("health.gpu_ecc", "n2", "skipped", reason="No GPUs."),
+    ]
+    verdict = assemble_verdict(samples.record(2), checks, "2026-11-20T20:31:00Z")
+    measured, skipped = render(verdict).partition('id="checks"')[2].split("2 skipped, and why")
+    assert "reachability.bandwidth: 0.9 Gbit/s" in measured and "health.gpu_ecc" not in measured
+    assert "health.gpu_ecc" in skipped and "Not judged." not in skipped
 
 
 def test_skipped_pairs_are_not_counted_as_broken() -> None:

@@ -35,8 +35,8 @@ def test_every_verdict_is_valid_by_the_schema(verdict: dict) -> None:
 @pytest.mark.parametrize(
     ("partial", "expected"),
     [
-        (False, "Ready to train: the only check performed passed."),
-        (True, "Partial check: the only check performed passed."),
+        (False, "Ready to train: 1 check passed."),
+        (True, "Partial check: 1 check passed."),
     ],
 )
 def test_only_a_check_of_everything_proves_that_a_cluster_is_ready(partial: bool, expected: str) -> None:
@@ -44,6 +44,13 @@ def test_only_a_check_of_everything_proves_that_a_cluster_is_ready(partial: bool
     verdict = module.assemble_verdict(samples.record(3), checks, "2026-11-20T20:31:00Z", partial=partial)
     assert module.format_headline(verdict) == expected
     jsonschema.validate(verdict, SCHEMA)
+
+
+def test_the_headline_counts_what_passed_and_what_was_skipped() -> None:
+    checks = [samples.check("health.disk", machine, status) for machine, status in (("n1", "pass"), ("n2", "pass"))]
+    checks += [samples.check("health.rdma_ports", machine, "skipped") for machine in ("n1", "n2", "n3")]
+    verdict = module.assemble_verdict(samples.record(3), checks, "2026-11-20T20:31:00Z")
+    assert module.format_headline(verdict) == "Ready to train: all 2 checks passed, 3 skipped."
 
 
 def test_the_schema_refuses_a_check_without_a_remedy_key() -> None:
@@ -155,3 +162,65 @@ def test_terminal_text_has_no_control_characters() -> None:
     verdict = samples.verdict(3)
     verdict["checks"][0].update(status="fail", reason="\x1b]0;owned\x07", actual="\x1b[2J")
     assert "\x1b" not in terminal.render(verdict)
+
+
+def test_terminal_text_counts_skipped_checks_by_reason() -> None:
+    machines = ["n1", "n2", "n3"]
+    no_gpus, drained = "This host has no GPUs.", "The node is drained: maintenance."
+    checks = [
+        samples.check(f"health.gpu_{number}", machine, "skipped", reason=no_gpus)
+        for number in range(12)
+        for machine in machines
+    ]
+    checks += [samples.check("health.swap", "n1", "skipped", reason="Swap is unknown.")]
+    checks += [samples.check("slurm.node", "n2", "skipped", reason=drained), samples.check("slurm.job", None)]
+    verdict = module.assemble_verdict(samples.record(3), checks, "2026-11-20T20:31:00Z")
+    assert terminal.render(verdict).split("\n\n") == [
+        "Ready to train: 1 check passed, 38 skipped.",
+        (
+            "Skipped:\n"
+            "  slurm.node (n2): The node is drained: maintenance.\n"
+            "  36 checks (all members): This host has no GPUs.\n"
+            "  health.swap (n1): Swap is unknown."
+        ),
+    ]
+
+
+def test_terminal_text_counts_the_reasons_that_it_does_not_show() -> None:
+    checks = [samples.check(f"health.c{n}", machine, "skipped", reason=f"R{n}.") for n in range(20) for machine in "ab"]
+    verdict = module.assemble_verdict(samples.record(3), checks, "2026-11-20T20:31:00Z")
+    lines = terminal.render(verdict).splitlines()
+    assert lines[-2:] == ["  health.c11 (a, b): R11.", "  and 16 for other reasons, which are in the report"]
+
+
+def test_terminal_text_has_measured_values_under_their_own_heading() -> None:
+    reason = "Not judged: there are too few links to compare."
+    checks = [
+        samples.check("reachability.bandwidth", machine, "skipped", actual=speed, unit="Gbit/s", reason=reason)
+        for machine, speed in (("n1", 0.9), ("n2", 0.8), ("n3", 0.9))
+    ]
+    verdict = module.assemble_verdict(samples.record(3), checks, "2026-11-20T20:31:00Z")
+    text = terminal.render(verdict)
+    assert text.split("\n\n")[1:] == [
+        "Measured:\n  reachability.bandwidth: 0.8 – 0.9 Gbit/s (all members). Not judged: there\n    are too few links to compare."
+    ]
+
+
+def test_speeds_of_volumes_are_shown_only_in_their_table() -> None:
+    check = samples.check("storage.write", "n1", "skipped", actual=881, unit="MB/s", reason="Not judged.")
+    volumes = samples.volumes(["n1", "n2", "n3"])
+    for shown_volumes, is_listed in ((volumes, False), ([], True)):
+        verdict = module.assemble_verdict(samples.record(3), [check], "2026-11-20T20:31:00Z", volumes=shown_volumes)
+        assert ("Measured:" in terminal.render(verdict)) == is_listed
+
+
+def test_the_table_of_measured_volumes_breaks_no_word() -> None:
+    text = terminal.render(samples.verdict(3))
+    assert all(words in text for words in (" mounted ", " /mnt/data ", " 880 – ", " files/s "))
+
+
+def test_terminal_text_fits_80_columns_in_an_error_of_the_progress_callback() -> None:
+    verdict = samples.verdict(3, dead=["n3"])
+    for check in verdict["checks"]:
+        check.update(purpose="A purpose in many words, as some checks have", actual="x" * 30, required="y " * 30)
+    assert max(map(len, terminal.render(verdict).splitlines())) <= 76

@@ -147,7 +147,7 @@ def test_a_slow_volume_is_named_with_the_requirement() -> None:
     checks = judge_volumes(
         changed_evidence("write", "n3", write_mbps=80.0), write_mbps=100, read_mbps=100, files_per_second=10
     )
-    assert failing_reasons(checks) == {"storage.write@n3": "shared does 80 MB/s on n3, but 100 are required."}
+    assert failing_reasons(checks) == {"storage.write@n3": "shared reaches 80 MB/s on n3, but 100 are required."}
     assert checks["storage.write@n3"]["required"] == "≥ 100"
 
 

@@ -51,8 +51,9 @@ def test_live_line_says_task_hosts_time_and_who_is_waited_for(clock: Clock) -> N
 
 def test_changed_line_names_hosts_and_is_conditional_in_check_mode(clock: Clock) -> None:
     task = two_tasks(clock).phases[0].tasks[0]
-    assert lines.format_changes(task, False) == "changed  Install WireGuard: n1, n3  (6.0 s)"
-    assert lines.format_changes(task, True).startswith("would change")
+    assert lines.format_changes(task, False, 80) == ["    changed  Install WireGuard: n1, n3  (6.0 s)"]
+    assert lines.format_changes(task, True, 80)[0].startswith("    would change")
+    assert lines.format_changes(task, False, 40) == ["    changed  Install WireGuard: n1, n3", "      (6.0 s)"]
 
 
 def test_done_line_names_the_slowest_host(clock: Clock) -> None:
@@ -121,10 +122,24 @@ def test_summary_has_hosts_and_phases(clock: Clock) -> None:
     run.begin_phase("Check", ["n1"])
     run.begin_task("Look")
     run.end_phase()
-    made = lines.format_summary(run, {"n1": {"ok": 2, "changed": 1, "failures": 0, "unreachable": 0, "skipped": 0}})
+    made = lines.format_summary(run, {"n1": {"ok": 2, "changed": 1, "failures": 0, "unreachable": 0, "skipped": 0}}, 78)
     assert made[0].split() == ["host", "ok", "changed", "failed", "unreachable", "skipped", "time"]
     assert made[1].split() == ["n1", "2", "1", "0", "0", "0", "1.0", "s"]
     assert any(line.startswith("Connect the members") and "Install WireGuard (6.0 s)" in line for line in made)
+
+
+def test_summary_with_long_names_fits_80_columns(clock: Clock) -> None:
+    run = PlaybookRun(clock)
+    for number in range(2):
+        run.begin_phase(f"A phase with a long name, number {number}", ["n1"])
+        run.begin_task("Validate the new record and find outdated copies")
+        run.begin_host("n1")
+        clock.value += 754
+        run.end_host("n1", "ok")
+        run.end_phase()
+    made = lines.format_summary(run, {"n1": {"ok": 2, "changed": 1, "failures": 0, "unreachable": 0, "skipped": 0}}, 78)
+    assert max(map(len, made)) <= 78
+    assert any("A phase with" in line and "Validate the" in line and "(12 min 34 s)" in line for line in made)
 
 
 @pytest.mark.parametrize(
