@@ -33,6 +33,7 @@ FOREIGN = {
     *(
         ".",
         "ansible",
+        "cat",
         "cd",
         "chmod",
         "conda",
@@ -55,6 +56,8 @@ FOREIGN = {
         "scp",
         "sha256sum",
         "sprio",
+        "ssh",
+        "ssh-keygen",
         "sshare",
         "systemctl",
         "umask",
