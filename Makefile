@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help venv dev lab lab-down test changed lint unit integration security molecule build check publication docs sanity matrix chaos upgrade
+.PHONY: help venv dev lab lab-down test changed lint unit integration security molecule build check publication docs sanity matrix chaos upgrade release
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,3 +82,7 @@ matrix: ## Run all of sanity and the unit tests with every ansible-core and Pyth
 build: ## Build the archive of the collection
 	@lab/bootstrap venv
 	@ansible-galaxy collection build --force
+
+release: ## Check that this commit has all that a release needs, and tag it (RELEASE=--dry-run only checks)
+	@lab/bootstrap dev
+	@.venv/bin/python tests/release.py $(RELEASE)

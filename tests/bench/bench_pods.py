@@ -26,6 +26,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import PROXY_ADDRESS, daemon_flags
@@ -114,12 +117,12 @@ def wait_for_output(description: str, command: list[str], expected_text: str, ho
         time.sleep(0.5)
 
 
-def create_certificate(directory: Path) -> None:
-    """Create a certificate that all Go programs trust.
+def create_certificate(directory: Path, address: str) -> None:
+    """Create a certificate for the address that all Go programs started from here trust.
 
     Without TLS there is no relay, for which tailscaled keeps looking.
     """
-    alternative_names = f"subjectAltName=IP:{ADDRESS_BY_NAMESPACE[FIRST_HOST]}"
+    alternative_names = f"subjectAltName=IP:{address}"
     request_options = [
         "-x509",
         "-newkey",
@@ -141,10 +144,8 @@ def create_certificate(directory: Path) -> None:
     os.environ["SSL_CERT_FILE"] = str(directory / "cert.pem")
 
 
-@contextmanager
-def run_headscale(directory: Path, headscale: str) -> Iterator[str]:
-    """Run Headscale. Yields a key to log in with."""
-    create_certificate(directory)
+def headscale_settings(directory: Path, address: str) -> dict[str, Any]:
+    """Return the settings of a control server and relay at the address, whose certificate is in the directory."""
     relay_settings = {
         "enabled": True,
         "region_id": 999,
@@ -153,11 +154,11 @@ def run_headscale(directory: Path, headscale: str) -> Iterator[str]:
         "stun_listen_addr": "0.0.0.0:3478",
         "private_key_path": str(directory / "derp.key"),
         "automatically_add_embedded_derp_region": True,
-        "ipv4": ADDRESS_BY_NAMESPACE[FIRST_HOST],
+        "ipv4": address,
     }
-    settings = {
-        "server_url": f"https://{ADDRESS_BY_NAMESPACE[FIRST_HOST]}",
-        "listen_addr": "0.0.0.0:443",
+    return {
+        "server_url": f"https://{address}",
+        "listen_addr": f"{address}:443",
         "tls_cert_path": str(directory / "cert.pem"),
         "tls_key_path": str(directory / "key.pem"),
         "unix_socket": str(directory / "headscale.sock"),
@@ -168,6 +169,13 @@ def run_headscale(directory: Path, headscale: str) -> Iterator[str]:
         "database": {"type": "sqlite", "sqlite": {"path": str(directory / "db.sqlite")}},
         "dns": {"magic_dns": False, "override_local_dns": False, "base_domain": "tail.test"},
     }
+
+
+@contextmanager
+def run_headscale(directory: Path, headscale: str) -> Iterator[str]:
+    """Run Headscale. Yields a key to log in with."""
+    create_certificate(directory, ADDRESS_BY_NAMESPACE[FIRST_HOST])
+    settings = headscale_settings(directory, ADDRESS_BY_NAMESPACE[FIRST_HOST])
     (directory / "config.yaml").write_text(json.dumps(settings))
     command = [headscale, "--config", str(directory / "config.yaml")]
     with run_in_background(FIRST_HOST, *command, "serve"):
@@ -243,7 +251,6 @@ def measure_stream(address: str, seconds: float, libraries: dict[str, str] | Non
 
 def measure_cluster() -> None:
     """Give the pods of the scenario many jobs and a large file, and print the times."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import pods_lab  # noqa: PLC0415 - which imports its neighbours by name, as in tests
 
     if set(pods_lab.node_states()) != set(pods_lab.NODES):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
+from textwrap import dedent
 from typing import NamedTuple
 
 
@@ -29,8 +30,10 @@ class Block(NamedTuple):
 @lru_cache(maxsize=None)
 def blocks(document: Path) -> tuple[Block, ...]:
     text = document.read_text(encoding="utf-8")
-    found = re.finditer(r"(?P<before>[^\n]*)\n+```(?P<language>[\w{}]+)\n(?P<text>.*?)\n```", text, re.DOTALL)
-    return tuple(Block(document, one["language"], one["text"], one["before"]) for one in found)
+    # A block in a list is indented.
+    fence = r"(?P<before>[^\n]*)\n+(?P<indent> *)```(?P<language>[\w{}]+)\n(?P<text>.*?)\n(?P=indent)```"
+    found = re.finditer(fence, text, re.DOTALL)
+    return tuple(Block(document, one["language"], dedent(one["text"]), one["before"]) for one in found)
 
 
 def console_lines(document: Path) -> list[str]:

@@ -51,9 +51,15 @@ def test_the_archive_has_what_runs_and_nothing_else(installed: Installed) -> Non
     with tarfile.open(installed.archive) as archive:
         names = {name.removeprefix("./") for name in archive.getnames()}
     tops = {name.split("/")[0] for name in names}
-    assert {"meta", "playbooks", "plugins", "roles", "docs", "README.md", "LICENSE", "CHANGELOG.md"} <= tops
+    assert tops == {
+        *("meta", "playbooks", "plugins", "roles", "docs", "examples", "inventories", "changelogs"),
+        *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.json", "FILES.json"),
+        # By these, Galaxy lints what it imports.
+        *(".ansible-lint", ".yamllint"),
+    }
     assert "meta/execution-environment.yml" in names
-    assert not tops & {".cache", ".ci", ".git", ".github", ".lab", ".venv", "lab", "collections", "tests"}
+    assert {name for name in names if name.startswith("changelogs/")} == {"changelogs/changelog.yaml"}
+    assert {name.split("/")[1] for name in names if name.startswith("docs/")} == {"guides", "images", "index.md"}
     assert not [name for name in names if name.endswith((".pyc", ".log")) or "__pycache__" in name]
     for folder in ("plugins", "roles", "playbooks"):
         for path in (ROOT / folder).rglob("*"):
@@ -75,12 +81,16 @@ def test_a_checkout_installs_the_same(installed: Installed, tmp_path: Path) -> N
 
 
 def test_the_changelog_names_what_there_is() -> None:
+    """All of it, in the release that brought it: `antsibull-changelog release --update-existing` adds what is missing."""
     releases = yaml.safe_load((ROOT / "changelogs" / "changelog.yaml").read_text())["releases"]
+    named = set()
     for release in releases.values():
-        named = {f"plugins/modules/{one['name']}.py" for one in release.get("modules", [])}
+        named |= {f"modules/{one['name']}" for one in release.get("modules", [])}
         named |= {f"roles/{one['name']}" for one in release.get("objects", {}).get("role", [])}
-        named |= {f"plugins/{kind}/{one['name']}.py" for kind, some in release["plugins"].items() for one in some}
-        assert not [path for path in named if not (ROOT / path).exists()]
+        named |= {f"{kind}/{one['name']}" for kind, some in release.get("plugins", {}).items() for one in some}
+    kinds = ("modules", "callback", "filter", "inventory", "lookup")
+    there = {f"{kind}/{path.stem}" for kind in kinds for path in (ROOT / "plugins" / kind).glob("*.py")}
+    assert named == there | {f"roles/{path.name}" for path in (ROOT / "roles").iterdir()}
 
 
 def test_dependencies_agree(installed: Installed) -> None:

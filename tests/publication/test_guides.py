@@ -27,12 +27,19 @@ DOCUMENTS = [
     *GUIDES,
     *sorted((ROOT / "roles").glob("*/README.md")),
 ]
+GALAXY = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
+#: How links to files of the repository begin, in documents that are also shown without it.
+REPOSITORY_LINK = re.compile(
+    rf"{re.escape(GALAXY['repository'])}/(?:blob|tree)/main/|"
+    + re.escape(GALAXY["repository"].replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/")
+)
 #: Programs on the members, or on the machine of whoever reads: their commands are not ours to try.
 FOREIGN = {
     *("srun", "sbatch", "scontrol", "supervisord"),
     *(
         ".",
         "ansible",
+        "cat",
         "cd",
         "chmod",
         "conda",
@@ -55,6 +62,8 @@ FOREIGN = {
         "scp",
         "sha256sum",
         "sprio",
+        "ssh",
+        "ssh-keygen",
         "sshare",
         "systemctl",
         "umask",
@@ -136,9 +145,15 @@ def test_ansible_reads_the_playbooks_of_the_commands(desk: Installed, words: tup
     assert len(check_syntax(desk, *words, *playbooks)) == len(playbooks)
 
 
+def command_words(line: str) -> list[str]:
+    """The words of the first command of the line: of what ssh is to run, if that is named."""
+    words = shlex.split(line.partition("&&")[0] if not line.startswith("make") else line, comments=True)
+    return words[2:] if words[0] == "ssh" and len(words) > 2 else words
+
+
 @pytest.mark.parametrize(("document", "line"), [one for one in COMMANDS if one not in PLAYS], ids=name_of)
 def test_another_command_names_what_there_is(document: Path, line: str) -> None:
-    words = shlex.split(line.partition("&&")[0] if not line.startswith("make") else line, comments=True)
+    words = command_words(line)
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         name, _equals, value = words.pop(0).partition("=")
         assert name == "GPUMESH_PROFILE" and profile.parse_profile(value)
@@ -198,6 +213,8 @@ def test_a_file_is_what_ansible_takes(desk: Installed, tmp_path: Path, block: Bl
         done = desk.run("ansible-inventory", "-i", str(path), "--graph", "cluster")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("|--") >= 3
+    elif "collections" in document:
+        assert document["collections"] == [{"name": f"{GALAXY['repository']}.git", "type": "git", "version": "main"}]
     elif block.document.name != "CONTRIBUTING.md":
         unknown = set(document) - options() - {"ansible_user"}
         assert not unknown, f"no option of a role: {sorted(unknown)}"
@@ -207,16 +224,26 @@ def test_a_file_is_what_ansible_takes(desk: Installed, tmp_path: Path, block: Bl
 def test_links_lead_somewhere(document: Path) -> None:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith(("https://", "#")):
+        inside = REPOSITORY_LINK.match(target)
+        if target.startswith("#") or (target.startswith("https://") and not inside):
             continue
         assert not target.startswith("http:"), target
-        path, _hash, anchor = target.partition("#")
-        linked = (document.parent / path).resolve()
+        path, _hash, anchor = (target[inside.end() :] if inside else target).partition("#")
+        linked = ((ROOT if inside else document.parent) / path).resolve()
         assert linked.exists(), f"{document.name} links to {target}"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
             assert anchor in anchors, f"{document.name} links to {target}"
+
+
+def test_pages_of_galaxy_have_whole_addresses() -> None:
+    """Galaxy, Automation Hub and AWX show them without the repository, where a relative link leads nowhere."""
+    for document in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "roles").glob("*/README.md")):
+        text = document.read_text(encoding="utf-8")
+        assert not [one for one in re.findall(r"\]\(([^)\s]+)\)", text) if not one.startswith(("https://", "#"))], (
+            document
+        )
 
 
 def test_each_check_has_its_symptom_and_the_reverse() -> None:

@@ -241,7 +241,8 @@ def test_the_files_on_a_member_are_those_of_the_source() -> None:
 
 
 def test_every_guide_is_linked() -> None:
-    for start, prefix in (("README.md", "docs/"), ("docs/index.md", "")):
+    documentation = parsed("galaxy.yml")["documentation"].replace("/tree/", "/blob/")
+    for start, prefix in (("README.md", f"{documentation}/"), ("docs/index.md", "")):
         targets = re.findall(r"\]\(([^)#]+)", text_of(*start.split("/")))
         assert {f"{prefix}guides/{guide.name}" for guide in GUIDES} <= set(targets), start
 

@@ -20,6 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.mount_table import find_mount, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import profile, scheduler
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import VOLUME_REMEDY
 
 #: File systems that are usually shared with other nodes.
 _SHARED_FILESYSTEMS = (
@@ -64,10 +65,12 @@ def is_shared(path: str, volumes: Sequence[str], mountinfo_text: str) -> bool:
 def require_shared(path: str, volumes: Sequence[str], option: str = "--run-dir") -> None:
     """Raise InputError for a directory that only this node sees."""
     if not is_shared(os.path.realpath(path), volumes, processes.read_process_file("/proc", "self", "mountinfo")):
-        volume_hint = f"The cluster has {', '.join(volumes)}." if volumes else "The cluster has none."
-        raise InputError(
-            f"{path} is not on a shared volume.", f"{volume_hint} Set {option} to a directory that all nodes share."
+        hint = (
+            f"The cluster has {', '.join(volumes)}. Set"
+            if volumes
+            else f"The cluster has none. {VOLUME_REMEDY}, or set"
         )
+        raise InputError(f"{path} is not on a shared volume.", f"{hint} {option} to a directory that all nodes share.")
 
 
 def usable_nodes(run_command: Runner, request: RunRequest) -> List[str]:

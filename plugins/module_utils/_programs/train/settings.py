@@ -13,6 +13,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.private_dir import expand_user_path
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.paths import STAGE_DIR
 
+#: Slurm's layer, of which this program is a part, installs it with the mount points of the volumes.
+VOLUME_REMEDY = (
+    "Ask an administrator to define storage_volumes in the inventory and run the playbooks gpumesh.cluster.storage and "
+    "gpumesh.cluster.slurm"
+)
+
 
 class TrainSettings:
     """The settings with which the program was installed. ``volumes``: mount points that all nodes see."""
@@ -38,7 +44,10 @@ class TrainSettings:
                     f"{lookup_failure.filename or dir_pattern} cannot be used: {lookup_failure.strerror}.",
                     "Set --run-dir to a directory on a shared volume that you can write to.",
                 ) from lookup_failure
-        raise InputError("The cluster has no shared volume.", "Set --run-dir to a directory that all nodes share.")
+        raise InputError(
+            "The cluster has no shared volume.",
+            f"{VOLUME_REMEDY}, or set --run-dir to a directory that all nodes share.",
+        )
 
     def staging_dir(self, requested_dir: str) -> str:
         """Return the directory of this user's data copies on the nodes."""

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import preflight
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import TrainSettings
 
 MOUNTS = r"""
 22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -49,6 +50,25 @@ REQUEST = RunRequest(name="nano", command=("python9", "x"), folder="/x/nano", no
 )
 def test_shared_directories_are_recognized(path: str, shared: bool) -> None:
     assert preflight.is_shared(path, ["/mnt/shared"], MOUNTS) is shared
+
+
+@pytest.mark.parametrize("volumes", [[], ["/mnt/shared"]])
+def test_a_directory_of_one_node_is_refused_with_the_way_to_a_volume(volumes: list[str]) -> None:
+    with pytest.raises(InputError) as refusal:
+        preflight.require_shared("/proc/nano", volumes)
+    assert refusal.value.message == "/proc/nano is not on a shared volume."
+    assert ("The cluster has /mnt/shared." in refusal.value.remedy) is bool(volumes)
+    assert ("storage_volumes" in refusal.value.remedy) is (not volumes)
+    assert refusal.value.remedy.endswith("et --run-dir to a directory that all nodes share.")
+
+
+def test_a_cluster_without_a_volume_is_told_how_it_gets_one() -> None:
+    with pytest.raises(InputError) as refusal:
+        TrainSettings({"volumes": [], "run_dir": ""}).runs_dir("")
+    assert refusal.value.message == "The cluster has no shared volume."
+    # The first mounts the volume, the second tells the programs of its mount point.
+    for words in ("storage_volumes", "gpumesh.cluster.storage", "gpumesh.cluster.slurm", "--run-dir"):
+        assert words in refusal.value.remedy
 
 
 def slurm(states: str) -> Any:
