@@ -303,7 +303,6 @@ NEEDED = {
     "cluster_machines": "gpu4",
     "cluster_machine": "gpu4",
     "train_name": "nano",
-    "train_command": "python3 train.py",
     "session_name": "demo",
 }
 

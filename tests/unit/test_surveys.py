@@ -56,6 +56,7 @@ TO_DO = {
     "tracking": {"tracking_server", "tracking_state"},
     "train": {
         "train_name",
+        "train_state",
         "train_command",
         "train_code",
         "train_stage",
@@ -90,9 +91,11 @@ TO_DO = {
 NEEDED = {
     "join": {"cluster_machines"},
     "remove": {"cluster_machine"},
-    "train": {"train_name", "train_command"},
+    "train": {"train_name"},
     "session": {"session_name"},
 }
+#: Extra variables of a template that an answer overrides, in place of the role's default.
+TEMPLATE_DEFAULTS = {"train_wait": False}
 #: What plays do not run on. Each survey asks for it, and no role has it.
 WITHOUT = "cluster_without"
 TYPES = {
@@ -200,7 +203,7 @@ def test_a_question_is_like_its_option(playbook: str, question: dict[str, Any]) 
     else:
         assert question.get("choices") == option.get("choices")
     # The default of a question is what the role does without an answer.
-    default = option.get("default", "")
+    default = TEMPLATE_DEFAULTS.get(question["variable"], option.get("default", ""))
     told = question["question_description"]
     if not question["required"] and default not in ("", []):
         words = default[0] if isinstance(default, list) else str(default).lower()
@@ -298,9 +301,9 @@ def literals(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     left_out: set[ast.AST] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr):
-            left_out.add(node.value)
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("DOCUMENTATION", "EXAMPLES"):
+        if isinstance(node, ast.Expr) or (
+            isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("DOCUMENTATION", "EXAMPLES")
+        ):
             left_out.add(node.value)
         elif isinstance(node, ast.JoinedStr):
             left_out.update(node.values)
