@@ -11,6 +11,8 @@ from typing import Any
 
 #: The part of a URL that may contain a password.
 _USER_INFO = re.compile(r"//[^/\s'\"]*@")
+#: An extra variable that AWX sets in every job.
+AWX_JOB_VARIABLE = "awx_job_id"
 #: An object of the API.
 ApiObject = Mapping[str, Any]
 
