@@ -173,6 +173,7 @@ def survey(playbook: str) -> list[dict[str, Any]]:
 def test_every_module_takes_its_arguments(outcome: Outcome) -> None:
     assert outcome.first.returncode == 0, outcome.first.stdout + outcome.first.stderr
     assert outcome.changes_of_first
+    assert "duplicate mapping key" not in outcome.first.stdout + outcome.first.stderr
 
 
 def test_check_mode_works_on_an_empty_controller(outcome: Outcome) -> None:
