@@ -279,6 +279,7 @@ NOT_FOR_AWX = {
         "check_min_bandwidth_gbps",
         "check_min_rdma_gbps",
     },
+    "a directory that AWX exposes to all jobs: in the inventory": {"check_report_dir"},
     "needed as long as the older version is used: in the inventory": {"cluster_older_version"},
     "the playbooks set it": {"reachability_members", "slurm_former_manager"},
     "setup sets it: gpumesh_awx_job_user": {"session_user"},
@@ -313,6 +314,7 @@ def literals(path: Path) -> Iterator[str]:
             yield node.value
 
 
+@lru_cache(maxsize=None)
 def told() -> dict[str, set[str]]:
     """The options that messages tell people to set, and the files with these messages."""
     texts = [(path, text) for path in sorted((ROOT / "plugins").rglob("*.py")) for text in literals(path)]
