@@ -10,18 +10,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible.plugins.loader import lookup_loader
-
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import awx
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.awx_action import AwxAction
 
 #: Git must not prompt for a password.
 _GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 _GIT_TIMEOUT = 60
 
 
-class ActionModule(ControllerAction):
+class ActionModule(AwxAction):
     """Queries the controller, and the project's URL."""
 
     def work(self) -> dict[str, Any]:
@@ -32,6 +29,7 @@ class ActionModule(ControllerAction):
             organization={"type": "str", "required": True},
             names={"type": "dict", "default": {}},
             planned={"type": "dict", "default": {}},
+            credential_types={"type": "list", "elements": "dict", "default": []},
             environment=text_option,
             environment_image=text_option,
             project_url=text_option,
@@ -46,9 +44,13 @@ class ActionModule(ControllerAction):
             kind: self._query_api(kind) if wanted_names else [] for kind, wanted_names in names_by_kind.items()
         }
         environments = self._query_api("execution_environments", name=environment_name) if environment_name else []
+        outdated_types = awx.find_outdated_types(
+            task_args["credential_types"], self._query_api("credential_types") if task_args["credential_types"] else []
+        )
         missing_requirements = [
             *self._check_organization(task_args["organization"], organization_id),
-            *awx.find_wrong_names(names_by_kind, objects_by_kind, organization_id),
+            *(awx.check_rights(self._query_api("me"), outdated_types) if outdated_types else []),
+            *awx.find_wrong_names(names_by_kind, objects_by_kind, organization_id, outdated_types),
             *awx.check_environment(
                 environment_name, bool(task_args["environment_image"]), environments, organization_id
             ),
@@ -68,16 +70,7 @@ class ActionModule(ControllerAction):
         }
 
     def _query_api(self, endpoint: str, **query: str) -> list[dict[str, Any]]:
-        lookup_name = f"{self._collection_name}.controller_api"
-        lookup = lookup_loader.get(lookup_name, loader=self._loader, templar=self._templar)
-        if lookup is None:
-            raise InputError(
-                f"There is no lookup plugin {lookup_name}.", f"Install the collection {self._collection_name}."
-            )
-        api_objects: list[dict[str, Any]] = lookup.run(
-            [endpoint], self.variables, query_params=query, return_all=True, return_objects=True, max_objects=100000
-        )
-        return api_objects
+        return self.query_api(self._collection_name, endpoint, **query)
 
     def _find_new_names(self, planned_names: Mapping[str, Sequence[str]], organization_id: int) -> list[str]:
         new_names = []

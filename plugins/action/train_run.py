@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction, build_stats
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import run_artifacts, writable_volumes
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import (
+    describe_run,
+    run_artifacts,
+    writable_volumes,
+)
 
 _MODULE, _INFO_MODULE = "gpumesh.cluster.train_run", "gpumesh.cluster.train_run_info"
 #: Seconds between two queries.
@@ -17,17 +21,18 @@ _ACTION_OPTIONS = {"record": RECORD_OPTION, "wait": {"type": "bool", "default": 
 
 
 class ActionModule(HostAction):
-    """Starts the run on the host, and follows it until it has ended."""
+    """Starts the run on the host and follows it until it has ended, or cancels it."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         self.refuse_converted_options("train", "run")
         action_options, module_args = self.split_own_options(_ACTION_OPTIONS)
         # The role delegates the task to the manager, since the first host of the play may be a pod.
+        is_present = module_args.get("state", "present") == "present"
         module_args["volumes"] = writable_volumes(self.record(), str(self._task.delegate_to or self.machine))
         result = self.run_module(_MODULE, module_args)
         changed = result["changed"]
-        if action_options["wait"] and not self.check_mode:
+        if is_present and action_options["wait"] and not self.check_mode:
             info_args, action = {"folder": result["folder"]}, result["action"]
             result = self.follow_progress(
                 result,
@@ -36,7 +41,10 @@ class ActionModule(HostAction):
                 _POLL_INTERVAL,
             )
         result = {**result, **build_stats(run_artifacts(module_args["name"], result))}
-        has_failed = result["run"]["state"] in ("failed", "cancelled")
-        if has_failed and not self.check_mode:
-            return {**result, "changed": changed, "failed": True, "msg": result["summary"]}
+        if self.check_mode:
+            return {**result, "changed": changed}
+        description = describe_run(result, str(self._task.delegate_to or self.machine))
+        if is_present and result["run"]["state"] in ("failed", "cancelled"):
+            return {**result, "changed": changed, "failed": True, "msg": description}
+        self.print_text(description)
         return {**result, "changed": changed}

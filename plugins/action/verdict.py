@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,11 +31,16 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     ControllerAction,
     build_stats,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.awx import AWX_JOB_VARIABLE
 
 #: The tags that choose parts of the check.
 _PART_TAGS = ("reachability", "health", "storage", "tracking", "slurm", "collectives")
 #: Each of these is the name of one registered result.
 _RESULT_NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
+_REPORT_IS_DELETED = (
+    "AWX deletes the report with this job. To keep it, set check_report_dir in the inventory to a directory that AWX exposes "
+    "to its jobs (AWX_ISOLATION_SHOW_PATHS), or run the playbook check outside AWX."
+)
 _NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
 
 
@@ -97,9 +103,16 @@ class ActionModule(ControllerAction):
             partial=is_partial,
         )
         write_reports(report_directory, verdict)
-        report_text = f"{terminal.render(verdict)}\n\nReport: {report_directory}/report.html"
+        report_text = f"{terminal.render(verdict)}\n\n{self._describe_place(report_directory)}"
         self._show(verdict, report_text)
         return {"changed": False, "verdict": verdict, "text": report_text, **build_stats(artifacts(verdict))}
+
+    def _describe_place(self, report_directory: Path) -> str:
+        """Say where the report is, or in a job of AWX, whose own directories are deleted with it, how to keep it."""
+        default_directory = Path(os.environ.get("PWD", ""), "gpumesh-report")
+        if AWX_JOB_VARIABLE in self.variables and report_directory.is_relative_to(default_directory):
+            return _REPORT_IS_DELETED
+        return f"Report: {report_directory}/report.html"
 
     def _collect_evidence(self, record: Record, variable_names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the evidence in the form that ``judge_cluster`` expects."""

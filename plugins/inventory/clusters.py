@@ -198,7 +198,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             records_directory = os.path.join(os.path.dirname(os.path.abspath(source_path)), self.get_option("path"))
             if not os.path.isdir(records_directory):
                 raise AnsibleParserError(
-                    f"{source_path}: {records_directory} is not a directory of cluster records. Set path or host."
+                    f"{source_path}: {records_directory} is not a directory of cluster records. Set path or host; in "
+                    "AWX, select a credential of the type 'gpumesh manager' for this inventory source."
                 )
             return self._run_reader(source_path, ["python3", "-c", _READER_PROGRAM, records_directory, _OUTPUT_MARK])
         # A shell on the manager reads this line, so every argument is quoted.

@@ -13,7 +13,7 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Checks whether the organization and the objects that the templates refer to by name exist on the controller, and
-    whether the project's URL has its branch. Fails with a list of everything that is missing.
+    whether the project's URL has its branch, and whether the account may create the credential types. Fails with a list of everything that is missing.
   - Several organizations can use the same names. A name of which there is more than one means the object of
     O(organization).
   - Runs on the machine that runs Ansible. Logs in like the modules of O(collection), with the environment.
@@ -38,6 +38,13 @@ options:
     description: Names that will be created, by the endpoint of the API. See RV(to_create).
     type: dict
     default: {}
+  credential_types:
+    description:
+      - The credential types that will be created or updated, with their C(name), C(description), C(kind), C(inputs) and
+        C(injectors). If one does not exist or differs, the account must be a system administrator.
+    type: list
+    elements: dict
+    default: []
   environment:
     description: The name of the execution environment. Without an image, it must exist.
     type: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: train_run
-short_description: Start, attach to or resume a training run
+short_description: Start, attach to, resume or cancel a training run
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -27,10 +27,19 @@ options:
     description: The name of the run.
     type: str
     required: true
-  command:
-    description: The command that each process executes. It is split into words as by a shell, but not run by a shell.
+  state:
+    description:
+      - V(present) starts the run, attaches to it or resumes it. V(cancelled) cancels it and waits until its supervisor
+        has ended; the run keeps its directory and can be resumed.
     type: str
-    required: true
+    choices: [present, cancelled]
+    default: present
+  command:
+    description:
+      - The command that each process executes. It is split into words as by a shell, but not run by a shell.
+      - Required to start a run.
+    type: str
+    default: ""
   wait:
     description: Whether to wait until the run has ended, and to fail if it fails.
     type: bool
@@ -120,6 +129,12 @@ EXAMPLES = r"""
     directory: /mnt/shared/nano
     nodes: 3
     gpus_per_node: 8
+
+- name: Cancel the run
+  gpumesh.cluster.train_run:
+    record: cluster_record
+    name: nano
+    state: cancelled
 """
 
 RETURN = r"""
@@ -127,7 +142,7 @@ action:
   description: The action that was taken, or would be taken in check mode.
   type: str
   returned: success
-  sample: started, attached, resumed, none
+  sample: started, attached, resumed, cancelled, none
 ended:
   description: Whether the run has ended.
   type: bool
@@ -162,13 +177,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.mo
     RunRequest,
     TrainingRun,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.request import check_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import TrainSettings
 
 
 def work(module: AnsibleModule) -> ModuleResult:
-    """Start or resume the run, or attach to it."""
+    """Start or resume the run, attach to it, or cancel it."""
     params = module.params
     run_host = runs.SubmitHost(run, paths.PROGRAM_PATH, params["volumes"])
+    if params["state"] == "cancelled":
+        return cancel(run_host, params["name"], TrainSettings(params).runs_dir(""), module.check_mode)
     run_request = parse_request(params, TrainSettings(params), may_create=not module.check_mode)
     run_directory = store.open_if_run(run_request.folder)
     if run_directory is None:
@@ -188,6 +206,23 @@ def work(module: AnsibleModule) -> ModuleResult:
     return _run_result(
         "none" if run_state.state in ENDED_STATES else "attached", run_state, wait_reason, run_request.folder
     )
+
+
+def cancel(run_host: runs.SubmitHost, name: str, runs_dir: str, check_mode: bool) -> ModuleResult:
+    """Cancel the run, unless it has ended. Raises GpumeshError if there is none."""
+    check_name(name)
+    run_directory = store.open_if_run(f"{runs_dir}/{name}")
+    if run_directory is None:
+        raise InputError(
+            f"There is no run '{name}' in {runs_dir}.",
+            "The playbook runs lists the runs of a user: correct train_name.",
+        )
+    run_state, wait_reason = runs.inspect_run(run_host, run_directory)
+    action = "none" if run_state.state in ENDED_STATES else "cancelled"
+    if not check_mode:
+        # Even a run that has ended may have left a job.
+        run_state, wait_reason = runs.cancel_run(run_host, run_directory), ""
+    return _run_result(action, run_state, wait_reason, str(run_directory.path))
 
 
 def parse_request(params: Mapping[str, Any], program_settings: TrainSettings, may_create: bool = False) -> RunRequest:
@@ -212,7 +247,7 @@ def parse_request(params: Mapping[str, Any], program_settings: TrainSettings, ma
 
 def _run_result(action: str, run_state: TrainingRun, wait_reason: str, directory: str) -> ModuleResult:
     values = {"action": action, **show.run_values(run_state, wait_reason, directory)}
-    changed = action in ("started", "resumed")
+    changed = action in ("started", "resumed", "cancelled")
     return ModuleResult(changed, values, "", f"{values['summary']}\n" if changed else "")
 
 
@@ -225,7 +260,8 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             "name": {"type": "str", "required": True},
-            "command": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "cancelled"], "default": "present"},
+            "command": text_option,
             "wait": {"type": "bool", "default": True},
             "directory": {"type": "str", "default": "/"},
             "code": text_option,

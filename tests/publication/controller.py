@@ -42,6 +42,7 @@ FIELDS = {
         "scm_update_on_launch",
         "scm_update_cache_timeout",
         "default_environment",
+        "status",
     },
     "credentials": {"name", "organization"},
     "credential_types": {"name", "description", "kind", "inputs", "injectors", "managed"},
@@ -91,7 +92,7 @@ FIELDS = {
     },
     "workflow_job_template_nodes": {"identifier", "workflow_job_template", "unified_job_template", "extra_data"},
     "workflow_approval_templates": {"name", "description", "timeout"},
-    "project_updates": {"status"},
+    "project_updates": {"status", "failed", "finished", "scm_revision"},
     "jobs": {"extra_vars", "inventory", "credentials"},
 }
 TYPES = {name: name.removesuffix("s") for name in FIELDS} | {"inventories": "inventory"}
@@ -109,6 +110,10 @@ class Controller:
         #: What an update of a project comes to; `pending` is one that nobody works on.
         self.update = "successful"
         self.playbooks: dict[str, list[str]] = {}
+        #: The output of updates by their number.
+        self.outputs: dict[int, str] = {}
+        #: The account that is logged in. Only a system administrator may change credential types.
+        self.account = {"username": "jane", "is_superuser": True}
 
     def named(self, kind: str, name: str) -> dict[str, Any]:
         return next(one for one in self.objects[kind].values() if one.get("name", one.get("identifier")) == name)
@@ -124,21 +129,38 @@ class Controller:
             made["related"]["survey_spec"] = f"{url}survey_spec/"
         if kind == "projects":
             made["scm_revision"] = ""
-            update = self.add("project_updates", {"status": self.synced(made.get("scm_url", ""))})
-            made["summary_fields"]["current_update"] = {"id": update["id"]}
+            made["related"]["update"] = f"{url}update/"
+            made["summary_fields"]["current_update"] = {"id": self.fetch(made)["id"]}
+            # While it runs, a project has a current update, and from then on a last one.
+            if self.update != "pending":
+                kept = {**made, "summary_fields": {"last_update": made["summary_fields"]["current_update"]}}
+                self.objects[kind][number] = kept
+                return made
         self.objects[kind][number] = made
         return made
 
-    def synced(self, url: str) -> str:
-        """Fetch a project, and find its playbooks; the status of its update."""
+    def fetch(self, project: dict[str, Any]) -> dict[str, Any]:
+        """Update a project; its update."""
+        project["status"], output = self.synced(project.get("scm_url", ""))
+        ended = {"failed": project["status"] == "failed", "finished": self.update != "pending", "scm_revision": ""}
+        update = self.add("project_updates", {"status": project["status"], **ended})
+        self.outputs[update["id"]] = output
+        return update
+
+    def synced(self, url: str) -> tuple[str, str]:
+        """Fetch a project, and find its playbooks; the status of its update, and its output."""
         if self.update != "successful":
-            return self.update
+            return (
+                self.update,
+                "" if self.update == "pending" else "\x1b[0;31mfatal: the server is out of reach\x1b[0m\r\n",
+            )
         with tempfile.TemporaryDirectory() as folder:
             clone = ["git", "clone", "--quiet", "--depth=1", url, folder]
-            if subprocess.run(clone, check=False, capture_output=True, timeout=120).returncode:
-                return "failed"
+            done = subprocess.run(clone, check=False, capture_output=True, timeout=120, text=True)
+            if done.returncode:
+                return "failed", done.stderr
             self.playbooks[url] = playbooks(Path(folder))
-        return "successful"
+        return "successful", "PLAY RECAP"
 
     def check(self, kind: str, body: dict[str, Any]) -> None:
         """Refuse what AWX would not take."""
@@ -201,6 +223,8 @@ class Controller:
         """A condition of a query."""
         if key.endswith("__in"):
             return str(one.get(key.removesuffix("__in"))) in value.split(",")
+        if key == "organization__name":
+            return bool(self.objects["organizations"][one["organization"]]["name"] == value)
         if key == "workflow_job_template__organization":
             return self.matches(
                 self.objects["workflow_job_templates"][one["workflow_job_template"]], "organization", value
@@ -222,13 +246,10 @@ class Controller:
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, Any]:
         """The status and the document. A path that the API does not have is a KeyError."""
         parts = unquote(path).removeprefix("/api/v2/").strip("/").split("/")
+        if parts[0] == "credential_types" and method != "GET" and not self.account["is_superuser"]:
+            return 403, {"detail": "You do not have permission to perform this action."}
         if len(parts) == 1:
-            if method == "POST":
-                self.check(parts[0], body)
-                made = self.add(parts[0], body)
-                self.changes.append(f"{parts[0]} {made.get('name', made.get('identifier'))}")
-                return 201, made
-            return 200, page(self.select(parts[0], query))
+            return self.every(method, parts[0], query, body)
         one = self.one(parts[0], parts[1])
         if len(parts) == 2:
             if method == "PATCH":
@@ -243,13 +264,33 @@ class Controller:
             return self.survey(method, path, body)
         if parts[2] == "launch":
             return self.launch(parts[0], one, method, body)
-        if parts[2] == "create_approval_template":
-            made = self.add("workflow_approval_templates", body)
-            self.changes.append(f"approval {made['name']}")
-            one["unified_job_template"] = made["id"]
-            one["related"]["unified_job_template"] = made["url"]
+        actions = {"update": self.update_project, "stdout": self.show_output, "create_approval_template": self.approve}
+        return actions[parts[2]](one, body) if parts[2] in actions else self.link(method, path, body)
+
+    def every(self, method: str, kind: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, Any]:
+        """All objects of a kind, or a new one."""
+        if method == "POST":
+            self.check(kind, body)
+            made = self.add(kind, body)
+            self.changes.append(f"{kind} {made.get('name', made.get('identifier'))}")
             return 201, made
-        return self.link(method, path, body)
+        return 200, page([self.account] if kind == "me" else self.select(kind, query))
+
+    def update_project(self, project: dict[str, Any], _body: dict[str, Any]) -> tuple[int, Any]:
+        update = self.fetch(project)
+        self.changes.append(f"{project['url']}update/")
+        project["summary_fields"] = {"last_update": {"id": update["id"]}}
+        return 202, update
+
+    def show_output(self, update: dict[str, Any], _body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"range": {}, "content": self.outputs[update["id"]]}
+
+    def approve(self, node: dict[str, Any], body: dict[str, Any]) -> tuple[int, Any]:
+        made = self.add("workflow_approval_templates", body)
+        self.changes.append(f"approval {made['name']}")
+        node["unified_job_template"] = made["id"]
+        node["related"]["unified_job_template"] = made["url"]
+        return 201, made
 
     def survey(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if method == "POST":

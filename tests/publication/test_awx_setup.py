@@ -173,6 +173,7 @@ def survey(playbook: str) -> list[dict[str, Any]]:
 def test_every_module_takes_its_arguments(outcome: Outcome) -> None:
     assert outcome.first.returncode == 0, outcome.first.stdout + outcome.first.stderr
     assert outcome.changes_of_first
+    assert "duplicate mapping key" not in outcome.first.stdout + outcome.first.stderr
 
 
 def test_check_mode_works_on_an_empty_controller(outcome: Outcome) -> None:
@@ -303,7 +304,6 @@ NEEDED = {
     "cluster_machines": "gpu4",
     "cluster_machine": "gpu4",
     "train_name": "nano",
-    "train_command": "python3 train.py",
     "session_name": "demo",
 }
 
@@ -513,6 +513,56 @@ def test_all_that_is_missing_is_said_at_once(installed: Installed, tmp_path: Pat
         assert "execution environment 'ours'" in said
         assert f"{tmp_path}/nothing" not in said
         assert controller.changes == []
+
+
+def test_a_project_whose_update_has_failed_is_updated_again(installed: Installed, outcome: Outcome) -> None:
+    """The module itself leaves an unchanged project as it is, and then no template finds its playbook."""
+    project = outcome.controller.named("projects", "gpumesh")
+    given = {
+        "gpumesh_awx_organization": "Research",
+        "gpumesh_awx_project_url": project["scm_url"],
+        "gpumesh_awx_execution_environment_image": "ee:1",
+    }
+    with running() as (controller, address):
+        furnished(controller)
+        controller.update = "failed"
+        for _attempt in range(2):
+            done = apply(installed, address, "-e", json.dumps(given))
+            assert done.returncode != 0
+            assert "fatal: the server is out of reach" in done.stdout, done.stdout
+            assert "The status of the project 'gpumesh' is 'failed'" in " ".join(done.stdout.split())
+            assert not controller.objects["job_templates"]
+        assert len(controller.objects["project_updates"]) == 2
+        controller.update = "successful"
+        done = apply(installed, address, "-e", json.dumps(given))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(controller.objects["project_updates"]) == 3
+
+
+def test_who_may_not_make_credential_types_hears_of_it_first(installed: Installed, outcome: Outcome) -> None:
+    project = outcome.controller.named("projects", "gpumesh")
+    given = {
+        "gpumesh_awx_organization": "Research",
+        "gpumesh_awx_project_url": project["scm_url"],
+        "gpumesh_awx_execution_environment_image": "ee:1",
+    }
+    with running() as (controller, address):
+        furnished(controller)
+        controller.account["is_superuser"] = False
+        done = apply(installed, address, "-e", json.dumps(given))
+        said = " ".join(done.stdout.split())
+        assert done.returncode != 0 and "Only a system administrator can create" in said, said
+        assert controller.changes == []
+        controller.account["is_superuser"] = True
+        only = {**given, "gpumesh_awx_credentials": ["gpu host keys"]}
+        done = apply(installed, address, "-e", json.dumps(only))
+        assert "create the types first: run this playbook with --tags credential_types" in " ".join(done.stdout.split())
+        done = apply(installed, address, "-e", json.dumps(only), "--tags", "credential_types")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert {change.split()[0] for change in controller.changes} == {"credential_types"}
+        controller.account["is_superuser"] = False
+        done = apply(installed, address, "-e", json.dumps(given))
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_project_that_nobody_fetches_is_given_up(installed: Installed, outcome: Outcome) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -30,11 +32,7 @@ NOT_ASKED = {
     "a file on the machine that runs Ansible, which is gone with the job": {"discover_facts_file"},
     "a decision on the inventory and its hosts": {"cluster_unknown_variables", "cluster_unsupported_release"},
     "patterns of the site's names": {"discover_prefer", "discover_exclude", "discover_include"},
-    "for one run, once somebody has looked: in the inventory": {
-        "cluster_older_version",
-        "cluster_trusted_copy",
-        "cluster_trusted_generation",
-    },
+    "needed as long as the older version is used: in the inventory": {"cluster_older_version"},
     "internal to the playbooks": {
         "cluster_adopted_record",
         "cluster_join_only",
@@ -42,8 +40,14 @@ NOT_ASKED = {
         "cluster_keep_record",
     },
 }
-#: Questions of one playbook only: others use the record, or a readable form of it.
-OF_ONE = {"cluster_subnet": "create", "cluster_manager": "create", "cluster_output": "show"}
+#: Questions of some playbooks only: others use the record, or a readable form of it.
+OF_SOME = {
+    "cluster_subnet": {"create", "site"},
+    "cluster_manager": {"create", "site"},
+    "cluster_output": {"show"},
+}
+#: Layers that may lose something, and then read cluster_force.
+LOSING = {"storage", "tracking"}
 #: What layers are requested to do, as opposed to their settings.
 TO_DO = {
     "mesh": {"mesh_rotate_keys"},
@@ -52,6 +56,7 @@ TO_DO = {
     "tracking": {"tracking_server", "tracking_state"},
     "train": {
         "train_name",
+        "train_state",
         "train_command",
         "train_code",
         "train_stage",
@@ -86,9 +91,11 @@ TO_DO = {
 NEEDED = {
     "join": {"cluster_machines"},
     "remove": {"cluster_machine"},
-    "train": {"train_name", "train_command"},
+    "train": {"train_name"},
     "session": {"session_name"},
 }
+#: Extra variables of a template that an answer overrides, in place of the role's default.
+TEMPLATE_DEFAULTS = {"train_wait": False}
 #: What plays do not run on. Each survey asks for it, and no role has it.
 WITHOUT = "cluster_without"
 TYPES = {
@@ -164,6 +171,8 @@ def options(playbook: str) -> dict[str, dict[str, Any]]:
         spec = load(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"].get(entry, {})
         for name, option in (spec.get("options") or {}).items():
             found.setdefault(name, option | {"role": role})
+    if any((layer, "main") in entry_points(playbook) for layer in LOSING):
+        found.setdefault("cluster_force", {"type": "bool", "default": False, "role": "cluster"})
     return found
 
 
@@ -176,7 +185,7 @@ def test_each_playbook_has_a_survey() -> None:
 def test_all_that_differs_from_run_to_run_is_asked(playbook: str) -> None:
     known = options(playbook)
     asked = {question["variable"] for question in SURVEYS[playbook]} - {WITHOUT}
-    left_out = set().union(*NOT_ASKED.values()) | {name for name, only in OF_ONE.items() if only != playbook}
+    left_out = set().union(*NOT_ASKED.values()) | {name for name, some in OF_SOME.items() if playbook not in some}
     wanted = {name for name, option in known.items() if option["role"] not in LAYERS} - left_out
     assert TO_DO.get(playbook, set()) <= set(known)
     wanted |= TO_DO.get(playbook, set())
@@ -194,7 +203,7 @@ def test_a_question_is_like_its_option(playbook: str, question: dict[str, Any]) 
     else:
         assert question.get("choices") == option.get("choices")
     # The default of a question is what the role does without an answer.
-    default = option.get("default", "")
+    default = TEMPLATE_DEFAULTS.get(question["variable"], option.get("default", ""))
     told = question["question_description"]
     if not question["required"] and default not in ("", []):
         words = default[0] if isinstance(default, list) else str(default).lower()
@@ -232,12 +241,113 @@ def test_collectives_are_those_of_the_module() -> None:
 
 def test_nothing_is_left_out_that_there_is_not() -> None:
     known = {name for playbook in PLAYBOOKS for name in options(playbook)}
-    assert set().union(*NOT_ASKED.values(), OF_ONE) <= known
+    assert set().union(*NOT_ASKED.values(), OF_SOME) <= known
+
+
+#: Options that messages tell people to set, and that no survey has, and why.
+NOT_FOR_AWX = {
+    "describes the hosts or the networks of the cluster: in the inventory": {
+        "cluster_endpoint",
+        "cluster_unknown_variables",
+        "cluster_unsupported_release",
+        "firewall_enabled",
+        "mesh_backend",
+        "mesh_interface",
+        "mesh_mtu",
+        "mesh_subnet",
+        "mesh_userspace",
+        "mesh_userspace_nodes",
+    },
+    "describes the services of the cluster, for all later runs: in the inventory": {
+        "session_enabled",
+        "session_mounts_allowed",
+        "slurm_accounting",
+        "slurm_conf",
+        "slurm_rest",
+        "storage_backend",
+        "storage_server",
+        "storage_volumes",
+        "tracking_ca_file",
+        "tracking_tls",
+        "tracking_uid",
+        "tracking_unconfined",
+        "tracking_volume",
+    },
+    "limits and accounts of the site, for all later checks: in the inventory": {
+        "check_job_user",
+        "check_max_rdma_latency_us",
+        "check_min_bandwidth_gbps",
+        "check_min_rdma_gbps",
+    },
+    "a directory that AWX exposes to all jobs: in the inventory": {"check_report_dir"},
+    "needed as long as the older version is used: in the inventory": {"cluster_older_version"},
+    "the playbooks set it": {"reachability_members", "slurm_former_manager"},
+    "setup sets it: gpumesh_awx_job_user": {"session_user"},
+    "a secret: in a credential": {"mesh_auth_key", "mesh_auth_key_file", "tracking_certificate_file"},
+}
+#: Options that are asked by the playbooks that the messages name.
+OF_NAMED = {**OF_SOME, "tracking_server": {"tracking"}, "tracking_state": {"tracking"}}
+
+_OPTIONS = {
+    name
+    for path in (ROOT / "roles").glob("*/meta/argument_specs.yml")
+    for spec in load(path)["argument_specs"].values()
+    for name in spec.get("options") or {}
+}
+#: How messages name an option to set: NAME=VALUE, and Set NAME to.
+_TOLD = re.compile(r"\b([a-z]+_[a-z_]+)=|(?:\b[Ss]et|Correct|With|-e) ([a-z]+_[a-z_]+)\b")
+
+
+def literals(path: Path) -> Iterator[str]:
+    """The texts of a file of Python, without documentation. Values in them are replaced by a letter."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    left_out: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) or (
+            isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("DOCUMENTATION", "EXAMPLES")
+        ):
+            left_out.add(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            left_out.update(node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in left_out:
+            yield node.value
+
+
+@lru_cache(maxsize=None)
+def told() -> dict[str, set[str]]:
+    """The options that messages tell people to set, and the files with these messages."""
+    texts = [(path, text) for path in sorted((ROOT / "plugins").rglob("*.py")) for text in literals(path)]
+    texts += [(path, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "roles").glob("*/tasks/**/*.yml"))]
+    found: dict[str, set[str]] = {}
+    for path, text in texts:
+        for names in _TOLD.findall(text):
+            for name in _OPTIONS.intersection(names):
+                found.setdefault(name, set()).add(path.name)
+    return found
+
+
+def test_what_messages_tell_people_to_set_is_asked() -> None:
+    """In AWX, nobody can add -e to a job: each template that reads the option has to ask for it."""
+    asked = {name: {playbook for playbook, question in QUESTIONS if question["variable"] == name} for name in told()}
+    reading = {name: {playbook for playbook in PLAYBOOKS if name in options(playbook)} for name in told()}
+    left_out = set().union(*NOT_FOR_AWX.values())
+    not_asked = {}
+    for name, files in told().items():
+        wanted = OF_NAMED.get(name, reading[name])
+        if name not in left_out and (not wanted or wanted - asked[name]):
+            not_asked[name] = (wanted - asked[name], files)
+    assert not_asked == {}
+
+
+def test_nothing_is_listed_that_no_message_tells() -> None:
+    assert set().union(*NOT_FOR_AWX.values()) <= set(told())
+    assert {"cluster_trusted_copy", "cluster_trusted_generation", "cluster_force"} <= set(told())
 
 
 def test_force_is_asked_where_it_does_something() -> None:
-    """To remove machines, and to delete a cluster: nothing else uses it."""
+    """To remove machines, to delete a cluster, and where a volume or the server of tracking may be lost."""
     assert {name for name, survey in SURVEYS.items() for one in survey if one["variable"] == "cluster_force"} == {
-        "remove",
-        "delete",
+        *("remove", "delete"),
+        *("storage", "tracking", "site", "join"),
     }

@@ -11,6 +11,8 @@ from typing import Any
 
 #: The part of a URL that may contain a password.
 _USER_INFO = re.compile(r"//[^/\s'\"]*@")
+#: An extra variable that AWX sets in every job.
+AWX_JOB_VARIABLE = "awx_job_id"
 #: An object of the API.
 ApiObject = Mapping[str, Any]
 
@@ -25,6 +27,15 @@ _ORGANIZATION_FIELDS = {
     "workflow_job_template_nodes": "workflow_job_template__organization",
     "execution_environments": "",
 }
+#: Runs only the tasks that create the credential types.
+_TYPES_OPTION = "--tags credential_types"
+#: The fields of a credential type that the playbook sets.
+_TYPE_FIELDS = ("description", "kind", "inputs", "injectors")
+#: The statuses of a project whose playbooks the controller has.
+_FETCHED_STATUSES = ("successful", "ok")
+#: The last lines of the output of an update that are shown.
+_OUTPUT_LINES = 20
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 NO_ENVIRONMENT_MESSAGE = (
     "No execution environment is set, and the controller's default one does not contain this collection: set "
     "gpumesh_awx_execution_environment_image or gpumesh_awx_execution_environment."
@@ -72,14 +83,25 @@ def find_wrong_names(
     names_by_kind: Mapping[str, Sequence[str]],
     objects_by_kind: Mapping[str, Sequence[ApiObject]],
     organization: int | None,
+    outdated_types: Sequence[str] = (),
 ) -> list[str]:
-    """List the names in the settings that do not exist on the controller, or are ambiguous."""
+    """List the names in the settings that do not exist on the controller, or are ambiguous.
+
+    ``outdated_types``: the credential types that the playbook has yet to create or update.
+    """
     problems = []
     for kind, names in names_by_kind.items():
         kind_name, setting_name = _KIND_SETTINGS[kind]
         for expected_name in names:
             if not any(object_name(api_object) == expected_name for api_object in objects_by_kind[kind]):
-                problems.append(f"There is no {kind_name} '{expected_name}': create it, or correct {setting_name}.")
+                type_hint = (
+                    f" If its type is one of {', '.join(outdated_types)}, create the types first: run this playbook with "
+                    f"{_TYPES_OPTION}."
+                )
+                problems.append(
+                    f"There is no {kind_name} '{expected_name}': create it, or correct {setting_name}."
+                    + (type_hint if kind == "credentials" and outdated_types else "")
+                )
             elif len(_matching_objects(expected_name, objects_by_kind[kind], organization)) != 1:
                 problems.append(
                     f"There is more than one {kind_name} '{expected_name}', and not exactly one in the organization: leave only one "
@@ -130,3 +152,49 @@ def describe_missing_branch(url: str, branch: str, reason: str) -> str:
         "controller can read it."
     )
     return _USER_INFO.sub("//", branch_message)
+
+
+def find_outdated_types(wanted_types: Sequence[ApiObject], existing_types: Sequence[ApiObject]) -> list[str]:
+    """Return the names of the credential types that do not exist yet or differ."""
+    types_by_name = {object_name(existing_type): existing_type for existing_type in existing_types}
+    return [
+        object_name(wanted_type)
+        for wanted_type in wanted_types
+        if any(
+            types_by_name.get(object_name(wanted_type), {}).get(field) != wanted_type[field] for field in _TYPE_FIELDS
+        )
+    ]
+
+
+def check_rights(accounts: Sequence[ApiObject], outdated_types: Sequence[str]) -> list[str]:
+    """List the right that is missing to create or update credential types. ``accounts``: the one that is logged in."""
+    if all(account.get("is_superuser") for account in accounts):
+        return []
+    account_names = ", ".join(f"'{account.get('username')}'" for account in accounts)
+    introduction = f"Only a system administrator can create or update the credential types {', '.join(outdated_types)}"
+    return [
+        f"{introduction}, and {account_names} is not one: log in as one, or let one run this playbook with {_TYPES_OPTION} first."
+    ]
+
+
+def last_update_id(project: ApiObject) -> int | None:
+    """Return the ID of the current or last update of a project."""
+    summary_fields = project.get("summary_fields", {})
+    update = summary_fields.get("current_update") or summary_fields.get("last_update")
+    return None if update is None else int(update["id"])
+
+
+def is_fetched(project: ApiObject) -> bool:
+    """Whether the last update of a project has succeeded."""
+    return project.get("status") in _FETCHED_STATUSES
+
+
+def describe_update(project: ApiObject, output: str) -> str:
+    """Describe the last update of a project with the end of its output, without passwords in URLs."""
+    output_lines = [line for line in _COLOR.sub("", output).splitlines() if line.strip()][-_OUTPUT_LINES:]
+    description = f"The status of the project '{object_name(project)}' is '{project.get('status')}'."
+    if is_fetched(project):
+        return description
+    if not output_lines:
+        return f"{description} Its update has no output: check that the controller runs jobs (its instances and queue)."
+    return _USER_INFO.sub("//", "\n".join([f"{description} The end of the output of its update:", *output_lines]))

@@ -53,6 +53,17 @@ def desired_parameters(
     return {"state": state, **settings, "digests": source_digests(program_sources()) if state == "present" else {}}
 
 
+def describe_run(module_result: Mapping[str, Any], machine: str) -> str:
+    """Describe the state of a run, and where its files are. ``module_result``: that of train_run on the machine."""
+    lines = [
+        module_result["summary"],
+        f"Its files, with the output of all processes, are in {module_result['folder']} on {machine}.",
+    ]
+    if not module_result["ended"]:
+        lines.append("It goes on without this play: the playbook runs shows it, and train_state=cancelled cancels it.")
+    return "\n".join(lines)
+
+
 def run_artifacts(run_name: str, module_result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the artifacts about a run for the next job of a workflow. ``module_result``: that of train_run."""
     run_status = module_result["run"]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from action_runs import play_action
 
-from ansible_collections.gpumesh.cluster.plugins.action import awx_requirements
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import awx
+from ansible_collections.gpumesh.cluster.plugins.action import awx_project_info, awx_requirements
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core import awx, awx_action
 
 #: The objects of a controller, by endpoint.
 AWX_OBJECTS: dict[str, list[dict[str, Any]]] = {
@@ -53,7 +53,7 @@ class ControllerApiLookup:
         self, terms: list[str], _variables: Any, query_params: dict[str, str], **_options: Any
     ) -> list[dict[str, Any]]:
         found = self.api_objects.get(terms[0], [])
-        return [one for one in found if all(one[key] == value for key, value in query_params.items())]
+        return [one for one in found if all(one.get(key, value) == value for key, value in query_params.items())]
 
 
 def check_requirements(
@@ -62,7 +62,7 @@ def check_requirements(
     api_objects: dict[str, list[dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     monkeypatch.setattr(
-        awx_requirements, "lookup_loader", ControllerApiLookup(AWX_OBJECTS if api_objects is None else api_objects)
+        awx_action, "lookup_loader", ControllerApiLookup(AWX_OBJECTS if api_objects is None else api_objects)
     )
     return play_action(awx_requirements.ActionModule, {**ARGUMENTS, **arguments}, {}).result
 
@@ -99,7 +99,7 @@ def test_each_kind_is_queried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         lookup, "run", lambda terms, *more, **options: asked.extend(terms) or run(terms, *more, **options)
     )
-    monkeypatch.setattr(awx_requirements, "lookup_loader", lookup)
+    monkeypatch.setattr(awx_action, "lookup_loader", lookup)
     names = {"workflow_job_template_nodes": ["a", "b", "c"]}
     assert play_action(awx_requirements.ActionModule, {**ARGUMENTS, "planned": names}, {}).result["to_create"] == [
         "a",
@@ -152,3 +152,62 @@ def test_the_token_in_the_url_of_the_project_is_not_shown() -> None:
     assert "git@git.example.com:clusters.git" in awx.describe_missing_branch(
         "git@git.example.com:clusters.git", "main", ""
     )
+
+
+HOST_KEYS_TYPE = {"name": "gpumesh host keys", "description": "Keys", "kind": "cloud", "inputs": {}, "injectors": {}}
+JANE = {"username": "jane", "is_superuser": False}
+
+
+@pytest.mark.parametrize("existing", [[], [{**HOST_KEYS_TYPE, "inputs": {"fields": []}}]], ids=["missing", "outdated"])
+def test_only_a_system_administrator_may_create_credential_types(
+    monkeypatch: pytest.MonkeyPatch, existing: list[dict[str, Any]]
+) -> None:
+    given = {"credential_types": [HOST_KEYS_TYPE]}
+    there = {**AWX_OBJECTS, "credential_types": existing, "me": [JANE]}
+    (said,) = check_requirements(monkeypatch, given, there)["missing"]
+    assert "Only a system administrator can create or update the credential types gpumesh host keys, and 'jane'" in said
+    assert check_requirements(monkeypatch, given, {**there, "me": [{**JANE, "is_superuser": True}]})["missing"] == []
+    assert check_requirements(monkeypatch, given, {**there, "credential_types": [HOST_KEYS_TYPE]})["missing"] == []
+
+
+def test_a_credential_whose_type_does_not_exist_yet_can_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {**AWX_OBJECTS, "credentials": [], "me": [{**JANE, "is_superuser": True}]}
+    (said,) = check_requirements(monkeypatch, {"credential_types": [HOST_KEYS_TYPE]}, there)["missing"]
+    assert "run this playbook with --tags credential_types" in said
+    (said,) = check_requirements(monkeypatch, {}, there)["missing"]
+    assert "--tags" not in said
+
+
+def query_project(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> dict[str, Any]:
+    project = {"name": "gpumesh", "summary_fields": {"last_update": {"id": 4}}, **fields}
+    lines = [f"line {number}\r" for number in range(30)]
+    lines += ["", "\x1b[0;31mfatal: https://jane:t0ken@git.example.com/\x1b[0m"]
+    outputs = {"project_updates/4/stdout": [{"content": "\n".join(lines)}]}
+    monkeypatch.setattr(awx_action, "lookup_loader", ControllerApiLookup({"projects": [project], **outputs}))
+    arguments = {"collection": "awx.awx", "organization": "Research", "name": "gpumesh"}
+    return play_action(awx_project_info.ActionModule, arguments, {}).result
+
+
+def test_the_end_of_a_failed_update_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = query_project(monkeypatch, status="failed")
+    assert result["needs_update"]
+    first, *lines = result["summary"].splitlines()
+    assert first == "The status of the project 'gpumesh' is 'failed'. The end of the output of its update:"
+    assert lines == [*(f"line {number}" for number in range(11, 30)), "fatal: https://git.example.com/"]
+
+
+def test_a_project_that_was_fetched_needs_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = query_project(monkeypatch, status="successful")
+    assert not result["needs_update"]
+    assert result["summary"] == "The status of the project 'gpumesh' is 'successful'."
+
+
+def test_an_update_that_nobody_runs_has_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = query_project(monkeypatch, status="pending", summary_fields={})
+    assert result["needs_update"] and "Its update has no output" in result["summary"]
+
+
+def test_a_project_that_does_not_exist_needs_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awx_action, "lookup_loader", ControllerApiLookup({}))
+    arguments = {"collection": "awx.awx", "organization": "Research", "name": "gpumesh"}
+    assert not play_action(awx_project_info.ActionModule, arguments, {}).result["needs_update"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.action import train, train_run
+from ansible_collections.gpumesh.cluster.plugins.action import train, train_run, train_runs_info
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import program_sources
@@ -130,7 +130,41 @@ def test_the_result_of_a_run_is_set_as_stats() -> None:
 
 def test_a_run_that_fails_fails_the_task() -> None:
     played = run_train(run_result("running"), run_result("failed"))
-    assert played.result["failed"] and played.result["msg"] == "nano: failed"
+    assert played.result["failed"]
+    assert played.result["msg"].splitlines() == [
+        "nano: failed",
+        "Its files, with the output of all processes, are in /mnt/shared/nano on n1.",
+    ]
+
+
+def test_the_last_line_says_how_a_run_ended_and_where_its_files_are(capsys: pytest.CaptureFixture[str]) -> None:
+    run_train(run_result("running"), run_result("finished"))
+    *_, state, place = capsys.readouterr().out.split("\n\n")[-1].strip().splitlines()
+    assert (state, place) == (
+        "nano: finished",
+        "Its files, with the output of all processes, are in /mnt/shared/nano on n1.",
+    )
+
+
+def test_a_run_that_is_cancelled_on_request_is_no_failure() -> None:
+    cancelled = {**run_result("cancelled", "cancelled", changed=True), "ended": True}
+    played = run_train(cancelled, state="cancelled")
+    assert played.result["changed"] and not played.result.get("failed")
+    ((_module, parameters),) = played.module_calls
+    assert parameters["state"] == "cancelled"
+
+
+def test_all_runs_of_a_user_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"changed": False, "folder": "/mnt/shared/a/runs", "runs": [{"name": "nano", "summary": "nano: running"}]}
+    played = play_action(
+        train_runs_info.ActionModule,
+        {"record": RECORD, "run_dir": ""},
+        {"gpumesh.cluster.train_runs_info": [found]},
+        HOST_VARIABLES,
+    )
+    ((_module, parameters),) = played.module_calls
+    assert parameters == {"run_dir": "", "volumes": ["/mnt/shared"]}
+    assert "Runs in /mnt/shared/a/runs: 1\nnano: running" in capsys.readouterr().out
 
 
 def test_without_wait_the_run_is_not_followed() -> None:

@@ -81,6 +81,15 @@ def test_complete_reports_are_written(tmp_path: Path) -> None:
     assert result["text"].endswith(f"Report: {folder}/report.html")
 
 
+def test_in_awx_no_path_is_named_that_is_gone_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", str(tmp_path))
+    healthy = {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}}
+    text = run_verdict(tmp_path / "gpumesh-report", healthy, awx_job_id=7)["text"]
+    assert "AWX_ISOLATION_SHOW_PATHS" in text and str(tmp_path) not in text
+    kept = run_verdict(tmp_path / "exposed", healthy, awx_job_id=7)["text"]
+    assert kept.endswith(f"Report: {tmp_path}/exposed/lab/report.html")
+
+
 def test_a_verdict_has_the_history_of_earlier_runs(tmp_path: Path) -> None:
     for _run in range(2):
         result = run_verdict(tmp_path, {"n1": {"seen": UNHEALTHY}, "n2": {"seen": HEALTHY}})

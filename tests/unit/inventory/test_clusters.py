@@ -186,7 +186,11 @@ def test_damaged_record_of_an_unselected_cluster_is_ignored(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("prepare", "options", "said"),
     [
-        (lambda records: None, {}, "is not a directory of cluster records. Set path or host."),
+        (
+            lambda records: None,
+            {},
+            "is not a directory of cluster records. Set path or host; in AWX, select a credential",
+        ),
         (lambda records: (records.mkdir(), (records / "lab.json").write_text("{")), {}, "lab.json is invalid"),
         (lambda records: (records.mkdir(), (records / "lab.json").write_text("{}")), {}, "schema_version"),
         (lambda records: None, {"host": "127.0.0.1", "port": 1}, "nothing listens on port 1. Start its SSH server"),

@@ -52,6 +52,31 @@ def test_a_run_is_shown_and_never_resumed(
     assert sorted((path.name, path.stat().st_mtime_ns) for path in folder.path.iterdir()) == before
 
 
+def test_all_runs_are_listed_and_one_is_cancelled(tmp_path: Path) -> None:
+    runs_dir = tmp_path / "runs"
+    folder = RunDirectory(str(runs_dir / "nano"))
+    folder.create(RunRequest(name="nano", command=["true"], folder=str(folder.path)))
+    folder.write_submission(Submission("token", 41))
+    folder.write(TrainingRun("nano", "queued", "token", 41))
+    programs = {"squeue": "echo 'PENDING|Resources'", "scancel": f'echo "$@" >> {tmp_path}/cancelled'}
+    environment = {**os.environ, "PATH": f"{write_programs(tmp_path / 'bin', programs)}:{os.environ['PATH']}"}
+    listed = read_result(start_module("train_runs_info", {"run_dir": str(runs_dir)}, environment))
+    (shown,) = listed["runs"]
+    assert (shown["name"], shown["folder"]) == ("nano", str(folder.path)) and shown["summary"].startswith(
+        "nano: queued"
+    )
+    given = {"name": "nano", "state": "cancelled", "run_dir": str(runs_dir)}
+    would = read_result(start_module("train_run", {**given, "_ansible_check_mode": True}, environment))
+    assert would["changed"] and not (tmp_path / "cancelled").exists()
+    done = read_result(start_module("train_run", given, environment))
+    assert (done["changed"], done["action"], done["run"]["state"]) == (True, "cancelled", "cancelled")
+    assert "41" in (tmp_path / "cancelled").read_text()
+    again = read_result(start_module("train_run", given, environment))
+    assert (again["changed"], again["action"]) == (False, "none")
+    refused = read_result(start_module("train_run", {**given, "name": "other"}, environment))
+    assert f"There is no run 'other' in {runs_dir}" in refused["msg"]
+
+
 def test_a_run_that_is_gone_is_named(tmp_path: Path) -> None:
     refused = read_result(start_module("train_run_info", {"folder": str(tmp_path / "none")}, dict(os.environ)))
     assert refused["failed"] and f"There is no run in {tmp_path}/none." in refused["msg"]

@@ -213,6 +213,14 @@ def test_train_is_refused_where_no_volume_is_shared(node: AwxNode) -> None:
     assert job.changed_counts == {}
 
 
+def test_runs_are_refused_where_no_volume_is_shared(node: AwxNode) -> None:
+    """The scenario work covers runs that are listed."""
+    job = node.run_job("runs", limit=PAIR)
+    assert job.status == "failed", job.stdout
+    assert "The cluster has no shared volume" in " ".join(job.stdout.split())
+    assert job.changed_counts == {}
+
+
 @pytest.mark.parametrize("answers", [{}, {"train_user": "root"}, {"train_privileged": "true"}])
 def test_a_run_does_not_get_the_key_of_munge(node: AwxNode, answers: dict[str, str]) -> None:
     """Whoever may only launch the template chooses the command."""

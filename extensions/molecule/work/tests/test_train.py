@@ -137,8 +137,11 @@ def test_a_cancelled_run_is_resumed_by_the_playbook_and_not_started_again(lab: T
     # With longer steps: it must not be through before it is cancelled.
     TrainLab(NAME).start_run("again", "--nodes", "2")
     at_random_step(lab, "again", 1)
-    lab.run_train("cancel", "again")
+    done = lab.run_playbook("gpumesh.cluster.train", "-e", "train_name=again", "-e", "train_state=cancelled")
+    assert done.exit_status == 0 and done.changed[MANAGER] == 1, done.output
     assert list_causes(lab.read_status("again"))[0][0] == "cancelled"
+    done = lab.run_playbook("gpumesh.cluster.runs")
+    assert done.exit_status == 0 and "again: cancelled" in done.output, done.output
     options = {
         "train_name": "again",
         "train_nodes": 2,
@@ -147,6 +150,7 @@ def test_a_cancelled_run_is_resumed_by_the_playbook_and_not_started_again(lab: T
     for changed in (1, 0):
         done = lab.run_playbook("gpumesh.cluster.train", "-e", json.dumps(options))
         assert done.exit_status == 0 and done.changed[MANAGER] == changed, done.output
+        assert "again: finished" in done.output and "Its files, with the output" in done.output, done.output
     found = lab.read_status("again")
     assert [kind for kind, _rank, _node in list_causes(found)] == ["cancelled", "finished"]
     assert_checkpoints_used(found)

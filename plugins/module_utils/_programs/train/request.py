@@ -74,15 +74,20 @@ done
 _CHECKPOINT_RESERVE = 30
 
 
-def validate(request: RunRequest) -> RunRequest:
-    """Return the request. Raises InputError if it is invalid."""
-    if not request.name:
+def check_name(name: str) -> None:
+    """Raise InputError for an invalid name of a run."""
+    if not name:
         raise InputError("The run has no name.", "Set --name, or train_name in Ansible.")
-    if not _NAME_PATTERN.fullmatch(request.name):
+    if not _NAME_PATTERN.fullmatch(name):
         raise InputError(
-            f"Invalid run name '{request.name}'.",
+            f"Invalid run name '{name}'.",
             "Use up to 64 letters, digits, '.', '_' and '-', beginning and ending with a letter or a digit.",
         )
+
+
+def validate(request: RunRequest) -> RunRequest:
+    """Return the request. Raises InputError if it is invalid."""
+    check_name(request.name)
     if not request.command or not request.command[0]:
         raise InputError(
             "There is no command to run.", "Give it after '--', for example: -- python3 train.py, or in train_command."

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
@@ -51,6 +52,22 @@ class SilentHostError(GpumeshError):
         # Much of the text comes from the other end, which may be any machine.
         super().__init__(printable(message), printable(remedy), cause=cause, **details)
         self.cause = cause
+
+
+#: What to do in a job of AWX, in which keys come from credentials and every file is gone with the job.
+_AWX_REMEDIES = {
+    "host_key_changed": "If it was reinstalled, replace its line in the credential of the type 'gpumesh host keys', and compare "
+    "the new key at its console. Otherwise, another machine answers at its address.",
+    "host_key_unknown": "Add its key to the credential of the type 'gpumesh host keys', as printed by ssh-keyscan on a trusted "
+    "network or compared at its console, and add this credential to the template.",
+    "no_key": "Add a machine credential to the template, and its public key to the authorized_keys of the account.",
+    "key_refused": "Correct the machine credential of the template, or add its public key to the authorized_keys of the account.",
+}
+
+
+def adapt_to_awx(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an ``error`` of a result with the remedy that fits a job of AWX."""
+    return {**error, "remedy": _AWX_REMEDIES.get(error["cause"], error["remedy"])}
 
 
 def quote_message(text: str, max_length: int = 80) -> str:

@@ -14,9 +14,11 @@ from ansible.plugins.action.normal import ActionModule as RunModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import split_facts
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.awx import AWX_JOB_VARIABLE
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import (
     SHELL_REMEDY,
     SilentHostError,
+    adapt_to_awx,
     quote_message,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.silence import (
@@ -41,6 +43,8 @@ class ExaminedModule(RunModule):
             if not self._uses_ssh():
                 raise
             unreachable_error = explain_unreachable_host(self._build_question())
+            if AWX_JOB_VARIABLE in (task_vars or {}):
+                unreachable_error = adapt_to_awx(unreachable_error)
             return {"unreachable": True, "changed": False, **_error_result(unreachable_error, str(failure))}
         except AnsibleError as failure:
             become_error = self._explain_become_password(str(failure))

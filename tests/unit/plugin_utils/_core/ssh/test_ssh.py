@@ -25,7 +25,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh import (
     settings,
     silence,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import CAUSES, SilentHostError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.causes import (
+    CAUSES,
+    SilentHostError,
+    adapt_to_awx,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.ssh.silence import (
     Question,
     explain_unreachable_host,
@@ -216,3 +220,16 @@ def test_the_guide_explains_each_cause() -> None:
     folder = ROOT / "plugins" / "plugin_utils" / "_core" / "ssh"
     sources = "".join(path.read_text() for path in folder.glob("*.py") if path.stem != "causes")
     assert [cause for cause in CAUSES if f'"{cause}"' not in sources] == []
+
+
+@pytest.mark.parametrize("cause", ["host_key_unknown", "host_key_changed", "no_key", "key_refused"])
+def test_in_awx_keys_are_in_credentials(cause: str) -> None:
+    error = SilentHostError(cause, "It does not answer.", "Run ssh-keygen -R 10.0.0.1.").to_result()
+    adapted = adapt_to_awx(error)
+    assert "credential" in adapted["remedy"] and "ssh-keygen" not in adapted["remedy"]
+    assert {**adapted, "remedy": ""} == {**error, "remedy": ""}
+
+
+def test_in_awx_other_remedies_stay() -> None:
+    error = SilentHostError("refused", "It does not answer.", "Start its SSH server.").to_result()
+    assert adapt_to_awx(error) == error
