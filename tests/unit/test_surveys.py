@@ -236,8 +236,9 @@ def test_nothing_is_left_out_that_there_is_not() -> None:
 
 
 def test_force_is_asked_where_it_does_something() -> None:
-    """To remove machines, and to delete a cluster: nothing else uses it."""
+    """To remove or reboot machines, and to delete a cluster: nothing else uses it."""
     assert {name for name, survey in SURVEYS.items() for one in survey if one["variable"] == "cluster_force"} == {
         "remove",
+        "reboot",
         "delete",
     }
