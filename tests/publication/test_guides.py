@@ -33,6 +33,7 @@ FOREIGN = {
     *(
         ".",
         "ansible",
+        "apt-get",
         "cd",
         "chmod",
         "conda",
@@ -55,6 +56,8 @@ FOREIGN = {
         "scp",
         "sha256sum",
         "sprio",
+        "squeue",
+        "ssh",
         "sshare",
         "systemctl",
         "umask",
