@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
@@ -185,3 +188,41 @@ def test_check_mode_waits_for_nothing(tmp_path: Path) -> None:
     assert [(host, module) for host, module, _given in calls] == [
         (host, module) for host in ("n2", "n3", "n1") for module in asked
     ]
+
+
+STAMP = plan.ChangeStamp("2026-11-22T07:00:00Z", "alice@desk")
+MACHINES = ("n1", "n2", "n3")
+ENTRIES = [{"machine": name, "address": f"10.77.0.{n}", "interface": "eth0"} for n, name in enumerate(MACHINES, 1)]
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {}, ENTRIES, STAMP), STAMP)
+#: All hosts are this machine, so each has a folder of its own.
+RECORDS = {"path": "{{ playbook_dir }}/{{ item.machine | default(inventory_hostname) }}"}
+
+
+@pytest.mark.parametrize(
+    ("down", "options", "said"),
+    [
+        (["n3"], [], "n3: unreachable or failed, as shown above. Nothing has been rebooted."),
+        (["n1"], ["--limit", "n2,n3"], "The manager n1 does not answer, so no node can be drained."),
+        # Whether this machine is a container or not.
+        ([], ["--limit", "n2"], "(No machine can be rebooted. n2 is |n2 is the machine that runs Ansible)"),
+    ],
+)
+def test_nothing_is_rebooted_if_not_all_can_be(tmp_path: Path, down: list[str], options: list[str], said: str) -> None:
+    for name in MACHINES:
+        (tmp_path / name).mkdir(mode=0o700)
+        Store(str(tmp_path / name), "lab").write(RECORD)
+    first, later = yaml.safe_load((ROOT / "playbooks" / "reboot.yml").read_text(encoding="utf-8"))
+    play = {
+        **first,
+        "hosts": "cluster",
+        "become": False,
+        "vars": {"cluster_name": "lab", "cluster_manager": "n1"},
+        "module_defaults": {"gpumesh.cluster.cluster_info": RECORDS, "gpumesh.cluster.host_owner": RECORDS},
+    }
+    nothing_listens = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    hosts = {name: nothing_listens if name in down else {} for name in MACHINES}
+    reached = {**later, "become": False, "tasks": [{"ansible.builtin.debug": {"msg": "rebooted"}}]}
+    run = run_plays(tmp_path, hosts, [play, reached], {"cluster": MACHINES}, *options)
+    assert run.exit_status not in (0, 1), run.output
+    assert re.search(said, run.flat_output), run.output
+    assert "Reboot one machine after the other" not in run.output
