@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.nodes import (
     LEAVING_REASON,
+    REASON_PREFIX,
+    REBOOT_REASON,
     is_out_of_service,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
@@ -38,6 +40,22 @@ _COMPLETION_WAIT = 300
 _MAX_END_WAIT = 90
 
 
+class _Purpose(NamedTuple):
+    """Why machines are drained: the reason in Slurm, and what it says when that is not possible."""
+
+    reason: str
+    refusal: str
+    outcome: str
+
+
+_PURPOSES = {
+    "removal": _Purpose(
+        LEAVING_REASON, "cannot leave cluster '{cluster}' while jobs run there", "Nothing has been removed."
+    ),
+    "reboot": _Purpose(REBOOT_REASON, "cannot be rebooted while jobs run there", "It has not been rebooted."),
+}
+
+
 class ActionModule(HostAction):
     """Queries Slurm on the host that knows the jobs, refuses the request, or drains the machines."""
 
@@ -50,7 +68,9 @@ class ActionModule(HostAction):
             handing_over={"type": "bool", "default": False},
             drain={"type": "bool", "default": True},
             usage={"type": "str"},
+            purpose={"type": "str", "choices": list(_PURPOSES), "default": "removal"},
         )
+        self._purpose = _PURPOSES[task_args["purpose"]]
         options = self.options("cluster_drain_timeout", "cluster_force")
         is_forced = options["cluster_force"]
         record = self.record()
@@ -97,8 +117,9 @@ class ActionModule(HostAction):
         except ModuleFailedError as failure:
             # Nodes that were out of service before remain so, whoever drained them.
             resumable_nodes = [
-                node["name"] for node in known_nodes if node["name"] in node_names and not is_out_of_service(node)
+                node["name"] for node in known_nodes if node["name"] in node_names and self._may_resume(node)
             ]
+            jobs_sentence = self._describe_remaining_jobs(node_names)
             if resumable_nodes and not self.check_mode:
                 self._set_node_state(resumable_nodes, "idle")
             failure_message = str(failure.result.get("msg", "")).replace(
@@ -106,8 +127,21 @@ class ActionModule(HostAction):
             )
             resume_sentence = f" {', '.join(resumable_nodes)} accepts jobs again." if resumable_nodes else ""
             raise ModuleFailedError(
-                {**failure.result, "msg": f"{failure_message} Nothing has been removed.{resume_sentence}"}
+                {**failure.result, "msg": f"{failure_message}{jobs_sentence} {self._purpose.outcome}{resume_sentence}"}
             ) from failure
+
+    def _may_resume(self, node: SlurmNode) -> bool:
+        """Whether the node was in service, or drained by an earlier run that was interrupted before the reboot."""
+        return not is_out_of_service(node) or (
+            self._purpose.reason == REBOOT_REASON and node["reason"] == REASON_PREFIX + REBOOT_REASON
+        )
+
+    def _describe_remaining_jobs(self, node_names: Sequence[str]) -> str:
+        """Describe the jobs that have not ended in time, some of which may have started after the first query."""
+        if self._purpose.reason != REBOOT_REASON:
+            return ""
+        jobs = running_jobs(self._query_slurm(force=True).get("jobs", []), node_names)
+        return f" Still running: {', '.join(format_job(job) for job in jobs)}." if jobs else ""
 
     def _drain_and_wait(self, node_names: Sequence[str], timeout: int) -> bool:
         try:
@@ -156,7 +190,7 @@ class ActionModule(HostAction):
         unfinished_jobs = _select_unfinished(jobs)
         if unfinished_jobs:
             raise HostStateError(
-                f"{', '.join(machines)} cannot leave cluster '{record['name']}' while jobs run there: "
+                f"{', '.join(machines)} {self._purpose.refusal.format(cluster=record['name'])}: "
                 f"{', '.join(format_job(job) for job in unfinished_jobs)}.",
                 "Wait until they have ended (cluster_drain_timeout=SECONDS waits at most that long), or cancel them "
                 "with cluster_force=true.",
@@ -196,7 +230,7 @@ class ActionModule(HostAction):
     def _set_node_state(self, node_names: Sequence[str], state: str, wait_seconds: int = 0) -> bool:
         module_args: dict[str, Any] = {"name": list(node_names), "state": state}
         if state != "absent":
-            module_args["reason"] = LEAVING_REASON
+            module_args["reason"] = self._purpose.reason
         if wait_seconds:
             module_args["wait"] = wait_seconds
         return bool(self.run_module("gpumesh.cluster.slurm_node", module_args).get("changed"))

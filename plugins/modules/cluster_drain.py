@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_drain
-short_description: Drain machines of a cluster in Slurm before they leave it, or refuse to
+short_description: Drain machines of a cluster in Slurm before they leave it or reboot, or refuse to
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -27,7 +27,7 @@ options:
     type: raw
     required: true
   machines:
-    description: The machines to remove. If not set, the whole cluster is deleted.
+    description: The machines to remove or reboot. If not set, the whole cluster is deleted.
     type: list
     elements: str
   unreachable:
@@ -43,6 +43,14 @@ options:
     description: Whether to drain. V(false) only checks if there is a scheduler.
     type: bool
     default: true
+  purpose:
+    description:
+      - Why O(machines) are drained, which is the reason in Slurm.
+      - For a V(reboot), the jobs that have not ended in time are named, and a node that an earlier run has drained for
+        that returns to service as well.
+    type: str
+    choices: [removal, reboot]
+    default: removal
   usage:
     description: The name of the variable in which M(gpumesh.cluster.usage_info) is registered on the hosts.
     type: str

@@ -39,6 +39,7 @@ FOREIGN = {
     *(
         ".",
         "ansible",
+        "apt-get",
         "cat",
         "cd",
         "chmod",
@@ -62,6 +63,7 @@ FOREIGN = {
         "scp",
         "sha256sum",
         "sprio",
+        "squeue",
         "ssh",
         "ssh-keygen",
         "sshare",

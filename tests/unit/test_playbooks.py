@@ -38,7 +38,8 @@ def test_only_the_first_play_sees_hosts_that_are_not_members(path: Path) -> None
     first, *later = plays_of(path)
     assert GROUP in first["hosts"]
     allowed = {
-        HANDED_ON % who for who in ("members", "nodes", "leaving", "former_manager", "slurm_hosts", "key_rotation")
+        HANDED_ON % who
+        for who in ("members", "nodes", "leaving", "reboots", "former_manager", "slurm_hosts", "key_rotation")
     }
     assert {play["hosts"] for play in later} <= allowed
 

@@ -346,8 +346,8 @@ def test_nothing_is_listed_that_no_message_tells() -> None:
 
 
 def test_force_is_asked_where_it_does_something() -> None:
-    """To remove machines, to delete a cluster, and where a volume or the server of tracking may be lost."""
+    """To remove or reboot machines, to delete a cluster, and where a volume or the server of tracking may be lost."""
     assert {name for name, survey in SURVEYS.items() for one in survey if one["variable"] == "cluster_force"} == {
-        *("remove", "delete"),
+        *("remove", "reboot", "delete"),
         *("storage", "tracking", "site", "join"),
     }

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.version import VERSION
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.machines import runs_ansible
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses import (
     HostResponse,
     plan_record_requests,
@@ -26,9 +27,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.responses
 #: The number of members outside of the play that are queried besides the manager. After a hand-over, all reachable
 #: members know of it, so one that answers is enough; the second one is for the case that the first is down.
 OUTSIDE_MEMBERS = 2
-
-#: Names of Ansible's connections to the machine that runs it.
-_LOCAL_CONNECTIONS = ("local", "ansible.builtin.local")
 
 
 class InventoryView(NamedTuple):
@@ -262,9 +260,7 @@ def refuse_untrusted_manager(record: Record, inventory: InventoryView) -> None:
         )
     if manager == inventory.confirmed_manager:
         return
-    manager_variables = inventory.variables[manager]
-    connection_address = str(manager_variables.get("ansible_host") or manager)
-    if manager_variables.get("ansible_connection") in _LOCAL_CONNECTIONS or values.is_loopback(connection_address):
+    if runs_ansible(manager, inventory.variables[manager]):
         raise RecordError(
             f"The manager of cluster '{record['name']}' is {manager} according to its record, but in the inventory "
             "that is the machine that runs Ansible.",

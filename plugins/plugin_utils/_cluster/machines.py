@@ -5,8 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+
+#: Names of Ansible's connections to the machine that runs it.
+_LOCAL_CONNECTIONS = ("local", "ansible.builtin.local")
 
 
 def parse_machine_names(raw_names: object) -> list[str]:
@@ -26,3 +32,9 @@ def parse_machine_names(raw_names: object) -> list[str]:
         return list(dict.fromkeys(values.machine_name(str(name).strip()) for name in names))
     except ValueError as failure:
         raise InputError(f"{failure}.", "Use inventory hostnames, separated by commas or spaces.") from failure
+
+
+def runs_ansible(machine: str, variables: Mapping[str, Any]) -> bool:
+    """Whether the machine is the controller itself, according to its variables in the inventory."""
+    address = str(variables.get("ansible_host") or machine)
+    return variables.get("ansible_connection") in _LOCAL_CONNECTIONS or values.is_loopback(address)

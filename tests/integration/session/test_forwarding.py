@@ -8,6 +8,7 @@ The node has a LAN, a second gateway, a mesh, and containers behind a bridge wit
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -250,7 +251,9 @@ class NodeSession:
 
     def kill_watchers(self) -> None:
         for pid in self.find_watchers():
-            os.kill(pid, signal.SIGKILL)
+            # One that was found may have ended since: a process that is about to become another program, for example.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         wait_until("the watching process is gone", lambda: not self.find_watchers())
 
 

@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     cluster_drain,
     cluster_member,
     cluster_overview,
+    cluster_reboot,
     cluster_registration,
     cluster_removal,
     play_members,
@@ -579,6 +580,42 @@ class TestDrain:
         assert "or increase cluster_drain_timeout. Nothing has been removed." in played.result["msg"]
         assert ("n2 accepts jobs again." in played.result["msg"]) == (not flags)
 
+    def test_jobs_prevent_a_reboot(self) -> None:
+        refused = self.run_drain(self.JOBS, {}, machines=["n2"], purpose="reboot").result
+        assert refused["failed"]
+        assert "n2 cannot be rebooted while jobs run there: 17 of alice (train on n2)" in refused["msg"]
+
+    def test_a_node_is_drained_for_a_reboot_with_that_reason(self) -> None:
+        played = self.run_drain([], {}, machines=["n2"], purpose="reboot")
+        (drained,) = (given for module, given in played.module_calls if module == "gpumesh.cluster.slurm_node")
+        assert (drained["name"], drained["state"], drained["reason"]) == (["n2"], "drained", "reboot")
+        (drained,) = (
+            given for module, given in self.run_drain([], {}, machines=["n2"]).module_calls if "state" in given
+        )
+        assert drained["reason"] == "leaves the cluster"
+
+    @pytest.mark.parametrize(
+        ("reason", "is_resumed"), [("", True), ("gpumesh: reboot", True), ("gpumesh health: x", False), ("fan", False)]
+    )
+    def test_a_node_whose_jobs_do_not_end_is_not_rebooted(self, reason: str, is_resumed: bool) -> None:
+        """One that an interrupted run has drained returns to service, and one that others have drained does not."""
+        late = {"failed": True, "msg": "After 60 s: n2 still has jobs.", "error": {}}
+        node = {"name": "n2", "state": "mixed", "flags": ["drain"] if reason else [], "reason": reason}
+        later_job = {**self.JOBS[0], "id": 18}
+        more = {
+            "gpumesh.cluster.slurm_info": [
+                {"jobs": self.JOBS, "nodes": [node]},
+                {"jobs": [later_job], "nodes": [node]},
+            ],
+            "gpumesh.cluster.slurm_node": [late, {"changed": True}],
+        }
+        played = self.run_drain([], more, machines=["n2"], timeout=60, purpose="reboot")
+        states = [given["state"] for module, given in played.module_calls if module == "gpumesh.cluster.slurm_node"]
+        assert states == (["drained", "idle"] if is_resumed else ["drained"])
+        expected = "Still running: 18 of alice (train on n2). It has not been rebooted."
+        assert expected in played.result["msg"]
+        assert ("n2 accepts jobs again." in played.result["msg"]) == is_resumed
+
     def test_an_unused_cluster_can_be_deleted(self) -> None:
         refused = self.run_drain(self.JOBS, {}, usage="held").result
         assert "job 17 of alice" in refused["msg"] and "n2: vim (7) in /data" in refused["msg"]
@@ -597,6 +634,47 @@ class TestDrain:
         refused = play_on_hosts(cluster_drain, given, hosts, results).result
         assert refused["failed"] and f"n2: unknown ({silence['msg']})" in refused["msg"]
         assert not play_on_hosts(cluster_drain, given, hosts, results, cluster_force=True).result.get("failed")
+
+
+class TestReboot:
+    ARGUMENTS = {
+        "record": NEW,
+        "copies": "found",
+        "registered": {"container": "virt", "systemd": "init", "boot_id": "boot", "owner": "owner"},
+    }
+    HOST = {
+        "virt": {"stdout": "none"},
+        "init": {"stat": {"exists": True}},
+        "boot": {"stdout": "another"},
+        "owner": {"foreign_claims": []},
+    }
+
+    def run_reboot(self, hosts: dict[str, dict[str, Any]], *lost: str, **own: Any) -> dict[str, Any]:
+        answering = [machine for machine in hosts if machine not in lost]
+        found = {"unreachable_members": list(lost)}
+        return play_on_hosts(
+            cluster_reboot, self.ARGUMENTS, hosts, found=found, ansible_play_hosts=answering, **own
+        ).result
+
+    def test_the_manager_is_last(self) -> None:
+        assert self.run_reboot(dict.fromkeys(("n1", "n2", "n3"), self.HOST))["machines"] == ["n2", "n3", "n1"]
+
+    def test_a_member_that_does_not_answer_is_refused(self) -> None:
+        refused = self.run_reboot({"n1": self.HOST, "n2": self.HOST, "n3": {}}, "n3")
+        assert refused["failed"] and refused["error"]["machines"] == ["n3"]
+        assert "Nothing has been rebooted" in refused["msg"] and "cluster_without=n3" in refused["msg"]
+
+    def test_a_manager_outside_of_the_run_must_answer(self) -> None:
+        own = {"found": {"unreachable_members": ["n1"]}}
+        refused = play_on_hosts(cluster_reboot, self.ARGUMENTS, {"n2": self.HOST}, **own).result
+        assert refused["failed"] and refused["error"]["machines"] == ["n1"]
+
+    def test_the_machine_that_runs_ansible_is_refused(self) -> None:
+        here = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+        refused = self.run_reboot({"n2": {**self.HOST, "boot": {"stdout": here}}})
+        assert refused["failed"] and refused["error"]["machines"] == ["n2"]
+        refused = self.run_reboot({"n2": {**self.HOST, "ansible_connection": "local"}})
+        assert refused["failed"] and "is the machine that runs Ansible" in refused["msg"]
 
 
 def test_the_overview_is_printed_and_set_as_stats(tmp_path: Path) -> None:

@@ -424,6 +424,81 @@ def test_the_data_outlives_the_power_cut_of_its_server(lab: KernelLab) -> None:
     assert exported(lab, "v1") == {"/srv/data": {address("v2"), address("v3")}}
 
 
+def boot_times(lab: KernelLab) -> dict[str, int]:
+    """When each machine has booted, in seconds since 1970."""
+    return {machine: int(lab.run_shell(machine, "awk '/^btime/ {print $2}' /proc/stat")) for machine in MACHINES}
+
+
+def boot_ids(lab: KernelLab) -> dict[str, str]:
+    return {machine: lab.read_boot_id(machine) for machine in MACHINES}
+
+
+def job_states(lab: KernelLab) -> dict[str, str]:
+    """The state of each job, and how often it was started again."""
+    listed = lab.run_shell("v2", "squeue --noheader --Format=JobID:.20,State:.20,RestartCnt:.20")
+    return {number: f"{state} {restarts}" for number, state, restarts in map(str.split, listed.splitlines())}
+
+
+REBOOT = "gpumesh.cluster.reboot"
+
+
+def test_members_are_rebooted_one_at_a_time(lab: KernelLab) -> None:
+    """v1 has a job that ends, v3 is drained by its administrator, and a job on v2 goes on meanwhile."""
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+    lab.run_shell("v2", "scontrol update nodename=v3 state=drain reason='replacing the fan'")
+    lab.run_shell("v1", "rm -f /var/tmp/ended")
+    submit = "sbatch --parsable --no-requeue --mem=64M --chdir=/ --output=/dev/null --nodelist={} --wrap='{}'"
+    staying = lab.run_shell("v2", submit.format("v2", "sleep 30000")).strip()
+    ending = lab.run_shell("v2", submit.format("v1", "sleep 60; touch /var/tmp/ended")).strip()
+    lab.wait_until("both jobs run", lambda: job_states(lab) == dict.fromkeys((staying, ending), "RUNNING 0"), PATIENCE)
+    before = boot_ids(lab)
+    run = lab.run_playbook(REBOOT, "--limit", "v1,v3", "-e", "cluster_drain_timeout=900")
+    assert run.exit_status == 0, run.failure_report
+    assert "Rebooted one at a time, in this order: v1, v3." in run.flat_output
+    assert "v3 stays out of service, since others have drained it: replacing the fan" in run.flat_output
+    # The job has ended before the reboot, which would have killed it for good.
+    lab.run_shell("v1", "ls /var/tmp/ended")
+    assert job_states(lab)[staying] == "RUNNING 0"
+    after = boot_ids(lab)
+    assert {machine for machine in MACHINES if after[machine] != before[machine]} == {"v1", "v3"}
+    times = boot_times(lab)
+    assert times["v1"] < times["v3"]
+    assert drain_reason(lab, "v3") == "replacing the fan"
+    assert "v1 idle" in nodes(lab)
+    lab.run_shell("v2", f"scontrol update nodename=v3 state=resume; scancel {staying}")
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+
+
+def test_a_machine_with_a_job_is_not_rebooted(lab: KernelLab) -> None:
+    """Without a time to wait for it. In check mode, the order is shown."""
+    submit = "sbatch --parsable --mem=64M --chdir=/ --output=/dev/null --nodelist=v1 --wrap='sleep 30000'"
+    job = lab.run_shell("v2", submit).strip()
+    lab.wait_until("the job runs", lambda: job_states(lab) == {job: "RUNNING 0"}, PATIENCE)
+    before = boot_ids(lab)
+    run = lab.run_playbook(REBOOT)
+    assert run.exit_status != 0
+    assert "Rebooted one at a time, in this order: v1, v3, v2." in run.flat_output
+    assert f"v1 cannot be rebooted while jobs run there: {job} of root" in run.flat_output
+    run = lab.run_playbook(REBOOT, "--check", "-e", "cluster_drain_timeout=900")
+    assert run.exit_status == 0, run.failure_report
+    assert boot_ids(lab) == before
+    assert job_states(lab) == {job: "RUNNING 0"}
+    lab.run_shell("v2", f"scancel {job}")
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+
+
+def test_the_queue_outlives_the_reboot_of_the_manager(lab: KernelLab) -> None:
+    held = lab.run_shell("v2", "sbatch --parsable --hold --mem=64M --chdir=/ --output=/dev/null --wrap=true").strip()
+    before = boot_ids(lab)
+    run = lab.run_playbook(REBOOT, "--limit", "v2")
+    assert run.exit_status == 0, run.failure_report
+    after = boot_ids(lab)
+    assert {machine for machine in MACHINES if after[machine] != before[machine]} == {"v2"}
+    assert job_states(lab) == {held: "PENDING 0"}
+    lab.run_shell("v2", f"scancel {held}")
+    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
+
+
 def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
     said = len(lab.read_console("v3"))
     run = lab.run_playbook("gpumesh.cluster.remove", "-e", "cluster_machine=v3")

@@ -20,6 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show
 REASON_PREFIX = "gpumesh: "
 #: The reason, after the prefix, of a node that a removal has drained.
 LEAVING_REASON = "leaves the cluster"
+#: That of a node that is drained to reboot its machine.
+REBOOT_REASON = "reboot"
 _OUT_OF_SERVICE_FLAGS = ("drain", "fail", "invalid_reg", "maintenance")
 _POLL_INTERVAL = 2.0
 

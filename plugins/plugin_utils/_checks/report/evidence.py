@@ -433,6 +433,11 @@ def _node_remedy(machine: str, drain_reason: str) -> str:
             f"A removal of {machine} was not completed. Run the playbook remove again, or to keep the machine: "
             f"scontrol update nodename={machine} state=resume."
         )
+    if drain_reason.startswith(slurm_nodes.REASON_PREFIX + slurm_nodes.REBOOT_REASON):
+        return (
+            f"A reboot of {machine} was not completed, or is not yet. Once the machine works: "
+            f"scontrol update nodename={machine} state=resume."
+        )
     return (
         f"Find out what is wrong with slurmd on {machine}, then run: scontrol update nodename={machine} state=resume."
     )

@@ -490,6 +490,14 @@ def test_a_node_drained_by_an_interrupted_removal_is_distinguished_from_a_broken
     assert check["remedy"].startswith("A removal of n3 was not completed. Run the playbook remove again")
 
 
+def test_a_node_drained_for_a_reboot_is_distinguished_from_a_broken_one() -> None:
+    found = healthy_evidence()
+    found["slurm"]["stdout"] = SINFO.replace("n3|idle|10.99.0.3|none", "n3|drained|10.99.0.3|gpumesh: reboot")
+    check = next(c for c in judge_evidence(found)["checks"] if c["id"] == "slurm.node" and c["status"] == "fail")
+    assert check["remedy"].startswith("A reboot of n3 was not completed, or is not yet.")
+    assert "state=resume" in check["remedy"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 99}', "null"])
 def test_a_previous_verdict_that_cannot_be_used_starts_a_new_history(text: str) -> None:
     assert judge_evidence(healthy_evidence(), previous=text)["history"] == []
