@@ -221,6 +221,15 @@ def test_runs_are_refused_where_no_volume_is_shared(node: AwxNode) -> None:
     assert job.changed_counts == {}
 
 
+def test_containers_are_not_rebooted(node: AwxNode) -> None:
+    """The scenario kernel covers machines that are rebooted."""
+    job = node.run_job("reboot", limit=PAIR)
+    assert job.status == "failed", job.stdout
+    refusal = r"No machine can be rebooted\. a\d is a container \([\w-]+\), which has no kernel of its own\. a\d is a container"
+    assert re.search(refusal, " ".join(job.stdout.split())), job.stdout
+    assert job.changed_counts == {}
+
+
 @pytest.mark.parametrize("answers", [{}, {"train_user": "root"}, {"train_privileged": "true"}])
 def test_a_run_does_not_get_the_key_of_munge(node: AwxNode, answers: dict[str, str]) -> None:
     """Whoever may only launch the template chooses the command."""

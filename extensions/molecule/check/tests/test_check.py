@@ -612,16 +612,6 @@ def test_neither_a_machine_nor_a_cluster_goes_while_a_volume_is_in_use(lab: Lab)
     lab.wait_until("all nodes are idle", lambda: all_idle(lab))
 
 
-def test_containers_are_not_rebooted(lab: Lab) -> None:
-    run = lab.run_playbook("gpumesh.cluster.reboot")
-    assert run.exit_status != 0, run.output
-    refusal = (
-        r"No machine can be rebooted\. k2 is a container \([\w-]+\), which has no kernel of its own\. k3 is a container"
-    )
-    assert re.search(refusal, run.flat_output), run.output
-    assert all_idle(lab)
-
-
 # --- A user-space NFS server, as in a container whose kernel has none
 
 SERVED = f"{VOLUME}/served"
