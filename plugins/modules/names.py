@@ -17,7 +17,7 @@ description:
     are commented out, and their other names, such as the full one, are added to that line too.
   - A container engine overwrites the file at each start. On hosts without systemd, supervisord runs a program when it
     starts that restores the names.
-  - Set O(record). The other options are derived from it on the controller.
+  - Set O(record). The other options are derived from it.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module

@@ -20,7 +20,7 @@ description:
   - If other accounts own or can read a private key in the cluster's folder, all of the host's keys for its users are
     certified again with a new signing key.
   - Installs the SSH client if it is missing.
-  - Set O(record). The other options are derived from it on the controller.
+  - Set O(record). The other options are derived from it.
   - Keys of this host that are not in the record yet are returned as RV(registration), for M(gpumesh.cluster.cluster_member).
   - "Reads these options of roles: C(ssh_trust_port), C(ssh_trust_users)."
 extends_documentation_fragment:
