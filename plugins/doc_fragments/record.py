@@ -23,8 +23,8 @@ options:
     description:
       - The cluster record, as set by the role P(gpumesh.cluster.cluster#role), or the name of the variable that holds it. With
         many members the name is faster, since the record is not searched for templates.
-      - Other options are derived from it: on the host, from its own copy, if they grow with the members and the copy is the
-        same, and otherwise on the controller. The record itself is not sent to the host.
+      - Other options are derived from it. Those that grow with the members are derived on the host from its own copy, if that
+        is the same. The record itself is not sent to the host.
     type: raw
 """
 

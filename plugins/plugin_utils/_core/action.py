@@ -107,11 +107,11 @@ RECORD_MODULES = frozenset(
 class RecordArguments(NamedTuple):
     """The arguments of a module that can derive most of them from the host's copy of the record.
 
-    ``given``: those that do not follow from the record. ``derive``: returns the others, for a host with another copy.
+    ``independent``: those that do not follow from the record. ``derive``: returns the others, for a host with another copy.
     So what is sent does not grow with the members.
     """
 
-    given: Mapping[str, Any]
+    independent: Mapping[str, Any]
     derive: Callable[[], Mapping[str, Any]]
 
 
@@ -466,10 +466,10 @@ class HostAction(ActionBase):
         if isinstance(arguments, RecordArguments):
             copy_reference = self._copy_reference()
             if copy_reference:
-                result = self.run_module(module_name, {**arguments.given, **copy_reference})
+                result = self.run_module(module_name, {**arguments.independent, **copy_reference})
                 if not result.get("copy_differs"):
                     return result
-            arguments = {**arguments.given, **arguments.derive()}
+            arguments = {**arguments.independent, **arguments.derive()}
         return self._run_module_with_facts(module_name, arguments)[0]
 
     def _copy_reference(self) -> dict[str, Any]:
@@ -591,7 +591,7 @@ class HostAction(ActionBase):
         }
         contents = {"contents": encoded_sources}
         if isinstance(arguments, RecordArguments):
-            return self.run_module(module_name, arguments._replace(given={**arguments.given, **contents}))
+            return self.run_module(module_name, arguments._replace(independent={**arguments.independent, **contents}))
         return self.run_module(module_name, {**arguments, **contents})
 
     def refuse_missing_programs(self, missing_programs: Sequence[str]) -> None:

@@ -139,7 +139,7 @@ def test_a_run_that_fails_fails_the_task() -> None:
 
 def test_the_last_line_says_how_a_run_ended_and_where_its_files_are(capsys: pytest.CaptureFixture[str]) -> None:
     run_train(run_result("running"), run_result("finished"))
-    *_, state, place = capsys.readouterr().out.split("\n\n")[-1].strip().splitlines()
+    state, place = capsys.readouterr().out.split("\n\n")[-1].strip().splitlines()[-2:]
     assert (state, place) == (
         "nano: finished",
         "Its files, with the output of all processes, are in /mnt/shared/nano on n1.",

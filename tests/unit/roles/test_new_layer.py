@@ -115,8 +115,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_line(root / "plugins" / "plugin_utils" / "_layers" / "registry.py", "    munge,\n", "    scratch,\n")
     readers = root / "plugins" / "module_utils" / "_layers" / "drift.py"
     add_line(readers, '    "train": install.find_differences,\n', '    "scratch": scratch.find_differences,\n')
-    imported = "from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names\n"
-    add_line(readers, imported, imported.replace("names", "scratch"))
+    imported = "from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import host_names, names\n"
+    add_line(readers, imported, imported.replace("host_names, names", "scratch"))
     for layer in (*LAYERS, "scratch"):
         for entry in ("main", "leave"):
             tasks = [

@@ -225,8 +225,7 @@ def test_containers_are_not_rebooted(node: AwxNode) -> None:
     """The scenario kernel covers machines that are rebooted."""
     job = node.run_job("reboot", limit=PAIR)
     assert job.status == "failed", job.stdout
-    refusal = r"No machine can be rebooted\. a\d is a container \([\w-]+\), which has no kernel of its own\. a\d is a container"
-    assert re.search(refusal, " ".join(job.stdout.split())), job.stdout
+    assert re.search(r"No machine can be rebooted\. a\d is a container", job.stdout), job.stdout
     assert job.changed_counts == {}
 
 

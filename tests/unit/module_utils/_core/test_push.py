@@ -57,7 +57,7 @@ def test_installing_modules_do_not_import_the_programs(module: str, own: set[str
     if module != "layer_info":
         assert {name for name in found if name.startswith("_checks.health.")} <= {"_checks.health.settings"}
     # The modules for sessions remove what jobs have left behind, and check the settings.
-    needed = ("install", "network", "node", "plan", "routing", "runtime", "models", "ssh", "trash")
+    needed = ("desired", "install", "network", "node", "plan", "routing", "runtime", "models", "ssh", "trash")
     assert {name for name in found if name.startswith("_programs.session.")} <= {
         f"_programs.session.{name}" for name in needed
     }

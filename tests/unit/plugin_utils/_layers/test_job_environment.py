@@ -18,8 +18,14 @@ RANGE = [15000, 24999]
 
 def parameters(record: Any, machine: str, **options: Any) -> dict[str, Any]:
     """All parameters of the module on one machine."""
-    defaults = {"port_range": RANGE, "dialects": [], "variables": {}, "rdma": True, "logins": True}
-    role_options = {f"job_environment_{name}": value for name, value in {**defaults, **options}.items()}
+    role_options = {
+        "job_environment_port_range": RANGE,
+        "job_environment_dialects": [],
+        "job_environment_variables": {},
+        "job_environment_rdma": True,
+        "job_environment_logins": True,
+        **{f"job_environment_{name}": value for name, value in options.items()},
+    }
     given = given_parameters(record, machine, role_options)
     return {**given, **derive_parameters(record, given)}
 

@@ -117,7 +117,8 @@ def test_machine_that_is_no_member_or_has_no_key_is_not_registered() -> None:
 
 def test_logins_are_tested_from_all_other_members() -> None:
     def logins(machine: str, cluster: Any) -> tuple[Any, ...]:
-        wanted = desired.derive_parameters(cluster, {"machine": machine, "users": ["root"], "port": 2222})
+        options = {"ssh_trust_users": ["root"], "ssh_trust_port": 2222}
+        wanted = desired.derive_parameters(cluster, ssh_trust.given_parameters(cluster, machine, options))
         return wanted["peers"], wanted["address"]
 
     assert logins("n1", build_record()) == ({"10.99.0.2": "n2.example.net"}, "10.99.0.1")
