@@ -13,6 +13,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.debian_packages import describe_installation
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 
 #: The PATH of an unprivileged login lacks sbin, which contains ip, wg and slurmd.
@@ -134,5 +135,5 @@ def require_program(argv: Sequence[str]) -> str:
     """Return the path of the program of a command. Raises CommandError if the host does not have it."""
     program_path = find_program(argv[0])
     if program_path is None:
-        raise CommandError(argv, "cannot be run: the program is not installed", remedy=f"Install {argv[0]}.")
+        raise CommandError(argv, "cannot be run: the program is not installed", remedy=describe_installation(argv[0]))
     return program_path

@@ -48,6 +48,7 @@ PACKAGE_BY_PROGRAM = {
     "yaml": "python3-yaml",
     "/usr/include/slurm/spank.h": "libslurm-dev",
     "/usr/include/stdio.h": "libc6-dev",
+    "/etc/ssl/certs/ca-certificates.crt": "ca-certificates",
 }
 
 

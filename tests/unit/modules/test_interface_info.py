@@ -61,7 +61,11 @@ def test_a_failure_names_the_host_and_the_command(
 ) -> None:
     def ip(argv: Sequence[str], check: bool = True) -> CommandResult:
         if output is None:
-            raise CommandError(argv, "cannot be run: the program is not installed", remedy="Install ip.")
+            raise CommandError(
+                argv,
+                "cannot be run: the program is not installed",
+                remedy="Install ip, which is in Debian's package iproute2.",
+            )
         return CommandResult(0, output, "")
 
     monkeypatch.setattr(interface_info, "run", ip)

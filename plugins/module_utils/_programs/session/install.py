@@ -43,6 +43,8 @@ _HOST_PROGRAMS = ("nft", "ip", "sysctl", "gcc", "sshd")
 _REQUIRED_HEADERS = (f"{_SLURM_HEADERS}/spank.h", "/usr/include/stdio.h")
 #: The second setting exists on Debian and a few other distributions.
 _NAMESPACE_SETTINGS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
+#: Debian's path of the certificates by which podman verifies a registry comes first: its package is named after it.
+_CERTIFICATE_PATHS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 _YAML_PATHS = ("/usr/lib/python3/dist-packages/yaml", "/usr/lib64/python3*/site-packages/yaml")
 
 
@@ -50,6 +52,7 @@ def missing_requirements() -> List[str]:
     """Return the programs and files that the host lacks, which packages install."""
     missing_names = [program for program in (*REQUIRED_PROGRAMS, *_HOST_PROGRAMS) if find_program(program) is None]
     missing_names += [path for path in _REQUIRED_HEADERS if not os.path.exists(path)]
+    missing_names += [] if any(map(os.path.exists, _CERTIFICATE_PATHS)) else [_CERTIFICATE_PATHS[0]]
     return missing_names + ([] if any(glob.glob(pattern) for pattern in _YAML_PATHS) else ["yaml"])
 
 

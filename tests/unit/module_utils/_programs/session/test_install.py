@@ -115,3 +115,13 @@ def test_rules_that_failed_to_load_are_loaded_by_the_next_run(tmp_path: Path, mo
 def test_all_missing_requirements_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "find_program", lambda _name: None)
     assert {*REQUIRED_PROGRAMS, "nft", "gcc"} < set(install.missing_requirements())
+
+
+def test_certificates_are_required_wherever_the_distribution_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = (str(tmp_path / "debian.crt"), str(tmp_path / "other.crt"))
+    monkeypatch.setattr(install, "_CERTIFICATE_PATHS", paths)
+    assert paths[0] in install.missing_requirements()
+    Path(paths[1]).write_text("", encoding="utf-8")
+    assert not set(paths) & set(install.missing_requirements())
