@@ -88,15 +88,24 @@ class ActionModule(HostAction):
         if task_args["machines"] is None:
             if not is_forced:
                 self._refuse_use(record, jobs, task_args["usage"])
-            changed = bool(is_forced and node_names) and self._end_jobs(node_names, jobs)
-        elif node_names:
+            changed = bool(is_forced and node_names) and self._end_jobs(node_names, jobs, node_names)
+        left_alone = self._find_left_alone(slurm_report.get("nodes", []), node_names, jobs)
+        # The module keeps the reasons of nodes that others have drained, and waits for their jobs.
+        drained_by_others = [
+            node["name"]
+            for node in slurm_report.get("nodes", [])
+            if node["name"] in left_alone and "drain" in node["flags"]
+        ]
+        own_nodes = [node for node in node_names if node not in left_alone]
+        drained_nodes = [*own_nodes, *drained_by_others]
+        if task_args["machines"] is not None and drained_nodes:
             drain_timeout = options["cluster_drain_timeout"]
             if not (is_forced or drain_timeout):
                 self._refuse_jobs(record, jobs, task_args["machines"])
             changed = (
-                self._end_jobs(node_names, jobs)
+                self._end_jobs(drained_nodes, jobs, own_nodes)
                 if is_forced
-                else self._drain(slurm_report["nodes"], node_names, drain_timeout)
+                else self._drain(slurm_report["nodes"], drained_nodes, drain_timeout)
             )
         # A reachable machine deletes its own node in the entry point leave of the role slurm, which a dead one cannot.
         unreachable_nodes = [node for node in node_names if node in task_args["unreachable"]]
@@ -107,8 +116,42 @@ class ActionModule(HostAction):
             "scheduler": has_scheduler,
             "foreign": foreign_slurm,
             "nodes": node_names,
+            "drained": own_nodes,
+            "left_alone": left_alone,
             "jobs": [str(job["id"]) for job in jobs],
         }
+
+    def _find_left_alone(
+        self, known_nodes: Sequence[SlurmNode], node_names: Sequence[str], jobs: Sequence[Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Return the nodes that others have taken out of service, with their reasons: a reboot does not resume them.
+
+        Raises HostStateError if one of them is being removed, or is not drained and has jobs.
+        """
+        if self._purpose.reason != REBOOT_REASON:
+            return {}
+        left_alone = {
+            node["name"]: node["reason"]
+            for node in known_nodes
+            if node["name"] in node_names and not self._may_resume(node)
+        }
+        for node_name, reason in left_alone.items():
+            if reason.startswith(REASON_PREFIX + LEAVING_REASON):
+                raise HostStateError(
+                    f"{node_name} cannot be rebooted: its removal from the cluster was interrupted.",
+                    f"Complete that with the playbook remove, or exclude it: cluster_without={node_name}.",
+                )
+        undrained_nodes = [
+            node["name"] for node in known_nodes if node["name"] in left_alone and "drain" not in node["flags"]
+        ]
+        busy_jobs = _select_unfinished(running_jobs(jobs, undrained_nodes))
+        if busy_jobs:
+            raise HostStateError(
+                f"{', '.join(undrained_nodes)} cannot be rebooted: others have taken it out of service "
+                f"({left_alone[undrained_nodes[0]]}), but it still has {', '.join(format_job(job) for job in busy_jobs)}.",
+                "Wait until they have ended, or cancel them (scancel).",
+            )
+        return left_alone
 
     def _drain(self, known_nodes: Sequence[SlurmNode], node_names: Sequence[str], timeout: int) -> bool:
         """Drain the nodes, and return them to service if their jobs do not end in time. Raises ModuleFailedError."""
@@ -210,8 +253,8 @@ class ActionModule(HostAction):
                 else "Run this again when they answer; cluster_force=true deletes the cluster in any case.",
             )
 
-    def _end_jobs(self, node_names: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> bool:
-        """Cancel the jobs before the nodes are set down, since a node that is down leaves its processes running."""
+    def _end_jobs(self, node_names: Sequence[str], jobs: Sequence[Mapping[str, Any]], own_nodes: Sequence[str]) -> bool:
+        """Cancel the jobs before ``own_nodes`` are set down, since a node that is down leaves its processes running."""
         changed = self._set_node_state(node_names, "drained")
         if not jobs:
             return changed
@@ -223,8 +266,8 @@ class ActionModule(HostAction):
         try:
             self._set_node_state(node_names, "drained", wait_seconds=_MAX_END_WAIT)
         except ModuleFailedError as failure:
-            if "error" in failure.result:
-                self._set_node_state(node_names, "down")
+            if "error" in failure.result and own_nodes:
+                self._set_node_state(own_nodes, "down")
         return True
 
     def _set_node_state(self, node_names: Sequence[str], state: str, wait_seconds: int = 0) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import writable_volumes
 
@@ -19,6 +20,7 @@ class ActionModule(HostAction):
         _own_options, module_args = self.split_own_options({"record": RECORD_OPTION})
         module_args["volumes"] = writable_volumes(self.record(), str(self._task.delegate_to or self.machine))
         result = self.run_module("gpumesh.cluster.train_runs_info", module_args)
-        run_lines = [run["summary"] for run in result["runs"]]
+        # The names of directories, and what is in them, are text of the user.
+        run_lines = [printable(run["summary"]) for run in result["runs"]]
         self.print_text("\n".join([f"Runs in {result['folder']}: {len(run_lines)}", *run_lines]))
         return result

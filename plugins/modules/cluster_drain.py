@@ -75,10 +75,20 @@ foreign:
   returned: success
   type: bool
 nodes:
+  description: The nodes among the machines.
+  returned: success
+  type: list
+  elements: str
+drained:
   description: The nodes that were drained, or would be.
   returned: success
   type: list
   elements: str
+left_alone:
+  description: With O(purpose=reboot), the nodes that others had taken out of service, with their reasons.
+  returned: success
+  type: dict
+  sample: {gpu3: replacing the fan}
 jobs:
   description: The jobs that were running there.
   returned: success

@@ -17,6 +17,7 @@ description:
   - Fails if a member of the play has not answered, if the manager does not answer, if a member is the machine that runs
     Ansible, or if its Slurm does not belong to the cluster.
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
+  - "Reads these options of roles: C(cluster_reboot_timeout)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -57,6 +58,11 @@ machines:
   type: list
   elements: str
   sample: [gpu2, gpu3, gpu1]
+timeout:
+  description: The option C(cluster_reboot_timeout), in seconds.
+  returned: success
+  type: int
+  sample: 1800
 obstacles:
   description: Why the other members of the play cannot be rebooted, by machine.
   returned: success

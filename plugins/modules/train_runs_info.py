@@ -66,7 +66,7 @@ from typing import Any, Dict, List
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths, runs, show, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.settings import TrainSettings
@@ -86,7 +86,7 @@ def _describe_runs(run_host: runs.SubmitHost, runs_dir: str) -> List[Dict[str, s
         try:
             run_state, wait_reason = runs.inspect_run(run_host, runs.find_run(runs_dir, run_name))
             summary = show.run_values(run_state, wait_reason, directory)["summary"]
-        except (HostStateError, InputError) as failure:
+        except GpumeshError as failure:
             # The remaining runs are still listed.
             summary = f"{run_name}: {failure.message}"
         descriptions.append({"name": run_name, "summary": summary, "folder": directory})

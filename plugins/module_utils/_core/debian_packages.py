@@ -80,6 +80,7 @@ PACKAGE_BY_PROGRAM = {
     "supervisord": "supervisor",
     "sysctl": "procps",
     "systemctl": "systemd",
+    "systemd-detect-virt": "systemd",
     "systemd-run": "systemd",
     "timedatectl": "systemd",
     "timeout": "coreutils",

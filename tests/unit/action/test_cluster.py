@@ -594,6 +594,30 @@ class TestDrain:
         )
         assert drained["reason"] == "leaves the cluster"
 
+    @pytest.mark.parametrize("flags", [[], ["drain"]])
+    def test_a_node_that_others_have_set_down_keeps_state_and_reason_through_a_reboot(self, flags: list[str]) -> None:
+        node = {"name": "n2", "state": "down", "flags": flags, "reason": "bad PSU"}
+        more = {"gpumesh.cluster.slurm_info": [{"jobs": [], "nodes": [node]}]}
+        played = self.run_drain([], more, machines=["n2"], purpose="reboot", force=True)
+        states = [given["state"] for module, given in played.module_calls if module == "gpumesh.cluster.slurm_node"]
+        # The module keeps the reason of a node that is drained already.
+        assert states == ["drained"] * len(flags)
+        assert (played.result["drained"], played.result["left_alone"]) == ([], {"n2": "bad PSU"})
+
+    def test_a_node_out_of_service_with_jobs_is_not_rebooted(self) -> None:
+        node = {"name": "n2", "state": "mixed", "flags": ["fail"], "reason": "fan"}
+        more = {"gpumesh.cluster.slurm_info": [{"jobs": self.JOBS, "nodes": [node]}]}
+        played = self.run_drain([], more, machines=["n2"], purpose="reboot", timeout=60)
+        assert played.result["failed"] and "(fan), but it still has 17 of alice" in played.result["msg"]
+        assert "gpumesh.cluster.slurm_node" not in {module for module, _given in played.module_calls}
+
+    def test_a_node_whose_removal_was_interrupted_is_not_rebooted(self) -> None:
+        node = {"name": "n2", "state": "idle", "flags": ["drain"], "reason": "gpumesh: leaves the cluster"}
+        more = {"gpumesh.cluster.slurm_info": [{"jobs": [], "nodes": [node]}]}
+        played = self.run_drain([], more, machines=["n2"], purpose="reboot")
+        assert played.result["failed"] and "its removal from the cluster was interrupted" in played.result["msg"]
+        assert "gpumesh.cluster.slurm_node" not in {module for module, _given in played.module_calls}
+
     @pytest.mark.parametrize(
         ("reason", "is_resumed"), [("", True), ("gpumesh: reboot", True), ("gpumesh health: x", False), ("fan", False)]
     )

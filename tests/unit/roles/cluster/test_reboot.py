@@ -51,7 +51,7 @@ def node(started: int | None, *flags: str) -> dict[str, Any]:
 
 
 WORKS: dict[str, list[dict[str, Any]]] = {
-    "cluster_drain": [{"nodes": ["n"], "changed": True}],
+    "cluster_drain": [{"nodes": ["n"], "drained": ["n"], "left_alone": {}, "changed": True}],
     "node_health": [{"checks": [PASS, NO_CLOCK]}, {"checks": [NO_CLOCK, NO_VOLUME]}, {"checks": [PASS, NO_CLOCK]}],
     # As before the reboot, not known, not connected yet, and back.
     "slurm_info": [node(7), node(7), {"nodes": []}, node(None), node(9, "not_responding"), node(9)],
@@ -104,7 +104,7 @@ def reboot(
             "vars": {
                 **role_vars,
                 "cluster_record": {"manager": "n1"},
-                "cluster_reboot_timeout": 60,
+                "__cluster_reboot": {"timeout": 60},
                 "told_file": str(told),
                 **own,
             },
@@ -127,7 +127,7 @@ def test_one_machine_is_rebooted_after_the_other(tmp_path: Path) -> None:
     given = {(host, module): arguments for host, module, arguments in calls}
     drained = {"record": "cluster_record", "machines": ["n3"], "purpose": "reboot"}
     assert given["n3", "cluster_drain"] == drained
-    assert given["n3", "slurm_node"] == {"name": ["n3"], "state": "idle", "wait": 300}
+    assert given["n3", "slurm_node"] == {"name": ["n"], "state": "idle", "wait": 300}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_machine_whose_jobs_do_not_end_ends_the_run_before_its_reboot(tmp_path
 
 def test_a_machine_without_a_node_is_rebooted(tmp_path: Path) -> None:
     """Without Slurm, or if it is not a node of it."""
-    no_node = {**WORKS, "cluster_drain": [{"nodes": []}]}
+    no_node = {**WORKS, "cluster_drain": [{"nodes": [], "drained": [], "left_alone": {}}]}
     run, calls = reboot(tmp_path, dict.fromkeys(("n1", "n2", "n3"), no_node), cluster_userspace_only=["n3"])
     assert run.exit_status == 0, run.output
     steps = [(host, module) for host, module, _given in calls]
@@ -178,6 +178,24 @@ def test_a_node_that_others_have_drained_is_named(tmp_path: Path) -> None:
     run, _calls = reboot(tmp_path, {"n1": WORKS, "n2": kept, "n3": WORKS})
     assert run.exit_status == 0, run.output
     assert "n2 stays out of service, since others have drained it: replacing the fan" in run.flat_output
+
+
+def test_a_node_that_was_out_of_service_before_is_named_and_not_resumed(tmp_path: Path) -> None:
+    kept = {**WORKS, "cluster_drain": [{"nodes": ["n"], "drained": [], "left_alone": {"n2": "bad PSU"}}]}
+    run, calls = reboot(tmp_path, {"n1": WORKS, "n2": kept, "n3": WORKS})
+    assert run.exit_status == 0, run.output
+    assert "n2 stays out of service, since others have drained it: bad PSU" in run.flat_output
+    assert ("n2", "reboot") in {(host, module) for host, module, _given in calls}
+    assert ("n2", "slurm_node") not in {(host, module) for host, module, _given in calls}
+
+
+def test_a_machine_that_is_not_rebooted_accepts_jobs_again(tmp_path: Path) -> None:
+    broken = {**WORKS, "node_health": [{"failed": True, "msg": "no Python"}]}
+    run, calls = reboot(tmp_path, {"n1": WORKS, "n2": broken, "n3": WORKS})
+    assert run.exit_status != 0
+    assert "n2 was not rebooted (Check the health of the machine): no Python" in run.flat_output, run.output
+    assert "stays drained" not in run.flat_output
+    assert [module for _host, module, _given in calls] == ["cluster_drain", "node_health", "slurm_node"]
 
 
 def test_check_mode_waits_for_nothing(tmp_path: Path) -> None:
