@@ -66,6 +66,10 @@ ELSEWHERE = {
     "ansible-playbook -i my-lan gpumesh.cluster.site --check --diff",
     # Scenario `default` removes a machine without a time limit.
     "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3",
+    # Scenario `kernel` reboots machines, which have a kernel of their own there, with each of these options.
+    "ansible-playbook -i inventories/lan gpumesh.cluster.reboot --check",
+    "ansible-playbook -i inventories/lan gpumesh.cluster.reboot -e cluster_drain_timeout=86400",
+    "ansible-playbook -i inventories/lan gpumesh.cluster.reboot --limit gpu2,gpu3",
     # Scenario `wireguard` rotates the keys of a mesh.
     "ansible-playbook -i inventories/rented gpumesh.cluster.mesh -e mesh_rotate_keys=true",
     # Scenario `slurm` rotates munge's key, has accounts and limits, and runs the examples.
