@@ -37,16 +37,14 @@ _value:
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.filter_errors import convert_errors
 
 
 @convert_errors
 def cluster_addresses(record: object) -> dict[str, str]:
     """Return the address of each machine; see DOCUMENTATION."""
-    return {
-        machine: member_view["address"] for machine, member_view in derive.member_views(model.parse(record)).items()
-    }
+    return membership.cluster_addresses(model.parse(record))
 
 
 class FilterModule:

@@ -45,13 +45,19 @@ def start_module(
     arguments: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    program: str = "",
 ) -> subprocess.Popen[str]:
-    """Start a module of this collection. ``prefix``: the arguments that start the command."""
+    """Start a module of this collection.
+
+    ``prefix``: the arguments that start the command. ``program``: Python that runs the module instead, whose last
+    argument is the name of the module.
+    """
+    own_command = ["-m", f"ansible_collections.gpumesh.cluster.plugins.modules.{module}"]
     with tempfile.TemporaryFile("w+") as argument_file:
         json.dump({"ANSIBLE_MODULE_ARGS": arguments}, argument_file)
         argument_file.seek(0)
         return subprocess.Popen(
-            [*prefix, sys.executable, "-m", f"ansible_collections.gpumesh.cluster.plugins.modules.{module}"],
+            [*prefix, sys.executable, *(["-c", program, module] if program else own_command)],
             stdin=argument_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from module_runs import read_result, start_module
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply, generation
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.store import Store
@@ -59,16 +58,7 @@ def folder(tmp_path: Path) -> str:
 def run(module: str, folder: str, record_generation: int, **options: Any) -> dict[str, Any]:
     derived_from = {"cluster": "lab", "generation": record_generation, "machine": "n2", "path": folder}
     arguments = {**REQUIRED.get(module, {}), **options, "derived_from": derived_from}
-    completed = subprocess.run(
-        [sys.executable, "-c", PROGRAM, module],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.stdout, completed.stderr
-    result: dict[str, Any] = json.loads(completed.stdout)
-    return result
+    return read_result(start_module(module, arguments, program=PROGRAM))
 
 
 @pytest.mark.parametrize("module", NAMES)

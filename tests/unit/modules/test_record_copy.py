@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from module_runs import read_result, start_module
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import record_digest
@@ -70,16 +69,7 @@ def store(tmp_path: Path) -> Store:
 
 def run(module: str, record_copy: dict[str, Any]) -> dict[str, Any]:
     arguments = {**MODULES[module][0], "record_copy": record_copy}
-    completed = subprocess.run(
-        [sys.executable, "-c", PROGRAM, module],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.stdout, completed.stderr
-    result: dict[str, Any] = json.loads(completed.stdout)
-    return result
+    return read_result(start_module(module, arguments, program=PROGRAM))
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

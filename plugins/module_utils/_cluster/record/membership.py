@@ -52,10 +52,10 @@ def cluster_addresses(record: Record) -> Dict[str, str]:
 
 def find_member(record: Record, machine: str) -> Member:
     """Return one member. Raises InputError listing the members."""
-    for member in record["members"]:
+    members: List[Member] = record["members"]
+    for member in members:
         if member["machine"] == machine:
-            found_member: Member = member
-            return found_member
+            return member
     raise InputError(
         f"'{machine}' is not among the members of cluster '{record['name']}'.",
         f"Its members are {', '.join(member['machine'] for member in record['members'])}.",
