@@ -17,7 +17,7 @@ import select
 import signal
 import threading
 import time
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
@@ -108,14 +108,14 @@ def stand_by(runner: Runner, program_path: str, orders_fd: int, sleep: Callable[
             for step_id in scheduler.find_steps(runner, job_id, step_name)
         )
 
-    def is_script_killed() -> bool:
-        """Whether the job ends since its batch script was killed. Raises CommandError."""
-        return scheduler.query_fate(runner, job_id) == "killed"
+    def query_end() -> Tuple[bool, str]:
+        """Whether the job is being ended, and its fate. Raises CommandError."""
+        return scheduler.query_end(runner, job_id)
 
     if await_loss(orders_fd, received_signals) and await_no_successor(
-        has_successor, is_script_killed, received_signals, sleep
+        has_successor, query_end, received_signals, sleep
     ):
-        _requeue(runner, job_id, is_script_killed, received_signals, sleep)
+        _requeue(runner, job_id, query_end, received_signals, sleep)
 
 
 def await_loss(orders_fd: int, received_signals: Sequence[int]) -> bool:
@@ -143,7 +143,7 @@ def await_loss(orders_fd: int, received_signals: Sequence[int]) -> bool:
 
 def await_no_successor(
     has_successor: Callable[[], bool],
-    is_script_killed: Callable[[], bool],
+    query_end: Callable[[], Tuple[bool, str]],
     received_signals: Sequence[int],
     sleep: Callable[[float], Any] = time.sleep,
 ) -> bool:
@@ -151,22 +151,26 @@ def await_no_successor(
 
     Return True if Slurm ends the job because its batch script was killed, or if no supervisor has started a step after
     the loss of the last one; False if one has, or if the job ends for another reason. ``has_successor`` and
-    ``is_script_killed`` raise CommandError if the controller does not answer. A node that is cut off learns nothing
-    until it reaches the controller again. Slurm kills this process some time after SIGTERM, by default 30 s.
+    ``query_end`` raise CommandError if the controller does not answer. A node that is cut off learns nothing until it
+    reaches the controller again. Slurm kills this process some time after SIGTERM, by default 30 s. It sends SIGTERM
+    once, and this process may have been starting then, so what ends the job is also read from its state.
     """
     seconds_without = seconds_with = 0.0
     while True:
         # Slurm says why the job ends once it has sent SIGTERM. What was queried before that may say nothing.
         is_ending = bool(received_signals)
         try:
-            continued, script_killed = has_successor(), is_script_killed()
+            continued, (ends, fate) = has_successor(), query_end()
         except CommandError:
             seconds_without = 0.0
             is_ending = False
         else:
-            if script_killed:
+            if fate == "killed":
                 # If there are agents, one of them submits another job.
                 return not continued
+            if ends:
+                # A job that was cancelled would be started again: Slurm requeues even those that are just ending.
+                return False
             if not continued and seconds_without >= _SUCCESSOR_TIMEOUT:
                 return True
             if continued and seconds_with >= _SUCCESSOR_TENURE:
@@ -181,7 +185,7 @@ def await_no_successor(
 def _requeue(
     runner: Runner,
     job_id: int,
-    is_script_killed: Callable[[], bool],
+    query_end: Callable[[], Tuple[bool, str]],
     received_signals: Sequence[int],
     sleep: Callable[[float], Any],
 ) -> None:
@@ -191,7 +195,8 @@ def _requeue(
             scheduler.requeue_job(runner, job_id)
             return
         with contextlib.suppress(CommandError):
-            if received_signals and not is_script_killed():
+            ends, fate = query_end()
+            if (ends or received_signals) and fate != "killed":
                 return
         _sleep_until_signalled(_QUERY_INTERVAL, received_signals, sleep)
 

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
@@ -349,13 +349,10 @@ def final_state(run_command: Runner, job_id: int, job_name: str) -> str:
 def is_cancelled(run_command: Runner, job_id: int) -> bool:
     """Whether somebody has cancelled the job in which this process runs; False if the controller does not answer."""
     try:
-        job_record = run_command(["scontrol", "--oneliner", "show", "job", str(job_id)], timeout=20.0).stdout
+        ends, fate = query_end(run_command, job_id)
     except CommandError:
         return False
-    return (
-        re.search(r"\bJobState=(?:CANCELLED|COMPLETING)\b", job_record) is not None
-        and parse_fate(job_record, _restart_count()) == ""
-    )
+    return ends and not fate
 
 
 def parse_fate(job_record: str, restart_count: int) -> str:
@@ -364,11 +361,7 @@ def parse_fate(job_record: str, restart_count: int) -> str:
     ``preempted``: its time will soon be over. ``requeued``: it has been stopped, and will start again. ``timeout``: it
     has been stopped at its time limit. ``killed``: its batch script was killed, which ends it. Empty for none of them.
     """
-    job_fields: Dict[str, str] = {}
-    for assignment in job_record.split():
-        field_name, _equals, field = assignment.partition("=")
-        # Fields that a user has chosen, such as a comment, come later.
-        job_fields.setdefault(field_name, field)
+    job_fields = _parse_job_fields(job_record)
     state = job_fields.get("JobState", "")
     if state.startswith("CANCELLED"):
         return ""
@@ -386,15 +379,27 @@ def parse_fate(job_record: str, restart_count: int) -> str:
 def job_fate(run_command: Runner, job_id: int) -> str:
     """Return the fate of the job in which this process runs; empty if the controller does not answer."""
     try:
-        return query_fate(run_command, job_id)
+        return query_end(run_command, job_id)[1]
     except CommandError:
         return ""
 
 
-def query_fate(run_command: Runner, job_id: int) -> str:
-    """Return the fate of the job in which this process runs. Raises CommandError."""
+def query_end(run_command: Runner, job_id: int) -> Tuple[bool, str]:
+    """Return whether the job in which this process runs is being ended, and its fate, which is empty for one that
+    somebody has cancelled. Raises CommandError.
+    """
     job_record = run_command(["scontrol", "--oneliner", "show", "job", str(job_id)], timeout=20.0).stdout
-    return parse_fate(job_record, _restart_count())
+    ends = _parse_job_fields(job_record).get("JobState", "").startswith(("CANCELLED", "COMPLETING"))
+    return ends, parse_fate(job_record, _restart_count())
+
+
+def _parse_job_fields(job_record: str) -> Dict[str, str]:
+    """Fields that a user has chosen, such as a comment, come later than those of Slurm."""
+    job_fields: Dict[str, str] = {}
+    for assignment in job_record.split():
+        field_name, _equals, field = assignment.partition("=")
+        job_fields.setdefault(field_name, field)
+    return job_fields
 
 
 def _restart_count() -> int:

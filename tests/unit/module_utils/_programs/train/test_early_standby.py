@@ -207,6 +207,28 @@ def test_signal_that_came_too_early_is_not_needed(orders: tuple[int, int]) -> No
     assert (stand_by(slurm, orders, kill_script), slurm.requeued) == (10, ["41"])
 
 
+def test_job_that_was_cancelled_before_its_standby_could_hear_of_it_is_not_requeued(orders: tuple[int, int]) -> None:
+    """SIGTERM had come while Python started, and ended the supervisor."""
+    slurm = Slurm(job=CANCELLED)
+    os.close(orders[1])
+    assert stand_by(slurm, orders) < early_standby._SUCCESSOR_TIMEOUT
+    assert slurm.requeued == []
+
+
+def test_job_that_is_cancelled_while_a_refused_requeue_is_repeated_is_not_requeued(orders: tuple[int, int]) -> None:
+    slurm = Slurm()
+
+    def runner(argv: list[str], **options: object) -> CommandResult:
+        if argv[:2] == ["scontrol", "requeue"] and not slurm.job:
+            slurm.job = CANCELLED
+            raise CommandError(argv, "exited 1", rc=1)
+        return slurm(argv, **options)
+
+    os.close(orders[1])
+    early_standby.stand_by(runner, PROGRAM, orders[0], lambda _seconds: None)
+    assert slurm.requeued == []
+
+
 class Step:
     """A step of standbys, of which the first two end by themselves."""
 
