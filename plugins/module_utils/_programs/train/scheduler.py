@@ -348,10 +348,7 @@ def final_state(run_command: Runner, job_id: int, job_name: str) -> str:
 
 def is_cancelled(run_command: Runner, job_id: int) -> bool:
     """Whether somebody has cancelled the job in which this process runs; False if the controller does not answer."""
-    try:
-        ends, fate = query_end(run_command, job_id)
-    except CommandError:
-        return False
+    ends, fate = job_end(run_command, job_id)
     return ends and not fate
 
 
@@ -378,10 +375,15 @@ def parse_fate(job_record: str, restart_count: int) -> str:
 
 def job_fate(run_command: Runner, job_id: int) -> str:
     """Return the fate of the job in which this process runs; empty if the controller does not answer."""
+    return job_end(run_command, job_id)[1]
+
+
+def job_end(run_command: Runner, job_id: int) -> Tuple[bool, str]:
+    """Return what ``query_end`` does; a job does not end, as far as is known, if the controller does not answer."""
     try:
-        return query_end(run_command, job_id)[1]
+        return query_end(run_command, job_id)
     except CommandError:
-        return ""
+        return False, ""
 
 
 def query_end(run_command: Runner, job_id: int) -> Tuple[bool, str]:

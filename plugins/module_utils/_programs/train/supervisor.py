@@ -539,15 +539,19 @@ class Supervisor:
 
     def _defer_to_slurm(self, decision: decide.Decision) -> decide.Decision:
         """Return the decision, changed if Slurm itself requeues the job, as after a preemption, or will not notice its
-        end.
+        end, or if somebody has cancelled it.
         """
         if decision.action == "restart" and self._is_abandoned():
             return decide.Decision("resubmit", _ABANDONED_REASON)
         if decision.action not in ("cancel", "resubmit"):
             return decision
-        fate = scheduler.job_fate(self._runner, self._supervisor_id.job_id)
+        ends, fate = scheduler.job_end(self._runner, self._supervisor_id.job_id)
         if fate == "requeued":
             return decide.Decision("requeue", _FATE_REASONS[fate])
+        if ends and not fate and not self._supervisor_id.inherited:
+            # SIGTERM comes once, and may be lost while the shell starts this process. Then, no node of the job is usable.
+            self.cancelled = True
+            return decide.Decision("cancel")
         ended_by_slurm = fate and (decision.action == "cancel" or fate == "killed")
         return decide.Decision("resubmit", _FATE_REASONS[fate]) if ended_by_slurm else decision
 

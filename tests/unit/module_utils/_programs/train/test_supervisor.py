@@ -343,6 +343,32 @@ def test_a_job_is_requeued_while_the_submission_cannot_be_recorded(
     assert folder.read_submission() == Submission("token", 41)
 
 
+@pytest.mark.parametrize(
+    ("job", "inherited", "state"),
+    [
+        ("RUNNING", 0, "queued"),
+        ("ENDING", 0, "cancelled"),
+        ("CANCELLED", 0, "cancelled"),
+        ("KILLED", 0, "queued"),
+        ("TIMEOUT", 0, "queued"),
+        # Its batch script may have ended in any way.
+        ("ENDING", 1, "queued"),
+    ],
+)
+def test_a_job_that_was_cancelled_before_its_supervisor_could_hear_of_it_is_not_followed_by_another(
+    folder: RunDirectory, monkeypatch: pytest.MonkeyPatch, job: str, inherited: int, state: str
+) -> None:
+    """SIGTERM has come while the shell was starting the process. Slurm no longer starts anything on the nodes."""
+    slurm = Slurm(0, job=globals()[job])
+    lacks_nodes = supervisor.decide.Decision("resubmit", "no nodes")
+    monkeypatch.setattr(supervisor.Supervisor, "_placement", lambda _self: lacks_nodes)
+    folder.write(TrainingRun("nano", "queued", "token", 41))
+    post = supervisor.SupervisorId("/bin/x", 41, "token", "n1", ["n1"], inherited)
+    made = supervisor.Supervisor(folder, post, slurm)
+    assert made._leave(made._defer_to_slurm(made._placement())) == (1 if state == "cancelled" else 0)
+    assert (folder.read().state, "sbatch" in slurm.asked) == (state, state == "queued")
+
+
 @pytest.mark.parametrize(("job", "requeued"), [("EXPIRING", True), ("ENDING", False), ("CANCELLED", False)])
 def test_a_job_that_ends_is_requeued_unless_its_user_has_cancelled_it(
     folder: RunDirectory, monkeypatch: pytest.MonkeyPatch, job: str, requeued: bool
