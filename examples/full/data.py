@@ -3,7 +3,7 @@
 The corpus is a row of bytes in shards. Sample number i is the bytes from i * length on, with one byte more: the last target.
 A run reads samples at positions 0, 1, 2 and so on, without an end: after the last sample comes another epoch, in another
 order. A step takes the next `batch` positions, whatever the number of ranks is. So all that a checkpoint has to know of the
-data is one number, and no sample is read twice or left out when a run goes on with more or fewer ranks.
+data is one number, and no sample is repeated or skipped when a run goes on with more or fewer ranks.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class ActionModule(AwxAction):
         )
         missing_requirements = [
             *self._check_organization(task_args["organization"], organization_id),
+            *(awx.check_organization_rights(organizations[0]) if organizations else []),
             *(awx.check_rights(self._query_api("me"), outdated_types) if outdated_types else []),
             *awx.find_wrong_names(names_by_kind, objects_by_kind, organization_id, outdated_types),
             *awx.check_environment(

@@ -144,7 +144,7 @@ class ActionModule(ControllerAction):
             ]
         ]
         if remarks and task_args["refuse"]:
-            self.print_text("\n".join(remarks))
+            self.print_message("\n".join(remarks))
         manager_response = responses.get(chosen_copy.record["manager"])
         unreachable_reason = printable(manager_response.unreachable_reason or "") if manager_response else ""
         copy_result = {

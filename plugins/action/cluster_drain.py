@@ -192,7 +192,7 @@ class ActionModule(HostAction):
         except ModuleFailedError as failure:
             if timeout >= _COMPLETION_WAIT or not failure.result.get("error", {}).get("completing"):
                 raise
-        self.print_text(
+        self.print_message(
             f"{', '.join(node_names)}: the jobs have ended, but Slurm still waits for their processes. It retries after two minutes."
         )
         self._set_node_state(node_names, "drained", wait_seconds=_COMPLETION_WAIT)

@@ -50,5 +50,5 @@ class ActionModule(ControllerAction):
             record["manager"] in self.variables[task_args["copies"]]["unreachable_members"],
         )
         reboot_timeout = self.options("cluster_reboot_timeout")["cluster_reboot_timeout"]
-        self.print_text(describe_plan(record, plan))
+        self.print_message(describe_plan(record, plan))
         return {"changed": False, "machines": plan.machines, "obstacles": plan.obstacles, "timeout": reboot_timeout}

@@ -77,10 +77,10 @@ class ActionModule(ControllerAction):
     def _announce_pods(self, pod_machines: list[str]) -> None:
         for config_path in sorted({self._supervisor_config(machine) for machine in pod_machines}):
             pods_alike = [machine for machine in pod_machines if self._supervisor_config(machine) == config_path]
-            self.print_text(
+            self.print_message(
                 f"{', '.join(pods_alike)}: pods, whose programs reach the tailnet through a library. After a restart with the "
-                "same disk, each comes back by itself if its start command is: "
-                f'sh -c \'supervisord -c {config_path}; exec "$0" "$@"\' YOUR COMMAND'
+                "same disk, each comes back by itself if its start command is:\n"
+                f'  sh -c \'supervisord -c {config_path}; exec "$0" "$@"\' YOUR COMMAND'
             )
 
     def _supervisor_config(self, machine: str) -> str:
@@ -89,13 +89,13 @@ class ActionModule(ControllerAction):
 
     def _announce(self, record: model.Record, strangers: list[str], userspace_machines: list[str]) -> None:
         if strangers:
-            self.print_text(
+            self.print_message(
                 f"{', '.join(sorted(strangers))}: not among the members of cluster '{record['name']}' (members: "
                 f"{', '.join(member['machine'] for member in record['members'])}), so not changed. To add it, run the "
                 f"playbook join with cluster_machines={','.join(sorted(strangers))}."
             )
         if userspace_machines:
-            self.print_text(
+            self.print_message(
                 f"{', '.join(sorted(userspace_machines))}: in the mesh of cluster '{record['name']}', but excluded from storage "
                 f"and Slurm. {USERSPACE_ONLY_REASON} Or set mesh_userspace_nodes=true: it becomes a Slurm node without "
                 "volumes."

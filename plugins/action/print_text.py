@@ -17,5 +17,5 @@ class ActionModule(ControllerAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         text = printable(self.arguments(text={"type": "str", "required": True})["text"])
-        self.print_text(text)
+        self.print_message(text)
         return {"changed": False, "text": text}

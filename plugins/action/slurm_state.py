@@ -49,7 +49,7 @@ class ActionModule(HostAction):
         # The queue is retired last, since a repetition of an interrupted run relies on it.
         retirement = self.run_module(_MODULE, {"state": "retired", "keep": task_args["keep"]})
         if retirement["moved_to"]:
-            self.print_text(
+            self.print_message(
                 f"{self.machine} had a queue and accounting from an earlier term as the manager, from which those of the cluster "
                 f"do not descend. They were kept in {printable(str(retirement['moved_to']))}, the accounting as "
                 "accounting.sql. Delete them when they are no longer needed."

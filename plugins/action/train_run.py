@@ -46,5 +46,5 @@ class ActionModule(HostAction):
         description = describe_run(result, str(self._task.delegate_to or self.machine))
         if is_present and result["run"]["state"] in ("failed", "cancelled"):
             return {**result, "changed": changed, "failed": True, "msg": description}
-        self.print_text(description)
+        self.print_message(description)
         return {**result, "changed": changed}

@@ -22,5 +22,5 @@ class ActionModule(HostAction):
         result = self.run_module("gpumesh.cluster.train_runs_info", module_args)
         # The names of directories, and what is in them, are text of the user.
         run_lines = [printable(run["summary"]) for run in result["runs"]]
-        self.print_text("\n".join([f"Runs in {result['folder']}: {len(run_lines)}", *run_lines]))
+        self.print_message("\n".join([f"Runs in {result['folder']}: {len(run_lines)}", *run_lines]))
         return result

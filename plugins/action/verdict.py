@@ -41,6 +41,7 @@ _REPORT_IS_DELETED = (
     "AWX deletes the report with this job. To keep it, set check_report_dir in the inventory to a directory that AWX exposes "
     "to its jobs (AWX_ISOLATION_SHOW_PATHS), or run the playbook check outside AWX."
 )
+_HOW_TO_EXPOSE = "the setting AWX_ISOLATION_SHOW_PATHS has to expose the directory to jobs."
 _NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
 
 
@@ -61,7 +62,7 @@ class ActionModule(ControllerAction):
             },
         )
         if self.check_mode:
-            self.print_text(_NOTHING_VERIFIED)
+            self.print_message(_NOTHING_VERIFIED)
             return {"changed": False, "text": _NOTHING_VERIFIED}
         options = self.options(
             "check_report_dir",
@@ -109,10 +110,14 @@ class ActionModule(ControllerAction):
 
     def _describe_place(self, report_directory: Path) -> str:
         """Say where the report is, or in a job of AWX, whose own directories are deleted with it, how to keep it."""
-        default_directory = Path(os.environ.get("PWD", ""), "gpumesh-report")
-        if AWX_JOB_VARIABLE in self.variables and report_directory.is_relative_to(default_directory):
+        report_path = f"Report: {report_directory}/report.html"
+        if AWX_JOB_VARIABLE not in self.variables:
+            return report_path
+        # PWD has the links of the path, which the option then has, too.
+        job_directories = {Path.cwd(), Path(os.environ.get("PWD") or Path.cwd())}
+        if any(report_directory.is_relative_to(directory / "gpumesh-report") for directory in job_directories):
             return _REPORT_IS_DELETED
-        return f"Report: {report_directory}/report.html"
+        return f"{report_path}, unless AWX has deleted it with this job: {_HOW_TO_EXPOSE}"
 
     def _collect_evidence(self, record: Record, variable_names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the evidence in the form that ``judge_cluster`` expects."""
@@ -167,7 +172,7 @@ class ActionModule(ControllerAction):
         if len(verdict["cluster"]["members"]) > 1 and "summary" not in verdict["reachability"]:
             self.print_text(reachability_matrix.draw_matrix(verdict["reachability"]["pairs"], describes_faults=False))
         if verdict["status"] == "pass":
-            self.print_text(report_text)
+            self.print_message(report_text)
 
 
 def artifacts(verdict: Verdict) -> dict[str, Any]:

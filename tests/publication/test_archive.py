@@ -91,6 +91,11 @@ def test_the_changelog_names_what_there_is() -> None:
     kinds = ("modules", "callback", "filter", "inventory", "lookup")
     there = {f"{kind}/{path.stem}" for kind in kinds for path in (ROOT / "plugins" / kind).glob("*.py")}
     assert named == there | {f"roles/{path.name}" for path in (ROOT / "roles").iterdir()}
+    # It is written from these data: `antsibull-changelog generate`.
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("\\", "")
+    described = {(one["name"], one["description"]) for some in releases.values() for one in some.get("modules", [])}
+    lines = {f"* gpumesh.cluster.{name} - {text}".replace("\\", "") for name, text in described}
+    assert lines <= set(changelog.splitlines())
 
 
 def test_dependencies_agree(installed: Installed) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import yaml
 from jinja2.sandbox import SandboxedEnvironment
 
-from ansible_collections.gpumesh.cluster.tests.publication.archive import BIN, Installed, checkout
+from ansible_collections.gpumesh.cluster.tests.publication.archive import BIN, ROOT, Installed, checkout
 from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import check_injectors, launch
 
 
@@ -253,7 +253,11 @@ class AwxNode:
             key: value for key, value in self.installed.environment.items() if key.startswith("ANSIBLE_")
         }
         ansible_variables["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(job_directory / "cp")
-        return {**ansible_variables, "PATH": f"{self.program_directory}:{os.environ['PATH']}"}
+        return {
+            **ansible_variables,
+            **read_image_environment(),
+            "PATH": f"{self.program_directory}:{os.environ['PATH']}",
+        }
 
     def slice_inventory(self, slice_hosts: Sequence[str]) -> dict[str, Any]:
         """Return the inventory of a slice, which contains only the hosts of the slice."""
@@ -262,6 +266,13 @@ class AwxNode:
             name: variables for name, variables in group["hosts"].items() if not slice_hosts or name in slice_hosts
         }
         return {"all": {**self.inventory["all"], "children": {"cluster": {"hosts": hosts}}}}
+
+
+def read_image_environment() -> dict[str, str]:
+    """Read the environment of the image that execution-environment.yml describes."""
+    definition = yaml.safe_load((ROOT / "execution-environment.yml").read_text(encoding="utf-8"))
+    instructions = [step.split(maxsplit=1) for step in definition["additional_build_steps"]["append_final"]]
+    return dict(setting.split("=", 1) for instruction, setting in instructions if instruction == "ENV")
 
 
 def read_job(playbook: str, job_directory: Path) -> AwxJob:

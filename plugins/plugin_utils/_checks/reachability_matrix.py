@@ -88,6 +88,11 @@ def _pair_machines(pair: Mapping[str, Any]) -> tuple[str, str]:
     return str(pair["from"]), str(pair["to"])
 
 
+def describe_verdict(verdict: str) -> str:
+    """Return a verdict on a pair in words."""
+    return _verdict_symbol(verdict)[1]
+
+
 def _verdict_symbol(verdict: str) -> tuple[str, str]:
     return VERDICT_SYMBOLS.get(verdict, (_OTHER_SYMBOL[0], verdict.replace("_", " ")))
 
@@ -170,7 +175,7 @@ def _describe_group(similar_pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     same_receiver = all(pair["to"] == first_pair["to"] for pair in similar_pairs)
     senders = join_names([pair["from"] for pair in similar_pairs] if same_receiver else [first_pair["from"]], "")
     receivers = str(first_pair["to"]) if same_receiver else join_names((pair["to"] for pair in similar_pairs), "")
-    verdict_meaning = str(_verdict_symbol(str(first_pair["verdict"]))[1])
+    verdict_meaning = describe_verdict(str(first_pair["verdict"]))
     example = f"For example {first_pair['from']} → {first_pair['to']}: " if len(similar_pairs) > 1 else ""
     fault_lines = _wrap_paragraph(
         f"{senders} → {receivers}: {verdict_meaning}. {example}{first_pair['message']}", "", "  "

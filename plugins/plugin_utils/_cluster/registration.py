@@ -270,12 +270,16 @@ def _refuse_unreachable(hosts: Mapping[str, InventoryHost], facts: Mapping[str, 
             for machine, result in unreachable_results.items()
         )
         unexplained = any("error" not in result for result in unreachable_results.values())
+        exclusion = (
+            f"--limit '{':'.join(f'!{machine}' for machine in unreachable_results)}', in AWX with "
+            f"cluster_without={','.join(unreachable_results)}."
+        )
         raise InputError(
             f"Nothing has been changed. {explanations}",
             "Check with 'ansible -m ping' whether the machine is up, and whether ansible_host, ansible_port, "
-            "ansible_user and its key are correct; or exclude it with --limit, in AWX with cluster_without."
+            f"ansible_user and its key are correct; or exclude it with {exclusion}"
             if unexplained
-            else "To continue without it, exclude it with --limit, in AWX with cluster_without.",
+            else f"To continue without it, exclude it with {exclusion}",
             machines=list(unreachable_results),
         )
 

@@ -29,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.time_limit import number_refusal
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width, wrap_text
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import (
     BEGIN_SCRIPT,
     COMPLETE_SCRIPT,
@@ -433,6 +434,10 @@ class HostAction(ActionBase):
         if constants.config.get_config_value("DEFAULT_STDOUT_CALLBACK") not in _MACHINE_READABLE_CALLBACKS:
             self._display.display(text)
 
+    def print_message(self, message: str) -> None:
+        """Print a message as ``print_text`` does, wrapped to the width of the terminal."""
+        self.print_text("\n".join(wrap_text(message, available_width())))
+
     def controller_path(self, given_path: str) -> str:
         """Return the absolute path of a file on the controller.
 
@@ -531,7 +536,7 @@ class HostAction(ActionBase):
         while is_running(result):
             if result["summary"] != printed_summary:
                 printed_summary = result["summary"]
-                self.print_text(printed_summary)
+                self.print_message(printed_summary)
             time.sleep(poll_interval)
             result = query_progress()
         return result

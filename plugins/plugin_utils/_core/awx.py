@@ -177,6 +177,15 @@ def check_rights(accounts: Sequence[ApiObject], outdated_types: Sequence[str]) -
     ]
 
 
+def check_organization_rights(organization: ApiObject) -> list[str]:
+    """List the right that is missing to create objects in an organization, as AWX shows it to who is logged in."""
+    if organization.get("summary_fields", {}).get("user_capabilities", {}).get("edit", True):
+        return []
+    return [
+        f"Only an administrator of the organization '{object_name(organization)}' can create all of its objects: log in as one."
+    ]
+
+
 def last_update_id(project: ApiObject) -> int | None:
     """Return the ID of the current or last update of a project."""
     summary_fields = project.get("summary_fields", {})

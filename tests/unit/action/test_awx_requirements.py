@@ -117,6 +117,14 @@ def test_all_missing_requirements_are_reported_at_once(monkeypatch: pytest.Monke
         assert words in result["msg"]
 
 
+@pytest.mark.parametrize("edits", [True, False])
+def test_who_is_logged_in_must_be_allowed_to_create_objects(monkeypatch: pytest.MonkeyPatch, edits: bool) -> None:
+    """Otherwise, the setup would end in the middle."""
+    organization = {**AWX_OBJECTS["organizations"][0], "summary_fields": {"user_capabilities": {"edit": edits}}}
+    missing = check_requirements(monkeypatch, {}, {**AWX_OBJECTS, "organizations": [organization]})["missing"]
+    assert [("administrator of the organization 'Research'" in text) for text in missing] == ([] if edits else [True])
+
+
 def test_an_organization_needs_a_galaxy_credential(monkeypatch: pytest.MonkeyPatch) -> None:
     (said,) = check_requirements(monkeypatch, {}, {**AWX_OBJECTS, "organizations/7/galaxy_credentials": []})["missing"]
     assert "Galaxy credential" in said

@@ -80,6 +80,9 @@ def test_discover(node: AwxNode) -> None:
     assert job.artifacts["discover_subnets"] == ["10.77.90.0/24"]
     assert job.artifacts["discover_silent_hosts"] == []
     assert job.changed_counts == {}
+    # The callback of the image. AWX has its own for the rest of the output.
+    summary = job.stdout.partition("SUMMARY")[2]
+    assert "unreachable" in summary and all(host in summary for host in PAIR.split(",")), job.stdout
 
 
 def test_a_project_that_is_a_clone_of_the_repository(node: AwxNode, tmp_path: Path) -> None:

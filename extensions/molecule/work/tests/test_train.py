@@ -9,13 +9,14 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
-from lab_hosts import run_chaos
+from lab_hosts import ROOT, run_chaos
 from train_programs import MANAGER, OTHER_HOSTS, SHORT_STEP_SECONDS, SMALL_PROGRAM, TRAINER_PATH
 from train_runs import (
     BARE_HOST,
@@ -492,12 +493,13 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
 def test_a_node_that_was_away_is_used_again_and_another_one_takes_the_place_of_a_dead_one(
     lab: TrainLab, dead: list[str]
 ) -> None:
+    """What `make lab` proposes to try, with the program that it puts on the volume."""
     lab.clear_queue()
+    shutil.copy(ROOT / "examples" / "plain" / "train.py", lab.shared_volume)
     lab.run(MANAGER, "scontrol", "update", f"nodename={BARE_HOST}", "state=drain", "reason=later")
     try:
-        lab.start_run(
-            "grow", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}", step_count=100_000
-        )
+        options = ("--name", "grow", "--nodes", "2", "--min-nodes", "1", "--sbatch", f"--exclude={MANAGER}")
+        lab.run_train("--detach", *options, "--", "python3", "/mnt/shared/train.py", "--steps", "100000")
         found = at_random_step(lab, "grow", 1)
         victim = next(node for node in found["attempts"][0]["nodes"] if node != found["attempts"][0]["supervisor"])
         # It is still in the job, unless it is away for so long that Slurm takes it out.

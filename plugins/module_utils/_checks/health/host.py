@@ -400,8 +400,17 @@ def resolve_name(name: str) -> List[str]:
         return []
 
 
-def judge_name(host_name: str, resolved_addresses: Sequence[str], expected_address: Optional[str]) -> Judgement:
-    """Judge the address of the host's own name, which Gloo and MPI announce: others cannot connect to 127.0.1.1."""
+def judge_name(
+    host_name: str,
+    resolved_addresses: Sequence[str],
+    expected_address: Optional[str],
+    peers: Container[str] = (),
+    machine: Optional[str] = None,
+) -> Judgement:
+    """Judge the address of the host's own name, which Gloo and MPI announce: others cannot connect to 127.0.1.1.
+
+    ``peers``: the other members. ``machine``: the name of this one in the cluster.
+    """
     if expected_address is None:
         return skipped("The member has no cluster address yet.")
     address_text = ", ".join(resolved_addresses) or "nothing"
@@ -410,6 +419,13 @@ def judge_name(host_name: str, resolved_addresses: Sequence[str], expected_addre
     reason = f"{host_name} resolves to {address_text} instead of {expected_address}."
     if any(address.startswith("127.") or address == "::1" for address in resolved_addresses):
         reason = f"{host_name} resolves to {address_text}: other members would connect to themselves."
+    if machine and host_name in peers:
+        return failed(
+            address_text,
+            expected_address,
+            f"{reason} Another member is {host_name}.",
+            f"Give {machine} a name of its own: hostnamectl set-hostname {machine}",
+        )
     return failed(
         address_text,
         expected_address,

@@ -497,7 +497,9 @@ def _check_clock(context: CheckContext) -> Judgement:
 
 def _check_host_name(context: CheckContext) -> Judgement:
     name = socket.gethostname()
-    return host.judge_name(name, host.resolve_name(name), context.expected_state.cluster_address)
+    expected = context.expected_state
+    peers = {*expected.ssh_peers, *expected.mesh_peers}
+    return host.judge_name(name, host.resolve_name(name), expected.cluster_address, peers, expected.machine)
 
 
 def _check_rdma(context: CheckContext) -> Judgement:

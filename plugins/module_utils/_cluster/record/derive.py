@@ -44,7 +44,8 @@ class OlderVersionError(RecordError):
         super().__init__(
             f"Cluster '{cluster_name}' was last changed by gpumesh.cluster {applied_version}, and this is {version.VERSION}, which would "
             "undo what the newer version has set up.",
-            f"Use gpumesh.cluster {applied_version} or newer. To go back to {version.VERSION}, set cluster_older_version=true.",
+            f"Use gpumesh.cluster {applied_version} or newer. To go back to {version.VERSION}, set cluster_older_version=true, in AWX in "
+            "the inventory.",
             collection_version=applied_version,
         )
 

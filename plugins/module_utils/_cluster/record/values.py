@@ -288,7 +288,9 @@ def certificate(value: str) -> str:
 def absolute_path(value: str) -> str:
     """An absolute path without '..' and without characters that have a meaning in /etc/exports or in units."""
     if not value.startswith("/") or not re.fullmatch(r"[A-Za-z0-9_./@+-]+", value) or ".." in value.split("/"):
-        raise ValueError(f"'{value}' is not an absolute path of letters, digits, '_', '.', '/', '@', '+' and '-'")
+        raise ValueError(
+            f"'{value}' is not an absolute path that consists of letters, digits and the characters _ . / @ + -"
+        )
     return "/" + "/".join(part for part in value.split("/") if part not in ("", "."))
 
 

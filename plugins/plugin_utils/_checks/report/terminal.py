@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names, printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.reachability_matrix import describe_verdict
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import format_headline
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.view import collect_findings, count_pairs
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.volumes import (
@@ -46,7 +47,8 @@ def render(verdict: Mapping[str, Any], width: int = TEXT_WIDTH) -> str:
     if broken_pairs:
         lines += ["", "Pairs that cannot reach each other:"]
         lines += [
-            f"  {pair['from']} → {pair['to']}: {printable(pair['verdict'])}" for pair in broken_pairs[:_MAX_NAMED_PAIRS]
+            f"  {pair['from']} → {pair['to']}: {printable(describe_verdict(pair['verdict']))}"
+            for pair in broken_pairs[:_MAX_NAMED_PAIRS]
         ]
         unlisted_count = count_pairs(verdict)["fail"] - len(broken_pairs[:_MAX_NAMED_PAIRS])
         lines += [f"  and {unlisted_count} more, which are in the report"] if unlisted_count else []

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.progress.tal
     PlaybookRun,
     PlayTask,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import wrap_text
 
 #: These keys of a failed result are more informative than its message. The numbers are those of the lines to show.
 _OUTPUT_LIMITS = (("stderr", 20), ("module_stderr", 20), ("stdout", 20), ("module_stdout", 20))
@@ -105,24 +105,6 @@ def _failed_results(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [result]
 
 
-def _wrap_paragraph(text: str, width: int, indent: str) -> list[str]:
-    wrapped_lines: list[str] = []
-    for line in printable(text).rstrip().splitlines():
-        # A line that is already indented was formatted by its writer: a table, or a command's output.
-        if line.startswith((" ", "\t")) or not line.strip() or len(line) <= width - len(indent):
-            wrapped_lines.append(f"{indent}{line}".rstrip())
-        else:
-            wrapped_lines += textwrap.wrap(
-                line,
-                width,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return wrapped_lines
-
-
 def format_unreachable(host: str, reason: str, width: int) -> list[str]:
     """Format an unreachable host with the whole reason, which no other line has."""
     reason_text = " ".join(reason.split()).removeprefix("Task failed: ")
@@ -131,7 +113,7 @@ def format_unreachable(host: str, reason: str, width: int) -> list[str]:
 
 def _wrap_hanging(text: str, width: int) -> list[str]:
     """Wrap a text below the name of a phase. The further lines are indented more."""
-    first_line, *more_lines = _wrap_paragraph(text, width - 2, "    ")
+    first_line, *more_lines = wrap_text(text, width - 2, "    ")
     return [first_line, *(f"      {line.strip()}" for line in more_lines)]
 
 
@@ -143,21 +125,21 @@ def format_failure(host: str, task_name: str, result: Mapping[str, Any], task_pa
     failure_lines = [f"{host}: {printable(task_name)}"]
     for failed_result in _failed_results(result):
         if "item" in failed_result and failed_result is not result:
-            failure_lines += _wrap_paragraph(
+            failure_lines += wrap_text(
                 f"item: {failed_result.get('_ansible_item_label', failed_result['item'])}", width, "    "
             )
         error = failed_result.get("error")
         if isinstance(error, dict) and error.get("message"):
-            failure_lines += _wrap_paragraph(str(error["message"]), width, "    ")
+            failure_lines += wrap_text(str(error["message"]), width, "    ")
             if error.get("remedy"):
-                failure_lines += _wrap_paragraph(f"→ {error['remedy']}", width, "    ")
+                failure_lines += wrap_text(f"→ {error['remedy']}", width, "    ")
             continue
         message = failed_result.get("msg") or failed_result.get("reason")
         if failed_result.get("censored"):
             message = "The details are hidden because the task sets no_log."
         elif isinstance(message, (list, tuple)):
             message = "\n".join(str(message_part) for message_part in message)
-        failure_lines += _wrap_paragraph(str(message or "The task failed without a message."), width, "    ")
+        failure_lines += wrap_text(str(message or "The task failed without a message."), width, "    ")
         for output_key, line_limit in _OUTPUT_LIMITS:
             output_text = failed_result.get(output_key)
             if isinstance(output_text, str) and output_text.strip() and output_text.strip() not in str(message):
@@ -166,9 +148,7 @@ def format_failure(host: str, task_name: str, result: Mapping[str, Any], task_pa
                     [f"… {len(output_lines) - line_limit} lines before"] if len(output_lines) > line_limit else []
                 )
                 failure_lines.append(f"    {output_key}:")
-                failure_lines += _wrap_paragraph(
-                    "\n".join([*omission_note, *output_lines[-line_limit:]]), width, "      "
-                )
+                failure_lines += wrap_text("\n".join([*omission_note, *output_lines[-line_limit:]]), width, "      ")
     if task_path:
         failure_lines.append(f"    {task_path}")
     return failure_lines

@@ -461,7 +461,7 @@ def examine(question: Question) -> SilentHostError:
     except (paramiko.SSHException, EOFError, OSError, subprocess.TimeoutExpired) as failure:
         return SilentHostError(
             "not_checked",
-            f"The reason could not be determined: {type(failure).__name__}: {failure}.",
+            f"The cause could not be determined: {type(failure).__name__}: {failure}.",
             f"Try 'ssh -v {question.host}' on the machine that runs Ansible.",
         )
 

@@ -57,7 +57,7 @@ def explain_unreachable_host(question: Question) -> dict[str, Any]:
 def _not_checked_error(question: Question, reason: str) -> dict[str, Any]:
     return SilentHostError(
         "not_checked",
-        f"The reason could not be determined: {reason}.",
+        f"The cause could not be determined: {reason}.",
         f"Try 'ssh -v {question.host}' on the machine that runs Ansible.",
     ).to_result()
 

@@ -293,7 +293,7 @@ def test_mesh_is_not_the_network_of_a_site() -> None:
         (
             {**LAN, "n2": {"unreachable": True, "msg": "Port 22 is closed. Open it.", "error": {}}},
             {},
-            "Nothing has been changed. n2 (n2) does not answer: Port 22 is closed. Open it. To continue without it",
+            "Open it. To continue without it, exclude it with --limit '!n2', in AWX with cluster_without=n2.",
         ),
         (LAN, {"manager": "n9"}, "The manager 'n9' is not among the machines of the new cluster 'lab' (n1, n2, n3)"),
         (LAN, {"machines": ["n2"]}, "The manager 'n1' is not among the machines of the new cluster 'lab' (n2)"),

@@ -277,6 +277,15 @@ def test_name(addresses: list, status: str) -> None:
     assert host.judge_name("n1", addresses, "10.99.0.1").status == status
 
 
+@pytest.mark.parametrize("name", ["n2", "n3", "old"])
+def test_a_name_that_another_member_has_must_be_changed(name: str) -> None:
+    """/etc/hosts of all members has it, so no entry there helps."""
+    judged = host.judge_name(name, ["10.99.0.2"], "10.99.0.3", {"n1", "n2"}, "n3")
+    assert judged.status == "fail"
+    assert ("hostnamectl set-hostname n3" in judged.remedy) == (name == "n2")
+    assert ("/etc/hosts" in judged.remedy) == (name != "n2")
+
+
 def context(expected: ExpectedState, tmp_path: Path, answers: dict | None = None) -> run.CheckContext:
     def fake(argv: list, **_options: object) -> CommandResult:
         answer = (answers or {}).get(argv[0])
