@@ -65,10 +65,10 @@ def list_causes(run_status: RunStatus) -> list[tuple[str, Any, str]]:
     ]
 
 
-def assert_checkpoints_used(run_status: RunStatus) -> None:
-    """Assert that each attempt starts at the last checkpoint of the previous one."""
+def assert_checkpoints_used(run_status: RunStatus, interval: int = CHECKPOINT_INTERVAL) -> None:
+    """Assert that each attempt starts at the last checkpoint of the previous one. ``interval``: the steps between two."""
     for previous, following in zip(run_status["attempts"], run_status["attempts"][1:]):
-        assert previous["last"] - following["first"] < CHECKPOINT_INTERVAL, (previous, following)
+        assert previous["last"] - following["first"] < interval, (previous, following)
 
 
 class TrainLab(Lab):

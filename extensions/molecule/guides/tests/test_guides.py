@@ -17,6 +17,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import host_state
@@ -550,13 +551,17 @@ def test_hand_over_with_queue_and_accounts(desk: GuideRunner, bare: dict[str, di
 
 
 def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(
-    desk: GuideRunner, bare: dict[str, dict[str, Any]]
+    desk: GuideRunner, bare: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """It is declared untrusted as well, so the secrets that it knows become useless."""
+    """It is declared untrusted as well, so the secrets that it knows become useless. Its accounting is restored."""
     lab = desk.lab
     lost = ("-e", "cluster_machine=gpu2", "-e", "cluster_new_manager=gpu3", "-e", "cluster_manager_lost=true")
     lost += ("-e", "cluster_untrusted=true")
     known = lab.read("gpu2", MUNGE_KEY)
+    before = accounting(lab, "gpu2")
+    assert before
+    dump = tmp_path / "slurm_acct_db.sql"
+    dump.write_text(lab.run("gpu2", "mariadb-dump", "slurm_acct_db", timeout=PATIENCE))
     lab.stop("gpu2")
     try:
         run = assert_success(play(desk, "remove", *lost, "-e", "ansible_ssh_timeout=30"))
@@ -564,6 +569,14 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(
         assert "run the playbook remove with cluster_machine=gpu2 again" in run.flat_output
         assert members(lab, "gpu3") == ["gpu3"]
         lab.wait_until("the node that is left works", able(lab, "gpu3", "gpu3"), PATIENCE)
+        lab.run("gpu3", "systemctl", "stop", "slurmdbd")
+        lab.copy(dump, "gpu3", f"/root/{dump.name}")
+        lab.run("gpu3", "sh", "-c", f"mariadb slurm_acct_db < /root/{dump.name}", timeout=PATIENCE)
+        lab.run("gpu3", "rm", f"/root/{dump.name}")
+        lab.run("gpu3", "systemctl", "start", "slurmdbd")
+        lab.wait_until("it has all jobs", lambda: before.items() <= accounting(lab, "gpu3").items(), PATIENCE)
+        lab.run("gpu3", "systemctl", "restart", "slurmctld")
+        lab.wait_until("the node works again", able(lab, "gpu3", "gpu3"), PATIENCE)
         assert ran_on(lab, "gpu3", 1) == ["gpu3"]
         assert lab.read("gpu3", MUNGE_KEY) != known
         assert removed_keys(lab, "gpu3")["gpu2"] == "changed"

@@ -528,7 +528,7 @@ def test_a_node_that_was_away_is_used_again_and_another_one_takes_the_place_of_a
     check_grown(found, victim, BARE_HOST)
     assert found["attempts"][4]["job"] != found["attempts"][3]["job"]
     assert f"grown: {BARE_HOST} is idle, and another job can have all nodes" in lab.run_train("show", "grow").stdout
-    assert_checkpoints_used(found)
+    assert_checkpoints_used(found, interval=20)
     lab.run_train("cancel", "grow")
 
 
