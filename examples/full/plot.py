@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 820, 400, 50, 70, 40
-COLOURS = ("#1f6feb", "#2da44e", "#bf8700", "#8250df", "#0a7ea4", "#57606a")
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 820, 400, 62, 82, 58
+#: The colours of lines on a light background, and on a dark one.
+COLOURS = ("#1f6feb", "#1a7f37", "#9a6700", "#8250df", "#0a7ea4", "#57606a")
+DARK_COLOURS = ("#58a6ff", "#3fb950", "#d29922", "#bc8cff", "#39c5cf", "#9198a1")
+STYLE = """\
+text { fill: #1f2328; } .soft { fill: #59636e; } .paper { fill: #ffffff; } .grid { stroke: #d8dee4; }
+.end { stroke: #cf222e; } text.end { fill: #cf222e; stroke: none; font-weight: 600; }
+"""
+DARK_STYLE = """\
+text { fill: #f0f6fc; } .soft { fill: #9198a1; } .paper { fill: #0d1117; } .grid { stroke: #2f353d; }
+.end { stroke: #ff7b72; } text.end { fill: #ff7b72; stroke: none; }
+"""
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -27,6 +37,16 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def style() -> str:
+    """The colours, for a light and for a dark background."""
+
+    def strokes(colours: tuple[str, ...]) -> str:
+        return "\n".join(f".line{index} {{ stroke: {colour}; }}" for index, colour in enumerate(colours))
+
+    dark = f"{DARK_STYLE}{strokes(DARK_COLOURS)}"
+    return f"{STYLE}{strokes(COLOURS)}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
+
+
 def draw(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     """The picture."""
     steps = float(max(line["step"] for line in lines))
@@ -38,39 +58,43 @@ def draw(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     def y(loss: float) -> float:
         return round(TOP + (1 - loss / highest) * (HEIGHT - TOP - BOTTOM), 1)
 
+    title = f"{escape(run['name'])}: the loss in each attempt, and what ended the attempts"
+    middle = (TOP + HEIGHT - BOTTOM) // 2
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="16" font-size="13">{escape(run["name"])}: loss by step, and what has ended attempts</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
+        f"<style>\n{style()}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
+        f'<text x="16" y="26" font-size="15" font-weight="600">{title}</text>',
+        f'<text class="soft" x="{(LEFT + WIDTH - 20) // 2}" y="{HEIGHT - 12}" text-anchor="middle">training step</text>',
+        f'<text class="soft" transform="translate(24 {middle}) rotate(-90)" text-anchor="middle">training loss</text>',
     ]
     for loss in range(int(highest) + 1):
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y(loss)}" y2="{y(loss)}" stroke="#d8dee4"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(loss) + 4}" text-anchor="end">{loss}</text>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 20}" y1="{y(loss)}" y2="{y(loss)}"/>')
+        parts.append(f'<text class="soft" x="{LEFT - 8}" y="{y(loss) + 4}" text-anchor="end">{loss}</text>')
     for part in range(6):
         step = int(steps * part // 5)
-        parts.append(f'<text x="{x(step)}" y="{HEIGHT - 18}" text-anchor="middle">{step}</text>')
+        parts.append(f'<text class="soft" x="{x(step)}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{step}</text>')
     for index, (_attempt, group) in enumerate(groupby(lines, key=lambda line: line["attempt"])):
         points = " ".join(f"{x(line['step'])},{y(line['loss'])}" for line in group)
-        colour = COLOURS[index % len(COLOURS)]
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"/>')
+        parts.append(f'<polyline class="line{index % len(COLOURS)}" points="{points}" fill="none" stroke-width="1.5"/>')
     ended = [one for one in run["attempts"] if one["cause"] and one["cause"]["kind"] != "finished" and one["last"]]
     for index, attempt in enumerate(ended):
         cause, place = attempt["cause"], x(attempt["last"])
-        words = f"{attempt['number']}: {cause['kind']}"
+        words = f"attempt {attempt['number']}: {cause['kind']}"
         if cause["rank"] is not None:
             words += f", rank {cause['rank']}"
         if cause["node"]:
-            words += f" {cause['node']}" if cause["kind"] == "node" else f" on {cause['node']}"
-        height = TOP - 32 + 13 * (index % 3)
+            words += f" {cause['node']} lost" if cause["kind"] == "node" else f" on {cause['node']}"
+        height = TOP - 30 + 16 * (index % 3)
         # A word that would not fit on the right is on the left of its line.
         left = place > WIDTH * 0.7
         anchor, shift = ("end", -4) if left else ("start", 4)
         parts.append(
-            f'<line x1="{place}" x2="{place}" y1="{height - 8}" y2="{HEIGHT - BOTTOM}" stroke="#cf222e" '
+            f'<line class="end" x1="{place}" x2="{place}" y1="{height - 10}" y2="{HEIGHT - BOTTOM}" '
             'stroke-dasharray="4 3"/>'
         )
         parts.append(
-            f'<text x="{place + shift}" y="{height}" text-anchor="{anchor}" fill="#cf222e">{escape(words)}</text>'
+            f'<text class="end" x="{place + shift}" y="{height}" text-anchor="{anchor}">{escape(words)}</text>'
         )
     return "\n".join([*parts, "</svg>", ""])
 

@@ -93,7 +93,7 @@ h1 .mark { font-size: .72em; transform: translateY(-.1em); }
 .findings .reason { margin-top: .15rem; }
 .findings .values { display: flex; flex-wrap: wrap; gap: .1rem 1.4rem; color: var(--soft); font-size: .88rem; margin-top: .3rem; }
 .findings .values b { color: var(--ink); font-weight: 550; }
-.findings .remedy { margin-top: .45rem; padding-left: 1.2rem; position: relative; max-width: 46rem; }
+.findings .remedy { margin-top: .45rem; padding-left: 1.2rem; position: relative; max-width: 46rem; text-wrap: pretty; }
 .findings .remedy::before { content: "→"; position: absolute; left: 0; color: var(--accent); }
 
 .legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; color: var(--soft); font-size: .84rem; }

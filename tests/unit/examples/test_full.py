@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -296,7 +297,11 @@ def test_the_picture_has_the_loss_and_what_has_ended_attempts(tmp_path: Path) ->
     names = Counter(element.tag.rpartition("}")[2] for element in root.iter())
     assert names["polyline"] == 2
     texts = ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("text")]
-    assert [text for text in texts if "crash" in text] == ["1: crash, rank 1 on n2"]
+    assert [text for text in texts if "crash" in text] == ["attempt 1: crash, rank 1 on n2"]
+    assert {"training step", "training loss"} <= set(texts)
+    (style,) = (element.text or "" for element in root.iter() if element.tag.endswith("style"))
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    assert re.findall(r"\.line\d", light) == re.findall(r"\.line\d", dark) != []
 
 
 def test_a_line_that_the_volume_took_half_of_is_completed_later(tmp_path: Path) -> None:

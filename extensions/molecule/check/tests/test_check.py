@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 from lab_hosts import ROOT, AnsibleRun, Lab
+from lab_links import limit_link
 
 MACHINES = ("k1", "k2", "k3")
 ADDRESSES = {"k1": "10.77.80.11", "k2": "10.77.80.12", "k3": "10.77.80.13"}
@@ -262,25 +263,6 @@ def test_sources_that_are_named_are_built_and_used(lab: Lab, tmp_path: Path, sou
 # --- A slow link, and volumes with faults
 
 
-@contextmanager
-def shaped(lab: Lab, one: str, other: str) -> Iterator[None]:
-    """Limit the rate between two hosts in both directions; all other links stay as they are."""
-    ends = ((one, other), (other, one))
-    try:
-        for here, there in ends:
-            for words in (
-                "qdisc add dev eth0 root handle 1: htb default 10",
-                "class add dev eth0 parent 1: classid 1:10 htb rate 10gbit",
-                f"class add dev eth0 parent 1: classid 1:20 htb rate {SHAPED}",
-                f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {ADDRESSES[there]} flowid 1:20",
-            ):
-                lab.run(here, "tc", *words.split())
-        yield
-    finally:
-        for here, _there in ends:
-            lab.run(here, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
-
-
 def store(lab: Lab, volumes: Sequence[dict[str, str]]) -> AnsibleRun:
     """Set these as the volumes of the cluster."""
     return lab.run_playbook("gpumesh.cluster.storage", "--extra-vars", json.dumps({"storage_volumes": volumes}))
@@ -309,7 +291,7 @@ def test_a_slow_link_and_each_fault_of_a_volume_are_named(lab: Lab, reports: Pat
     with faulty_volumes(lab) as faulty:
         run = store(lab, [shared, *faulty])
         assert run.exit_status == 0, run.output
-        with shaped(lab, "k2", "k3"):
+        with limit_link(lab, {machine: ADDRESSES[machine] for machine in ("k2", "k3")}, SHAPED):
             run, verdict = full(lab, reports, check_volume_size_mib=1, check_min_volume_write_mbps=10**5)
         assert run.exit_status != 0, run.output
         # A file system that the role did not mount stays, even when it is no longer a volume of the cluster.

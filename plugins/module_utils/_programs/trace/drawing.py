@@ -21,7 +21,7 @@ _TICK_COUNT = 5
 #: The height of a rank: with few ranks, and with many.
 _ROW_HEIGHT, _THIN_ROW_HEIGHT = 26, 13
 _MANY_RANKS = 24
-_AXIS_HEIGHT = 26
+_AXIS_HEIGHT = 46
 #: The approximate width of a character.
 _LETTER_WIDTH = 7.4
 _MAX_LETTERS = 26
@@ -53,8 +53,10 @@ def _format_tick(time: float) -> str:
     return f"{time / 1e3:g} ms" if time else "0"
 
 
-def _draw_frame(run: Analysis, longest_time: float, width: int, label: str, row_drawings: Iterator[str]) -> str:
-    """Names on the left, milliseconds below, and the drawing of each rank between them."""
+def _draw_frame(
+    run: Analysis, longest_time: float, width: int, label: str, axis_title: str, row_drawings: Iterator[str]
+) -> str:
+    """Names on the left, milliseconds and the title of their axis below, and the drawing of each rank between them."""
     row_height, left_margin = _row_layout(run)
     height = row_height * len(run.shares)
     spacing = _round_up(longest_time / _TICK_COUNT)
@@ -67,6 +69,10 @@ def _draw_frame(run: Analysis, longest_time: float, width: int, label: str, row_
         svg_parts.append(
             f'<text x="{x:.1f}" y="{height + 18}" text-anchor="{text_anchor}">{_format_tick(tick_index * spacing)}</text>\n'
         )
+    svg_parts.append(
+        f'<text class="axis" x="{(left_margin + width - 10) / 2:.1f}" y="{height + 39}" text-anchor="middle">'
+        f"{escape(axis_title)}</text>\n"
+    )
     slow_rows = [row_index for row_index, share in enumerate(run.shares) if run.slow and share.rank in run.slow.ranks]
     only_slow_row = slow_rows[0] if len(slow_rows) == 1 else -2
     for row_index, share in enumerate(run.shares):
@@ -105,7 +111,7 @@ def draw_bars(run: Analysis, longest_time: float, width: int) -> str:
                 x += bar_width
             yield "</g>\n"
 
-    return _draw_frame(run, longest_time, width, "The mean step of each rank", draw_rows())
+    return _draw_frame(run, longest_time, width, "The mean step of each rank", "time per step", draw_rows())
 
 
 def draw_lanes(run: Analysis, longest_time: float, width: int) -> str:
@@ -127,4 +133,5 @@ def draw_lanes(run: Analysis, longest_time: float, width: int) -> str:
                 yield f'<path class="{activity}" d="{"".join(path)}"/>'
             yield "\n"
 
-    return _draw_frame(run, longest_time, width, f"All ranks in step {run.typical_step.number}", draw_rows())
+    step = f"step {run.typical_step.number}"
+    return _draw_frame(run, longest_time, width, f"All ranks in {step}", f"time since the start of {step}", draw_rows())

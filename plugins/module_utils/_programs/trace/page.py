@@ -73,7 +73,7 @@ def render_page(runs: Sequence[Analysis], created_at: str, timeline_files: Seque
     ``timeline_files``: the files for Perfetto, one per run; ``figures_file``: the JSON file.
     """
     title = join_names(run.name for run in runs)
-    nav = [("findings", "What to do"), ("steps", "A step"), ("timeline", "Time line"), ("ranks", "Ranks")]
+    nav = [("findings", "What to do"), ("steps", "A step"), ("timeline", "Timeline"), ("ranks", "Ranks")]
     if any(run.links for run in runs):
         nav.append(("links", "Links"))
     nav += [("operations", "Operations"), ("clocks", "Clocks")]

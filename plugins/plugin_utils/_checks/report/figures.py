@@ -129,7 +129,7 @@ def draw_topology(cluster: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]
     # Links with a fault are drawn last, on top of the others.
     links.sort(key=lambda link: ("slow", "broken").index(link["kind"]) if link["kind"] in ("slow", "broken") else -1)
     # A triangle does not fill the square around its circle, so the page shows only the drawn area.
-    top_edge = min([node["y"] for node in nodes], default=0.0) - (label_margin + 30 if radial_labels else 38)
+    top_edge = min([node["y"] for node in nodes], default=0.0) - (label_margin + 30 if radial_labels else 44)
     bottom_edge = max([node["y"] for node in nodes], default=0.0) + (label_margin + 30 if radial_labels else 38)
     return {
         "box": f"0 {top_edge:.0f} {width:.0f} {bottom_edge - top_edge:.0f}",

@@ -99,6 +99,15 @@ def test_drawings_have_no_gaps(tmp_path: Path) -> None:
         assert all(abs(after[0] - before[1]) < 0.25 for before, after in zip(row, row[1:]))
 
 
+def test_axes_have_titles(tmp_path: Path) -> None:
+    TraceScenario(ranks=2).write(tmp_path)
+    assert trace(tmp_path) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    titles = re.findall(r'<text class="axis"[^>]*>([^<]*)</text>', page)
+    step = re.search(r"All ranks in (step \d+)", page)
+    assert step and titles == ["time per step", f"time since the start of {step[1]}"]
+
+
 def test_names_from_traces_are_escaped(tmp_path: Path) -> None:
     TraceScenario(ranks=2).write(tmp_path, compress=False)
     evil = "<img src=x onerror=alert(1)>&amp;"

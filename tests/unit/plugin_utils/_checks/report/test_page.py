@@ -108,6 +108,11 @@ def test_curves_rise_on_a_log_axis_and_show_the_threshold() -> None:
     assert figures.draw_curves([]) is None
 
 
+def test_axes_have_titles() -> None:
+    page = render(samples.verdict())
+    assert re.findall(r'<text class="tick axis"[^>]*>([^<]*)</text>', page) == ["bus bandwidth, GB/s", "message size"]
+
+
 @pytest.mark.parametrize(("value", "top"), [(0, 1.0), (11.97, 12.0), (0.0031, 0.004), (480, 500.0), (504, 600.0)])
 def test_the_top_of_an_axis_is_a_round_number(value: float, top: float) -> None:
     assert figures.nice_ceiling(value) == pytest.approx(top)
