@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_drain
-short_description: Drain machines of a cluster in Slurm before they leave it, reboot or run no more jobs, or refuse to
+short_description: Drain machines of a cluster in Slurm before they leave it or reboot, or refuse to
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
