@@ -86,7 +86,7 @@ def _describe_cluster(
         "manager": record["manager"],
         "collection_version": record["collection_version"],
         "manager_address": membership.cluster_address(record, membership.find_member(record, record["manager"])),
-        "nodes": len(members),
+        "nodes": len(membership.slurm_nodes(record)),
         "gpus": sum(member["gpus"] for member in members),
         "machines": [member["machine"] for member in members],
         "mesh": record["mesh"],

@@ -224,7 +224,12 @@ def cluster_settings(request: SlurmRequest, host: SlurmHost) -> Dict[str, Any]:
         # default up to 30 s later.
         "SchedulerParameters": ["bf_interval=10"],
     }
-    if host.memory_mb and not _DEFAULT_MEMORY_KEYS.intersection(key.lower() for key in request.settings):
+    # What a controller without jobs has says nothing about the nodes, and may be far too little for them.
+    if (
+        host.memory_mb
+        and request.slurm_node
+        and not _DEFAULT_MEMORY_KEYS.intersection(key.lower() for key in request.settings)
+    ):
         settings["DefMemPerCPU"] = default_memory_per_cpu(host)
     if not request.task_prolog:
         del settings["TaskProlog"]

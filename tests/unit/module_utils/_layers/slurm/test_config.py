@@ -156,6 +156,11 @@ def test_default_memory_is_proportional_to_cpus() -> None:
     assert served(settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
 
 
+def test_a_controller_without_jobs_sets_no_default_memory() -> None:
+    assert "defmempercpu" not in served(slurm_node=False)
+    assert served(slurm_node=False, settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
+
+
 def test_default_memory_is_never_zero() -> None:
     """A container with little memory sees all CPUs of its machine."""
     small = HOST._replace(memory_mb=800, cpu_count=16)
