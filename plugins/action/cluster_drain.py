@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.node
     LEAVING_REASON,
     REASON_PREFIX,
     REBOOT_REASON,
+    WITHDRAWAL_REASON,
     is_out_of_service,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode
@@ -31,7 +32,8 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     ModuleFailedError,
 )
 
-_SLURMD_ENVIRONMENT = "/etc/slurm/node/slurmd.env"
+#: Every member on which Slurm is set up has it, also one that runs no jobs.
+_HOST_SETTINGS = "/etc/slurm/node/slurm.conf"
 #: A job may have started since the query.
 _MIN_WAIT = 10
 #: Slurm repeats the request to end a job after two minutes, for example to a node that was restarted meanwhile.
@@ -41,11 +43,15 @@ _MAX_END_WAIT = 90
 
 
 class _Purpose(NamedTuple):
-    """Why machines are drained: the reason in Slurm, and what it says when that is not possible."""
+    """Why machines are drained: the reason in Slurm, and what it says when that is not possible.
+
+    ``preparation``: what else helps while their jobs run.
+    """
 
     reason: str
     refusal: str
     outcome: str
+    preparation: str = ""
 
 
 _PURPOSES = {
@@ -53,6 +59,12 @@ _PURPOSES = {
         LEAVING_REASON, "cannot leave cluster '{cluster}' while jobs run there", "Nothing has been removed."
     ),
     "reboot": _Purpose(REBOOT_REASON, "cannot be rebooted while jobs run there", "It has not been rebooted."),
+    "withdrawal": _Purpose(
+        WITHDRAWAL_REASON,
+        "cannot stop running jobs (slurm_node=false) while they are there",
+        "Nothing has been changed.",
+        " To keep new ones off until then: scontrol update nodename={nodes} state=drain reason='no jobs here'.",
+    ),
 }
 
 
@@ -75,7 +87,7 @@ class ActionModule(HostAction):
         is_forced = options["cluster_force"]
         record = self.record()
         foreign_slurm = self._belongs_to_other_cluster(record)
-        has_scheduler = not foreign_slurm and self.path_exists(_SLURMD_ENVIRONMENT)
+        has_scheduler = not foreign_slurm and self.path_exists(_HOST_SETTINGS)
         if has_scheduler and task_args["handing_over"]:
             self._refuse_incomplete_handover(record)
         skip_query = foreign_slurm or not task_args["drain"] or not self._has_controller()
@@ -236,7 +248,7 @@ class ActionModule(HostAction):
                 f"{', '.join(machines)} {self._purpose.refusal.format(cluster=record['name'])}: "
                 f"{', '.join(format_job(job) for job in unfinished_jobs)}.",
                 "Wait until they have ended (cluster_drain_timeout=SECONDS waits at most that long), or cancel them "
-                "with cluster_force=true.",
+                "with cluster_force=true." + self._purpose.preparation.format(nodes=",".join(machines)),
             )
 
     def _refuse_use(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], register_name: str | None) -> None:

@@ -30,7 +30,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_
 )
 
 #: Options of each host, as opposed to those that are the same for all.
-_HOST_OPTIONS = ("cluster_site", "cluster_endpoint", "job_environment_rdma", *MESH_OPTIONS)
+_HOST_OPTIONS = ("cluster_site", "cluster_endpoint", "job_environment_rdma", "slurm_node", *MESH_OPTIONS)
 
 
 class ActionModule(ControllerAction):
@@ -58,6 +58,7 @@ class ActionModule(ControllerAction):
                 options_by_host[machine]["cluster_site"] or None,
                 options_by_host[machine]["cluster_endpoint"] or None,
                 options_by_host[machine]["job_environment_rdma"],
+                options_by_host[machine]["slurm_node"],
             )
             for machine, host_variables in variables_by_host.items()
         }

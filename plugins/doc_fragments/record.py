@@ -155,6 +155,9 @@ options:
         description: The fabric of the active RDMA ports. Jobs use RDMA only on nodes of the same site with the same fabric.
         type: str
         choices: [infiniband, roce, none]
+      slurm_node:
+        description: Whether the machine runs jobs. The default for a new member is V(true). At least one member has to.
+        type: bool
       mesh:
         description: The mesh settings of the member.
         type: dict

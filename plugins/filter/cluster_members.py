@@ -12,7 +12,7 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Returns for each machine its C(rank) (from 0, in joining order), C(address) and C(interface) in the cluster, C(site),
-    C(endpoint), number of C(gpus), and whether it is the C(manager).
+    C(endpoint), number of C(gpus), whether it is the C(manager), and whether it runs jobs (C(slurm_node)).
 options:
   _input:
     description: The cluster record.
@@ -26,7 +26,7 @@ EXAMPLES = r"""
     msg: "{{ (cluster_record | gpumesh.cluster.cluster_members)[inventory_hostname] }}"
 
 # {"machine": "n2", "rank": 1, "address": "10.99.0.2", "interface": "gpumesh0", "site": "default",
-#  "endpoint": null, "gpus": 8, "manager": false}
+#  "endpoint": null, "gpus": 8, "manager": false, "slurm_node": true}
 """
 
 RETURN = r"""

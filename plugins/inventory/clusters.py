@@ -15,8 +15,9 @@ description:
   - "Creates for each cluster the groups C(<name>), C(<name>_members) with all its members, and C(<name>_manager).
     C(-) in names is replaced with C(_)."
   - Each host has the variables C(ansible_host), C(cluster_name), C(cluster_rank), C(cluster_address),
-    C(cluster_interface), C(cluster_gpus), C(cluster_is_manager), C(cluster_site) and C(cluster_endpoint). For a host
-    in several clusters, they are those of the last cluster by name; C(clusters) has those of all clusters.
+    C(cluster_interface), C(cluster_gpus), C(cluster_is_manager), C(cluster_site) and C(cluster_endpoint), and
+    C(slurm_node=false) if it runs no jobs. For a host in several clusters, they are those of the last cluster by name;
+    C(clusters) has those of all clusters.
   - The group of a cluster has the variables C(cluster_name), C(cluster_subnet), C(cluster_generation) and C(cluster_manager).
   - The name of the source file must be C(clusters.yml) or end in C(.clusters.yml).
 extends_documentation_fragment:
@@ -300,6 +301,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         host_address = {"own": member["address"], "cluster": member_view["address"]}.get(self.get_option("address"))
         if host_address is not None:
             member_variables["ansible_host"] = host_address
+        if not member_view["slurm_node"]:
+            member_variables["slurm_node"] = False
         inventory_host = self.inventory.get_host(machine)
         clusters = {**inventory_host.vars.get("clusters", {}), record["name"]: dict(member_view)}
         for variable_name, value in {**member_variables, "clusters": clusters}.items():

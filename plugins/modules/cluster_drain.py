@@ -27,7 +27,7 @@ options:
     type: raw
     required: true
   machines:
-    description: The machines to remove or reboot. If not set, the whole cluster is deleted.
+    description: The machines to remove, to reboot or to withdraw from Slurm. If not set, the whole cluster is deleted.
     type: list
     elements: str
   unreachable:
@@ -48,8 +48,9 @@ options:
       - Why O(machines) are drained, which is the reason in Slurm.
       - For a V(reboot), the jobs that have not ended in time are named, and a node that an earlier run has drained for
         that returns to service as well.
+      - V(withdrawal) is for members that stay in the cluster, but run no jobs any more.
     type: str
-    choices: [removal, reboot]
+    choices: [removal, reboot, withdrawal]
     default: removal
   usage:
     description: The name of the variable in which M(gpumesh.cluster.usage_info) is registered on the hosts.
@@ -67,7 +68,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 scheduler:
-  description: Whether the host is set up as a node of the cluster's Slurm.
+  description: Whether the cluster's Slurm is set up on the host.
   returned: success
   type: bool
 foreign:

@@ -20,7 +20,7 @@ description:
     C(job_environment_rdma), C(mesh_backend), C(mesh_interface), C(mesh_mtu), C(mesh_port), C(mesh_relays),
     C(mesh_subnet), C(mesh_userspace), C(mesh_userspace_nodes), C(session_allow), C(session_enabled),
     C(session_mounts_allowed), C(session_nat), C(session_storage_dir), C(session_subnets), C(slurm_accounting),
-    C(slurm_rest), C(slurm_rest_address), C(ssh_trust_users), C(storage_backend), C(storage_volumes),
+    C(slurm_node), C(slurm_rest), C(slurm_rest_address), C(ssh_trust_users), C(storage_backend), C(storage_volumes),
     C(tracking_certificate_file), C(tracking_port), C(tracking_server), C(tracking_state), C(tracking_tls),
     C(tracking_volume)."
 extends_documentation_fragment:
@@ -81,6 +81,11 @@ joining:
   elements: str
 left_out:
   description: Machines that were removed, and that only the playbook C(join) adds again.
+  returned: success
+  type: list
+  elements: str
+withdrawn:
+  description: Members that run no jobs any more, and whose nodes have to be drained before the record is written.
   returned: success
   type: list
   elements: str

@@ -41,6 +41,7 @@ options:
       layer: {description: The layer of the file., type: str, required: true}
       path: {description: The path of the file., type: str, required: true}
       contains: {description: A text that the file must contain., type: str}
+      state: {description: Whether the file must exist., type: str, choices: [present, absent], default: present}
   services:
     description: Units that must be active and enabled. They are not compared if systemd is not the service manager.
     type: list
@@ -125,6 +126,7 @@ def main() -> None:
         "layer": required_text,
         "path": required_text,
         "contains": {"type": "str"},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     }
     module = AnsibleModule(
         argument_spec={

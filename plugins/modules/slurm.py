@@ -42,7 +42,8 @@ options:
     description:
       - V(present) sets up the host as a node, with its health check, slurmd, and the daemon C(gpumesh-health), which
         runs the check when the kernel log reports a fault. The daemon is left out where the log cannot be read. If the
-        node has to be deleted from the controller first, it stops before slurmd and returns RV(redefined).
+        node has to be deleted from the controller first, it stops before slurmd and returns RV(redefined). With
+        O(slurm_node=false), the host gets the configuration of Slurm's commands instead, and what a node had is removed.
       - V(configured) writes the configuration of the controller, V(stored) runs MariaDB, and V(served) runs slurmdbd,
         slurmctld and slurmrestd. These three are for the manager, in this order. With O(record), V(served) includes
         M(gpumesh.cluster.slurm_accounting), and M(gpumesh.cluster.slurm_accounts) with the options of the role.
@@ -60,8 +61,12 @@ options:
     type: list
     elements: str
     default: []
+  slurm_node:
+    description: Whether the host runs jobs.
+    type: bool
+    default: true
   reregister:
-    description: Whether the node was deleted from the controller, so that slurmd can register it again.
+    description: Whether the node was deleted from the controller, so that slurmd can register it again, or stop.
     type: bool
     default: false
   programs:
@@ -295,7 +300,8 @@ node_changed:
   type: bool
   returned: O(state=present) or O(state=configured)
 redefined:
-  description: Whether the definition of the node has changed, so that it has to be deleted from the controller first.
+  description: Whether the definition of the node has changed, or there is to be none any more, so that it has to be
+    deleted from the controller first.
   type: bool
   returned: O(state=present) or O(state=configured)
 changed_files:
@@ -303,6 +309,10 @@ changed_files:
   type: list
   elements: str
   returned: unless O(state=stored) or O(state=served)
+slurm_node:
+  description: Whether the host runs jobs.
+  type: bool
+  returned: O(state=present) or O(state=configured)
 leftover:
   description: Whether this host has the state of a controller although it does not run one, as a former manager.
   type: bool
@@ -503,6 +513,7 @@ def _write_configuration(module: AnsibleModule, values: Dict[str, Any], kept_fil
         reload=config_plan.reload,
         node_changed=config_plan.node_changed,
         redefined=config_plan.node_redefined,
+        slurm_node=params["slurm_node"],
         leftover=not params["serve"] and state_exists(params["state_folder"]),
         changed_files=sorted(config_plan.changed_files),
     )
@@ -527,6 +538,8 @@ def _refuse_release(params: Mapping[str, Any], verb: str, slurmd_version: Option
 def _plan_health_program(params: Mapping[str, Any]) -> LayerChange:
     """Plan the program that checks the health of the node."""
     program_path = params["health_check"]
+    if not params["slurm_node"]:
+        return program_archive.zipapp_change(program_path or health_settings.PROGRAM_PATH, None)
     if program_path:
         program_settings = health_settings.HealthSettings(
             params["cluster"],
@@ -549,7 +562,9 @@ def _plan_health_program(params: Mapping[str, Any]) -> LayerChange:
 
 def required_directories(params: Mapping[str, Any]) -> Dict[str, str]:
     """Return the directories that the daemons need, but do not create, with their owners."""
-    owners_by_directory = {params["spool_folder"]: "root", params["log_folder"]: "slurm"}
+    owners_by_directory = {params["log_folder"]: "slurm"}
+    if params["slurm_node"]:
+        owners_by_directory[params["spool_folder"]] = "root"
     if params["serve"]:
         owners_by_directory[params["state_folder"]] = "slurm"
     return owners_by_directory
@@ -595,9 +610,11 @@ def _remove_paths(paths: Sequence[str]) -> None:
 def _run_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any]) -> ModuleResult:
     """Write the configuration of the node, then run slurmd, and what watches the kernel log for its health check."""
     params = module.params
-    config_result = _write_configuration(module, values)
+    config_result = _write_configuration(module, values, [] if params["slurm_node"] else [config.OPTIONS_FILE])
     if values["missing"] or (values["redefined"] and not params["reregister"]):
         return config_result
+    if not params["slurm_node"]:
+        return _withdraw_node(module, service_manager, values, config_result)
     if values["node_changed"] and not module.check_mode:
         _refuse_unreachable_controller(params)
     # An earlier task of this run may have written the files.
@@ -620,6 +637,33 @@ def _run_node(module: AnsibleModule, service_manager: str, values: Dict[str, Any
         values,
         config_result.before + diff_before,
         config_result.after + diff_after,
+    )
+
+
+def _withdraw_node(
+    module: AnsibleModule, service_manager: str, values: Dict[str, Any], config_result: ModuleResult
+) -> ModuleResult:
+    """Stop slurmd and what belongs to it, and remove their files: this host runs no jobs.
+
+    The options of slurmd are removed last, since they show that there was a node.
+    """
+    params = module.params
+    daemon_plans = _run_daemons(module, service_manager, params["daemons"], values)
+    options_path = os.path.join(params["directory"], config.OPTIONS_FILE)
+    spool_entries = os.listdir(params["spool_folder"]) if os.path.isdir(params["spool_folder"]) else []
+    # The directory itself belongs to a package.
+    leftover_paths = _existing_paths(
+        [*(os.path.join(params["spool_folder"], name) for name in sorted(spool_entries)), options_path]
+    )
+    if not module.check_mode:
+        _remove_paths(leftover_paths)
+    diff_before, diff_after = _format_plans(daemon_plans)
+    return config_result._replace(
+        changed=bool(
+            config_result.changed or leftover_paths or any(daemon_plan.changed for daemon_plan in daemon_plans)
+        ),
+        before=config_result.before + diff_before,
+        after=config_result.after + diff_after,
     )
 
 
@@ -760,6 +804,7 @@ def main() -> None:
             },
             "restart": {"type": "bool", "default": False},
             "registered": {"type": "list", "elements": "str", "default": []},
+            "slurm_node": {"type": "bool", "default": True},
             "reregister": {"type": "bool", "default": False},
             "programs": {"type": "list", "elements": "str", "default": []},
             "health_mount_timeout": {"type": "float", "default": 10},

@@ -77,7 +77,7 @@ pending_accounting:
   type: bool
   returned: without O(part)
 is_node:
-  description: Whether the host is set up as a node of Slurm.
+  description: Whether Slurm is set up on the host.
   type: bool
   returned: without O(part)
 slurm_version:
@@ -121,7 +121,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release, rest, state, term
 
-_SLURMD_ENVIRONMENT = "/etc/slurm/node/slurmd.env"
+#: Every member on which Slurm is set up has it, also one that runs no jobs.
+_HOST_SETTINGS = "/etc/slurm/node/slurm.conf"
 
 
 def work(module: AnsibleModule) -> ModuleResult:
@@ -135,7 +136,7 @@ def work(module: AnsibleModule) -> ModuleResult:
         "in_use": controller_state.in_use,
         "marker": controller_state.marker._asdict() if controller_state.marker else None,
         "pending_accounting": controller_state.pending_accounting,
-        "is_node": os.path.exists(_SLURMD_ENVIRONMENT),
+        "is_node": os.path.exists(_HOST_SETTINGS),
         "slurm_version": release.format_version(slurm_version) if slurm_version else None,
         "rest_certificates": server_certificate.read_trusted(rest.PROXY_DIRECTORY),
     }

@@ -56,6 +56,8 @@ DERIVERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[
 def describe_file_difference(expected_file: Mapping[str, Any], current_text: Optional[str]) -> str:
     """Describe how a file differs; empty if it does not. ``current_text`` is None if the file does not exist."""
     path = expected_file["path"]
+    if expected_file.get("state") == "absent":
+        return "" if current_text is None else f"{path} is still there"
     missing_message = f"{path} is missing"
     if current_text is None:
         return missing_message
@@ -107,7 +109,9 @@ def compare_layers(
     problems_by_layer: Dict[str, List[str]] = {}
     expected_counts: Dict[str, int] = {}
     for expected_file in expected_files:
-        expected_counts[expected_file["layer"]] = expected_counts.get(expected_file["layer"], 0) + 1
+        # What must not be there does not show that a layer is set up.
+        file_count = 0 if expected_file.get("state") == "absent" else 1
+        expected_counts[expected_file["layer"]] = expected_counts.get(expected_file["layer"], 0) + file_count
         try:
             problem = describe_file_difference(expected_file, read_file(expected_file["path"]))
         except HostStateError as failure:

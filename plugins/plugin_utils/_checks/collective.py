@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 
@@ -58,6 +59,5 @@ def describe_unused(
 
 def _gpus_by_machine(record: Record, userspace_only: Collection[str]) -> dict[str, int]:
     """The number of GPUs of each node."""
-    return {
-        member["machine"]: member["gpus"] for member in record["members"] if member["machine"] not in userspace_only
-    }
+    node_machines = [machine for machine in membership.slurm_nodes(record) if machine not in userspace_only]
+    return {member["machine"]: member["gpus"] for member in record["members"] if member["machine"] in node_machines}

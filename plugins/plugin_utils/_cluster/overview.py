@@ -45,8 +45,8 @@ def build_overview(
     Each cluster: name, id, subnet, generation, manager, collection_version, manager_address, nodes, gpus, machines,
     mesh, volumes, changed_at, folded (null, or what the history has instead of its older entries), certificates (when
     those that the tracking server has made for itself expire), members and problems. Each member: machine, rank,
-    manager, address, own_address, interface, site, gpus, layers, copy, last_seen, key_expiry (of its key in the
-    tailnet; null for never, or if it is not known) and drift.
+    manager, slurm_node, address, own_address, interface, site, gpus, layers, copy, last_seen, key_expiry (of its key in
+    the tailnet; null for never, or if it is not known) and drift.
     """
     responses = read_responses(results, records_by_digest)
     cluster_names = {record["name"] for response in responses.values() for record in response.records}
@@ -86,7 +86,7 @@ def _describe_cluster(
         "manager": record["manager"],
         "collection_version": record["collection_version"],
         "manager_address": membership.cluster_address(record, membership.find_member(record, record["manager"])),
-        "nodes": len(members),
+        "nodes": len(membership.slurm_nodes(record)),
         "gpus": sum(member["gpus"] for member in members),
         "machines": [member["machine"] for member in members],
         "mesh": record["mesh"],
@@ -144,6 +144,7 @@ def _describe_member(
         "machine": machine,
         "rank": member_view["rank"],
         "manager": member_view["manager"],
+        "slurm_node": member_view["slurm_node"],
         "address": member_view["address"],
         "own_address": recorded_member["address"],
         "interface": member_view["interface"],
@@ -288,6 +289,7 @@ def _render_members(members: Sequence[Mapping[str, Any]], width: int) -> tuple[s
             **member,
             "other_layers": [layer for layer in member["layers"] if layer not in common_layers],
             "machine": member["machine"] + (" *" if member["manager"] else ""),
+            "jobs": "yes" if member["slurm_node"] else "no",
             "copy": member["copy"].partition(":")[0],
             "drift": drift.format_drift(member["drift"]),
         }
@@ -302,6 +304,8 @@ def _render_members(members: Sequence[Mapping[str, Any]], width: int) -> tuple[s
     if len({member["site"] for member in members}) > 1:
         columns.append({"key": "site"})
     columns.append({"key": "gpus", "title": "GPUs"})
+    if not all(member["slurm_node"] for member in members):
+        columns.append({"key": "jobs"})
     if any(row["other_layers"] for row in rows):
         columns.append({"key": "other_layers", "title": "other layers" if common_layers else "layers"})
     columns.append({"key": "copy", "title": "record"})

@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, plan, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
@@ -31,13 +31,15 @@ _COMPARISON_STAMP = plan.ChangeStamp("1970-01-01T00:00:00Z", "")
 class InventoryHost(NamedTuple):
     """The inventory's data of a host.
 
-    ``connection_address``: the address and port that Ansible uses; ``rdma``: whether its jobs may use RDMA.
+    ``connection_address``: the address and port that Ansible uses; ``rdma``: whether its jobs may use RDMA;
+    ``slurm_node``: whether it runs jobs.
     """
 
     connection_address: str
     site: str | None
     endpoint: str | None
     rdma: bool = True
+    slurm_node: bool = True
 
 
 class RegistrationRequest(NamedTuple):
@@ -68,8 +70,8 @@ def decide_registration(
 
     ``record``: the current one. ``facts``: the result of interface_info on each host. Returns ``exists``, ``manager``,
     ``subnet``, ``mesh`` (empty if the cluster exists), ``members`` and ``joining``; ``left_out``, removed machines that
-    only a join adds again; and ``enrolling``, the machines that have to be in the tailnet of ``enrol_settings`` before
-    they have an address for the record. Raises InputError.
+    only a join adds again; ``withdrawn``, members that run no jobs any more; and ``enrolling``, the machines that have to
+    be in the tailnet of ``enrol_settings`` before they have an address for the record. Raises InputError.
     """
     _refuse_missing_cluster(request, record)
     member_machines = [member["machine"] for member in record["members"]] if record else []
@@ -128,6 +130,10 @@ def decide_registration(
         "enrol_settings": mesh,
     }
     draft = _draft_record(decision, record, request.name)
+    remaining_nodes = membership.slurm_nodes(draft.record)
+    decision["withdrawn"] = [
+        machine for machine in (membership.slurm_nodes(record) if record else []) if machine not in remaining_nodes
+    ]
     _refuse_conflicts(request, decision, draft.record, responses)
     return decision, draft
 
@@ -220,6 +226,7 @@ def _build_member(
         "machine": machine,
         "gpus": facts["host"]["gpus"]["count"],
         "rdma": facts["host"]["rdma"] if host.rdma else "none",
+        "slurm_node": host.slurm_node,
         "site": host.site or DEFAULT_SITE,
         "endpoint": host.endpoint or "",
     }

@@ -115,7 +115,7 @@ def packages_for_programs(programs: Sequence[str], package_manager: str) -> list
 
 def refuse_too_many_nodes(record: model.Record, userspace_only: Collection[str], options: Mapping[str, Any]) -> None:
     """Refuse more nodes than the controller accepts: it would ignore the last ones. Raises InputError."""
-    node_names = [member["machine"] for member in record["members"] if member["machine"] not in userspace_only]
+    node_names = [machine for machine in membership.slurm_nodes(record) if machine not in userspace_only]
     if "maxnodecount" in (key.lower() for key in options["slurm_conf"]):
         # The user's own setting takes precedence.
         return
@@ -141,18 +141,20 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
     member_views = derive.member_views(record)
     is_controller = machine == record["manager"]
     health_check = options["slurm_health_check"]
+    slurm_node = member_views[machine]["slurm_node"]
     return {
         "cluster": record["name"],
         "controller": member_views[record["manager"]]["address"],
         "machine": machine,
         "address": member_views[machine]["address"],
         "serve": is_controller,
+        "slurm_node": slurm_node,
         "programs": required_programs(options, is_controller),
         "accounting": options["slurm_accounting"],
         "max_nodes": options["slurm_max_nodes"],
         "task_prolog": _TASK_PROLOG,
         "health_check": health_check,
-        "digests": source_digests(health_program_sources()) if health_check else {},
+        "digests": source_digests(health_program_sources()) if health_check and slurm_node else {},
         "health_check_interval": options["slurm_health_check_interval"],
         "health_mount_timeout": options["slurm_health_mount_timeout"],
         "health_rdma_rate_gbps": options["slurm_health_rdma_rate_gbps"],
@@ -193,7 +195,7 @@ def node_parameters(
     controller_version: str = "",
     rest_certificates: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """The parameters for a node.
+    """The parameters for a node, or for a member that runs no jobs.
 
     ``reregister``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
     program on nodes. ``controller_version``: empty if it is not known. ``rest_certificates``: None if it is not known.
@@ -208,19 +210,26 @@ def node_parameters(
         "controller_version": controller_version,
         "rest_certificates": rest_certificates,
         "controller_port": _first_port("slurm_conf", options["slurm_conf"], "SlurmctldPort", "6817"),
-        "daemons": [
-            {
-                "name": "slurmd",
-                "command": "/usr/sbin/slurmd -D",
-                "reads": [*_NODE_FILES, *([_PRELOAD_PATH] if derive.is_pod(record, machine) else [])],
-                "drop_in": _render_drop_in(
-                    ["ConditionPathExists=", "StartLimitIntervalSec=0", *_order_after_mesh(record)],
-                    ["EnvironmentFile=", "EnvironmentFile=/etc/slurm/node/slurmd.env"],
-                ),
-            },
-            _health_daemon(options["slurm_health_check"]),
-        ],
+        "daemons": _node_daemons(record, machine, options["slurm_health_check"])
+        if parameters["slurm_node"]
+        # The watcher of the kernel log comes first: it must not drain a node that is deleted.
+        else [{"name": name, "state": "absent"} for name in (health_settings.WATCH_DAEMON, "slurmd")],
     }
+
+
+def _node_daemons(record: model.Record, machine: str, health_check: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": "slurmd",
+            "command": "/usr/sbin/slurmd -D",
+            "reads": [*_NODE_FILES, *([_PRELOAD_PATH] if derive.is_pod(record, machine) else [])],
+            "drop_in": _render_drop_in(
+                ["ConditionPathExists=", "StartLimitIntervalSec=0", *_order_after_mesh(record)],
+                ["EnvironmentFile=", "EnvironmentFile=/etc/slurm/node/slurmd.env"],
+            ),
+        },
+        _health_daemon(health_check),
+    ]
 
 
 def _health_daemon(program_path: str) -> dict[str, Any]:

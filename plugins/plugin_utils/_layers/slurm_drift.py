@@ -37,23 +37,24 @@ _DAEMON_PORTS = "6817-6819"
 def expected_state(record: model.Record, machine: str, options: Options) -> LayerState:
     """Return the files and units of a node, and those of the controller on the manager.
 
-    ``options``: slurm_accounting and slurm_health_check.
+    A member that runs no jobs has the configuration of Slurm's commands instead of the node's. ``options``:
+    slurm_accounting and slurm_health_check.
     """
     is_manager = machine == record["manager"]
+    is_node = membership.is_slurm_node(membership.find_member(record, machine))
     controller_address = membership.cluster_address(record, membership.find_member(record, record["manager"]))
-    node_files = [{"path": "/etc/slurm/node/slurmd.env", "contains": f"--conf-server {controller_address}"}]
-    controller_files = [{"path": "/etc/slurm/slurm.conf", "contains": f"({controller_address})"}]
+    expected_options = {"contains": f"--conf-server {controller_address}"} if is_node else {"state": "absent"}
+    node_files = [{"path": "/etc/slurm/node/slurmd.env", **expected_options}]
+    command_files = [{"path": "/etc/slurm/slurm.conf", "contains": f"({controller_address})"}]
     daemon_names = [
-        "slurmd",
+        *(["slurmd"] if is_node else []),
         *(["slurmctld"] if is_manager else []),
         *(["slurmdbd"] if is_manager and options["slurm_accounting"] else []),
     ]
+    watch_units = _watch_units(options["slurm_health_check"]) if options["slurm_health_check"] and is_node else []
     return LayerState(
-        node_files + (controller_files if is_manager else []),
-        [
-            *({"unit": f"{name}.service", "reads": _FILES_BY_DAEMON[name]} for name in daemon_names),
-            *(_watch_units(options["slurm_health_check"]) if options["slurm_health_check"] else []),
-        ],
+        node_files + (command_files if is_manager or not is_node else []),
+        [*({"unit": f"{name}.service", "reads": _FILES_BY_DAEMON[name]} for name in daemon_names), *watch_units],
     )
 
 

@@ -279,6 +279,29 @@ class TestRegistration:
         refused = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=self.NO_COPY, **given).result
         assert refused["failed"] and said in refused["msg"], refused["msg"]
 
+    def test_a_member_that_is_to_run_no_jobs_is_named_once(self) -> None:
+        hosts = {machine: {"held": {**EMPTY_RESULT, **facts}} for machine, facts in LAN.items()}
+        decision = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=self.NO_COPY).result
+        record = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {}, decision["members"], STAMP), STAMP)
+        hosts["n1"]["slurm_node"] = "false"
+        copies = {"record": record, "source": "n1", "records": {}}
+        decision = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=copies).result
+        assert (decision["withdrawn"], decision["writes"]) == (["n1"], True)
+        applied = plan.commit(plan.join(record, decision["members"], STAMP), STAMP)
+        copies["record"] = applied
+        decision = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=copies).result
+        assert (decision["withdrawn"], decision["writes"]) == ([], False)
+        # Only it is new to the record, and nothing is drained.
+        fresh = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=self.NO_COPY).result
+        assert fresh["withdrawn"] == []
+
+    def test_a_cluster_whose_members_all_run_no_jobs_is_refused_before_anything_changes(self) -> None:
+        hosts = {machine: {"held": {**EMPTY_RESULT, **facts}} for machine, facts in LAN.items()}
+        for variables in hosts.values():
+            variables["slurm_node"] = False
+        refused = play_on_hosts(cluster_registration, self.ARGUMENTS, hosts, found=self.NO_COPY).result
+        assert refused["failed"] and "No member of cluster 'lab' would run jobs" in refused["msg"]
+
     def test_the_preflight_covers_hosts_only_before_a_change(self) -> None:
         hosts = {machine: {"held": {**EMPTY_RESULT, **facts}} for machine, facts in LAN.items()}
         volumes = [
@@ -531,6 +554,23 @@ class TestDrain:
     def test_running_jobs_prevent_a_removal(self) -> None:
         refused = self.run_drain(self.JOBS, {}, machines=["n2"]).result
         assert refused["failed"] and "17 of alice (train on n2)" in refused["msg"]
+
+    def test_a_member_that_is_to_run_no_jobs_is_drained_or_refused(self) -> None:
+        refused = self.run_drain(self.JOBS, {}, machines=["n2"], purpose="withdrawal")
+        assert "gpumesh.cluster.slurm_node" not in [module for module, _arguments in refused.module_calls]
+        message = refused.result["msg"]
+        assert "n2 cannot stop running jobs (slurm_node=false) while they are there" in message
+        assert "17 of alice (train on n2)" in message and "cluster_drain_timeout=SECONDS" in message
+        assert "scontrol update nodename=n2 state=drain" in message
+        idle = self.run_drain([], {}, machines=["n2"], purpose="withdrawal")
+        ((_module, drained),) = [call for call in idle.module_calls if call[0] == "gpumesh.cluster.slurm_node"]
+        assert (drained["name"], drained["state"], drained["reason"]) == (["n2"], "drained", "is to run no jobs")
+
+    def test_the_scheduler_is_known_by_what_a_manager_without_jobs_has(self) -> None:
+        played = self.run_drain([], {}, machines=[])
+        asked = [given["path"] for module, given in played.module_calls if module == self.STAT]
+        assert asked[0] == "/etc/slurm/node/slurm.conf"
+        assert played.result["scheduler"]
 
     def test_running_jobs_are_awaited_or_cancelled(self) -> None:
         played = self.run_drain(self.JOBS, {}, machines=["n2"], timeout=60, unreachable=["n2"])

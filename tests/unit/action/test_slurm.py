@@ -85,6 +85,27 @@ def test_a_node_receives_its_controller() -> None:
     assert "After=" not in given["daemons"][0]["drop_in"]
 
 
+HEAD: dict[str, Any] = {**RECORD, "members": [{**RECORD["members"][0], "slurm_node": False}, RECORD["members"][1]]}
+
+
+@pytest.mark.parametrize("state", ["present", "configured"])
+def test_a_manager_without_jobs_serves_the_nodes_and_runs_no_slurmd(state: str) -> None:
+    given = module_arguments_of({"record": HEAD, "state": state}, inventory_hostname="n1")
+    assert (given["serve"], given["slurm_node"], given["digests"]) == (True, False, {})
+    # Its nodes run the health check.
+    assert given["health_check"] == "/usr/local/sbin/gpumesh-node-health"
+    assert "slurmd" in given["programs"], "its parser validates the configuration"
+    if state == "present":
+        assert given["daemons"] == [{"name": name, "state": "absent"} for name in ("gpumesh-health", "slurmd")]
+    node = module_arguments_of({"record": HEAD, "state": "present"})
+    assert (node["slurm_node"], [daemon["name"] for daemon in node["daemons"]]) == (True, ["slurmd", "gpumesh-health"])
+    assert node["digests"]
+
+
+def test_a_member_without_jobs_is_not_one_of_the_nodes_that_the_controller_accepts() -> None:
+    assert module_arguments_of({"record": HEAD}, slurm_max_nodes=1)["max_nodes"] == 1
+
+
 def test_a_node_has_its_kernel_log_watched() -> None:
     _slurmd, watcher = module_arguments_of({"record": MESHED}, slurm_health_check="/opt/a b/check")["daemons"]
     assert (watcher["name"], watcher["reads"]) == ("gpumesh-health", ["/opt/a b/check"])

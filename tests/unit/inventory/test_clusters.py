@@ -22,9 +22,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.st
 STAMP = plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
 
 
-def write_record(folder: Path, name: str = "lab", machines: str = "ab", subnet: int = 0) -> None:
+def write_record(
+    folder: Path, name: str = "lab", machines: str = "ab", subnet: int = 0, without_jobs: str = ""
+) -> None:
     members = [
-        {"machine": machine, "address": f"10.0.{subnet}.{number}", "interface": "eth0", "site": f"s{number}"}
+        {
+            "machine": machine,
+            "address": f"10.0.{subnet}.{number}",
+            "interface": "eth0",
+            "site": f"s{number}",
+            "slurm_node": machine != without_jobs,
+        }
         for number, machine in enumerate(machines, start=1)
     ]
     mesh = {"backend": "none" if subnet else "wireguard"}
@@ -76,6 +84,13 @@ def test_groups_and_variables(tmp_path: Path) -> None:
         "cluster_manager": "a",
     }
     assert {name: host_variables(found)["b"][name] for name in expected} == expected
+    assert "slurm_node" not in host_variables(found)["b"]
+
+
+def test_a_member_without_jobs_stays_one_for_site(tmp_path: Path) -> None:
+    write_record(tmp_path / "records", without_jobs="a")
+    found = host_variables(load_inventory(tmp_path))
+    assert (found["a"]["slurm_node"], "slurm_node" in found["b"]) == (False, False)
 
 
 def test_host_in_two_clusters_has_the_variables_of_both(tmp_path: Path) -> None:

@@ -120,6 +120,34 @@ def test_a_redefined_node_waits_for_the_controller(programs: Path, given: dict[s
     assert (found["redefined"], found["restarted"]) == (True, [])
 
 
+STOPPED = [{"name": name, "state": "absent"} for name in ("gpumesh-health", "slurmd")]
+
+
+def test_a_node_that_is_to_run_no_jobs_is_withdrawn_once_the_controller_has_deleted_it(
+    programs: Path, given: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, spool = Path(given["directory"]), Path(given["spool_folder"])
+    run_slurm_module(programs, {**given, "state": "configured"})
+    program = tmp_path / "gpumesh-slurmd.conf"
+    for path in (folder / "node" / "slurmd.env", spool / "cred_state", spool / "conf-cache" / "slurm.conf", program):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("SLURMD_OPTIONS=\"-Z -N n2 --conf-server 127.0.0.1 --conf 'NodeAddr=10.0.0.2'\"\n")
+    head = {**given, "slurm_node": False, "daemons": STOPPED, "contents": {}, "digests": {}}
+    first = run_slurm_module(programs, head)
+    assert (first["redefined"], first["slurm_node"], first["changed"]) == (True, False, True)
+    assert program.exists() and (spool / "cred_state").exists() and (folder / "node" / "slurmd.env").exists()
+    would = run_slurm_module(programs, {**head, "reregister": True}, _ansible_check_mode=True)
+    assert would["changed"] and (folder / "node" / "slurmd.env").exists()
+    done = run_slurm_module(programs, {**head, "reregister": True})
+    assert done["changed"]
+    assert not program.exists() and not list(spool.iterdir()) and not Path(given["health_check"]).exists()
+    assert not (folder / "node" / "slurmd.env").exists()
+    assert "SlurmctldHost=n1(127.0.0.1)" in (folder / "slurm.conf").read_text()
+    # Its supervisord still reports every program as running.
+    again = run_slurm_module(programs, {**head, "daemons": []})
+    assert (again["changed"], again["redefined"], again["slurm_node"]) == (False, False, False)
+
+
 def test_missing_programs_are_reported_before_anything_changes(programs: Path, given: dict[str, Any]) -> None:
     lacking = run_slurm_module(programs, given, programs=["no-such-program"])
     assert (lacking["changed"], lacking["missing"]) == (False, ["no-such-program"])

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Members fail while jobs run, and the manager changes.
 
-The tests run in the order of the file; each leaves all nodes idle. In the end s1 has left, and s4 is the manager.
+The tests run in the order of the file; each but one leaves all nodes idle. In the end s1 has left, and s4 is the manager.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 import socket
 from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 from lab_hosts import Lab
@@ -246,6 +247,63 @@ def test_a_lost_manager_that_joins_again_is_an_ordinary_member(lab: Lab) -> None
     (kept,) = set(re.findall(r"kept in (/var/lib/slurm/slurmctld\.\w+)", run.flat_output))
     assert set(lab.run("s2", "ls", kept).split()) >= {"accounting.sql", "clustername", "job_state"}
     assert queue(lab) == waiting
+
+
+# --- Members without jobs
+
+#: The playbooks create and slurm, as for a new cluster.
+CONVERGE = str(Path(__file__).parents[1] / "converge.yml")
+#: The manager, which is a rented container, and another member.
+HEADS = json.dumps({"slurm_node": "{{ inventory_hostname == 's2' }}"})
+#: What a node has, and another member does not.
+OF_A_NODE = "pidof slurmd; ls -d /etc/slurm/node/slurmd.env /var/lib/slurm/slurmd/*"
+
+
+def shown_nodes(lab: Lab) -> list[str]:
+    return sorted(lab.run("s2", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines())
+
+
+def test_a_member_with_jobs_stays_a_node(lab: Lab) -> None:
+    lab.wait_until("s4 manages the others", lambda: manages(lab), WAIT_TIMEOUT)
+    lab.run("s3", "rm", "-f", "/root/end")
+    until_told = "until [ -e /root/end ]; do sleep 1; done"
+    number = lab.run("s2", "sbatch", "--parsable", "--nodelist=s3", "--output=/dev/null", "--wrap", until_told).strip()
+    lab.wait_until("the job runs", lambda: shown_nodes(lab)[1] != "s3 idle", WAIT_TIMEOUT)
+    generation = lab.run("s4", "cat", "/var/lib/gpumesh/clusters/slurm.json")
+    run = lab.run_playbook(CONVERGE, "-e", HEADS)
+    assert run.exit_status != 0
+    assert f"(slurm_node=false) while they are there: {number} of root" in run.flat_output, run.failure_report
+    assert lab.run("s4", "cat", "/var/lib/gpumesh/clusters/slurm.json") == generation
+    assert not any("drain" in line for line in shown_nodes(lab))
+    lab.run("s3", "touch", "/root/end")
+    lab.wait_until("the job has ended", lambda: manages(lab), WAIT_TIMEOUT)
+
+
+def test_members_without_jobs_have_all_but_a_node(lab: Lab) -> None:
+    """The only node left is s2. Users submit jobs on the others, also on a manager that is none."""
+    run = lab.run_playbook(CONVERGE, "-e", HEADS)
+    assert run.exit_status == 0, run.failure_report
+    assert shown_nodes(lab) == ["s2 idle"]
+    for machine in ("s3", "s4"):
+        assert lab.run(machine, "sh", "-c", OF_A_NODE, check=False) == "", machine
+        assert lab.run(machine, "srun", "hostname", timeout=WAIT_TIMEOUT).strip() == "s2"
+        number = lab.run(machine, "sbatch", "--wait", "--parsable", "--output=/dev/null", "--wrap=true").strip()
+        assert number in list_accounted_jobs(lab, machine)
+    assert "0" not in {name: pid for name, pid in supervised(lab).items() if name != "slurmd"}.values()
+    before = {**find_daemon_pids(lab, ["s2"]), **supervised(lab)}
+    run = lab.run_playbook(CONVERGE, "-e", HEADS)
+    assert run.exit_status == 0, run.failure_report
+    assert set(run.changed.values()) == {0}, run.failure_report
+    assert {**find_daemon_pids(lab, ["s2"]), **supervised(lab)} == before
+
+
+def test_members_that_run_jobs_again_register(lab: Lab) -> None:
+    run = lab.run_playbook(CONVERGE)
+    assert run.exit_status == 0, run.failure_report
+    lab.wait_until("s4 manages the others", lambda: manages(lab), WAIT_TIMEOUT)
+    # What it gets from the controller does not compete with files of its own.
+    assert lab.run("s3", "sh", "-c", "ls /etc/slurm/slurm.conf", check=False) == ""
+    assert sorted(lab.run("s3", "srun", "--nodes=3", "hostname", timeout=WAIT_TIMEOUT).split()) == ["s2", "s3", "s4"]
 
 
 def listens(machine: str, port: int) -> bool:

@@ -58,6 +58,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.sha
     COMMENT_PREFIX,
     COUNTS_PREFIX,
     FaultCounts,
+    choose_counting_node,
     count_faults,
     format_counts,
     format_report,
@@ -500,7 +501,12 @@ def _look_at_node(
         # A look that began before the fault could otherwise resume the node.
         with _exclude_other_looks(health_settings) if is_prolog else contextlib.nullcontext():
             action = publish_and_act(
-                run_command, health_settings, record["manager"], check_results, host_tree, is_prolog
+                run_command,
+                health_settings,
+                choose_counting_node(record),
+                check_results,
+                host_tree,
+                is_prolog,
             )
         is_unfit = action.is_unfit
         print_line(f"{health_settings.machine}: {action.action_kind}: {action.explanation}")

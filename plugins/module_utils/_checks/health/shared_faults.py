@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which faults of a node so many others have that no further node is drained for them.
 
-Each node reports its faults in its own comment in Slurm. How many nodes have each fault is in the extra text of the
-manager's node, so that a node with a fault asks about two nodes and not about all of them. The first node that finds
-no recent count there counts the reports of all nodes, and writes it down for the others.
+Each node reports its faults in its own comment in Slurm. How many nodes have each fault is in the extra text of one
+node, so that a node with a fault asks about two nodes and not about all of them. The first node that finds no recent
+count there counts the reports of all nodes, and writes it down for the others.
 
 Source: scontrol(1), Comment and Extra of nodes (Extra since 21.08).
 """
@@ -13,8 +13,9 @@ Source: scontrol(1), Comment and Extra of nodes (Extra since 21.08).
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.show import SlurmNode, parse_nodes_text
 
 #: The prefix of the comment of a node that has a fault, whether it is drained or not.
@@ -50,6 +51,12 @@ class FaultCounts(NamedTuple):
         """Return the faults among these that more nodes have than may be drained for one fault."""
         max_affected_nodes = max(1.0, self.node_count * max_percent / 100)
         return [check for check in failing if self.affected_nodes.get(check, 0) > max_affected_nodes]
+
+
+def choose_counting_node(record: Mapping[str, Any]) -> str:
+    """Return the node with the counts: the manager's, or, if that runs no jobs, the first one."""
+    node_names = membership.slurm_nodes(record)
+    return str(record["manager"]) if record["manager"] in node_names else node_names[0]
 
 
 def format_report(checks: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ class MemberView(TypedDict):
     endpoint: Optional[str]
     gpus: int
     manager: bool
+    slurm_node: bool
 
 
 class ManagerTerm(NamedTuple):
@@ -75,6 +76,7 @@ def member_views(record: Record) -> Dict[str, MemberView]:
             "endpoint": member["endpoint"],
             "gpus": member["gpus"],
             "manager": member["machine"] == record["manager"],
+            "slurm_node": membership.is_slurm_node(member),
         }
         for rank, member in enumerate(record["members"])
     }

@@ -49,6 +49,7 @@ MEMBERS_OPTION: Dict[str, Any] = {
         "endpoint": {"type": "str"},
         "gpus": {"type": "int"},
         "rdma": {"type": "str", "choices": ["infiniband", "roce", "none"]},
+        "slurm_node": {"type": "bool"},
         "mesh": {
             "type": "dict",
             "options": {

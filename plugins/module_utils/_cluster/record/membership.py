@@ -50,6 +50,16 @@ def cluster_addresses(record: Record) -> Dict[str, str]:
     return {str(member["machine"]): cluster_address(record, member) for member in record["members"]}
 
 
+def is_slurm_node(member: Member) -> bool:
+    """Whether a member runs jobs. A head node does not: it has everything of the cluster except slurmd."""
+    return bool(member.get("slurm_node", True))
+
+
+def slurm_nodes(record: Record) -> List[str]:
+    """Return the members that run jobs, in rank order."""
+    return [str(member["machine"]) for member in record["members"] if is_slurm_node(member)]
+
+
 def find_member(record: Record, machine: str) -> Member:
     """Return one member. Raises InputError listing the members."""
     members: List[Member] = record["members"]

@@ -13,7 +13,7 @@ import ipaddress
 import re
 from typing import Any, Callable, Dict, List, Optional, TypedDict
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import values
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.volume import check_nesting, check_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.version import require_version
@@ -50,9 +50,7 @@ class MemberMesh(_MemberMesh, total=False):
     userspace: bool
 
 
-class Member(TypedDict):
-    """One machine of the cluster."""
-
+class _Member(TypedDict):
     machine: str
     address: str
     interface: str
@@ -67,6 +65,16 @@ class Member(TypedDict):
     mesh: Optional[MemberMesh]
     ssh_host_keys: List[str]
     ssh_public_key: Optional[str]
+
+
+class Member(_Member, total=False):
+    """One machine of the cluster.
+
+    ``slurm_node`` is false for a machine that runs no jobs (``membership.is_slurm_node``). Others do not have this field,
+    so that earlier versions can read their records; they refuse records with it.
+    """
+
+    slurm_node: bool
 
 
 class RemovedMember(TypedDict):
@@ -288,6 +296,8 @@ def _parse_member(member_fields: _Fields) -> Member:
         "ssh_host_keys": member_fields.read_texts("ssh_host_keys", values.ssh_key),
         "ssh_public_key": member_fields.read_optional_text("ssh_public_key", values.ssh_key),
     }
+    if member_fields.read_flag("slurm_node", expected=False):
+        member["slurm_node"] = False
     member_fields.refuse_unknown_keys()
     return member
 
@@ -432,6 +442,8 @@ def _check_consistency(record: Record) -> None:
     )
     if record["manager"] not in member_machines:
         raise InvalidRecordError("manager", f"'{record['manager']}' is not among the members")
+    if not membership.slurm_nodes(record):
+        raise InvalidRecordError("members", "none of them is a Slurm node")
     cluster_network = ipaddress.ip_network(record["subnet"])
     for index, member in enumerate(members):
         if not values.is_host_of(member["address"], cluster_network):
@@ -592,11 +604,11 @@ class _Fields:
             raise InvalidRecordError(self._key_path(key), f"expected a boolean, not {_type_name(value)}")
         return value
 
-    def read_flag(self, key: str) -> bool:
-        """Whether the key exists; if so, it must be true."""
+    def read_flag(self, key: str, expected: bool = True) -> bool:
+        """Whether the key exists; if so, it must have the expected value."""
         is_present = key in self._document
-        if is_present and not self.read_boolean(key):
-            raise InvalidRecordError(self._key_path(key), "expected true, or no such key")
+        if is_present and self.read_boolean(key) is not expected:
+            raise InvalidRecordError(self._key_path(key), f"expected {str(expected).lower()}, or no such key")
         return is_present
 
     def read_texts(self, key: str, normalize: Callable[[str], str]) -> List[str]:

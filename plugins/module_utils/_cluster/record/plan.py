@@ -14,7 +14,13 @@ import copy
 import ipaddress
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, history, model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import (
+    derive,
+    history,
+    membership,
+    model,
+    values,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Member, MemberMesh, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.volume import (
     check_nesting,
@@ -73,6 +79,7 @@ _MEMBER_KEYS = (
     "endpoint",
     "gpus",
     "rdma",
+    "slurm_node",
     "mesh",
     "ssh_host_keys",
     "ssh_public_key",
@@ -130,8 +137,9 @@ def join(record: Record, requested_members: Sequence[Mapping[str, Any]], stamp: 
     """Add new members; update the given keys that are not None of existing ones.
 
     A member consists of machine, address, interface, and optionally site, lan_address and endpoint (texts; empty
-    removes it), gpus, rdma, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. If the members share
-    only the mesh (the cluster's subnet is the mesh's), address and interface are those of the mesh, whatever is given.
+    removes it), gpus, rdma, slurm_node, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. If the
+    members share only the mesh (the cluster's subnet is the mesh's), address and interface are those of the mesh,
+    whatever is given.
     """
     new_record = copy.deepcopy(record)
     members_by_machine = {member["machine"]: member for member in new_record["members"]}
@@ -160,6 +168,11 @@ def join(record: Record, requested_members: Sequence[Mapping[str, Any]], stamp: 
             updates_by_machine[machine] = differences
     _refuse_shared_attributes(new_record)
     _refuse_unusable_mesh(new_record)
+    if new_record["members"] and not membership.slurm_nodes(new_record):
+        raise InputError(
+            f"No member of cluster '{record['name']}' would run jobs: slurm_node is false for all of them.",
+            "Set slurm_node=true for at least one of them, or add a machine that runs jobs.",
+        )
     changes = []
     if joined_machines:
         rejoining_machines = {machine.lower() for machine in joined_machines}
@@ -219,6 +232,13 @@ def remove(
         raise InputError(
             f"Cluster '{record['name']}' would have no members left without {', '.join(leaving_machines)}.",
             "Delete the cluster instead (playbook delete).",
+            machines=leaving_machines,
+        )
+    if not set(membership.slurm_nodes(record)) - set(leaving_machines):
+        raise InputError(
+            f"Cluster '{record['name']}' would have no node left that runs jobs without {', '.join(leaving_machines)}.",
+            f"Add another one first (playbook join), set slurm_node=true for one of {', '.join(remaining_machines)} and run "
+            "site, or delete the cluster (playbook delete).",
             machines=leaving_machines,
         )
     handover_draft = Draft(record, [])
@@ -658,6 +678,7 @@ def _new_member(
         if given_settings.get("ssh_public_key")
         else None,
     }
+    _set_slurm_node(member, given_settings.get("slurm_node", True))
     given_mesh = given_settings.get("mesh") or {}
     if given_mesh.get("address"):
         member["mesh"] = _merge_member_mesh(record, machine, given_mesh, None)
@@ -692,6 +713,9 @@ def _check_types(requested_member: object) -> None:
     if not isinstance(requested_member, Mapping):
         raise InputError(f"{requested_member!r} is not a member.", "Give each a machine, an address and an interface.")
     given_mesh, host_keys = requested_member.get("mesh"), requested_member.get("ssh_host_keys")
+    runs_jobs = requested_member.get("slurm_node")
+    if runs_jobs is not None and not isinstance(runs_jobs, bool):
+        raise InputError(f"{runs_jobs!r} is not a boolean.", "Set slurm_node to true or false.")
     if given_mesh is not None and not isinstance(given_mesh, Mapping):
         raise InputError(f"{given_mesh!r} is not the mesh data of a member.", "Give mesh as address and public_key.")
     if host_keys is not None and not isinstance(host_keys, (list, tuple)):
@@ -711,6 +735,7 @@ def _update_member(record: Record, member: Member, given_settings: Mapping[str, 
     member["endpoint"] = _check_endpoint(record, given_settings.get("endpoint", member["endpoint"] or ""))
     member["gpus"] = _check_gpu_count(machine, given_settings.get("gpus", member["gpus"]))
     member["rdma"] = _check_rdma(machine, given_settings.get("rdma", member["rdma"]))
+    _set_slurm_node(member, given_settings.get("slurm_node", membership.is_slurm_node(member)))
     member["ssh_host_keys"] = [
         _check_text(values.ssh_key, key) for key in given_settings.get("ssh_host_keys", member["ssh_host_keys"])
     ]
@@ -721,7 +746,9 @@ def _update_member(record: Record, member: Member, given_settings: Mapping[str, 
         member["mesh"] = merged_mesh
         if shares_only_mesh(record):
             member["address"] = merged_mesh["address"]
-    old_settings, new_settings = dict(member_before), dict(member)
+    old_settings, new_settings = (
+        {**entry, "slurm_node": membership.is_slurm_node(entry)} for entry in (member_before, member)
+    )
     # Keys are long and mean nothing to a reader of the history; that they have changed does.
     undisclosed_keys = ("ssh_host_keys", "ssh_public_key", "mesh")
     return [
@@ -731,6 +758,13 @@ def _update_member(record: Record, member: Member, given_settings: Mapping[str, 
         for key in _MEMBER_KEYS
         if new_settings[key] != old_settings[key]
     ]
+
+
+def _set_slurm_node(member: Member, runs_jobs: bool) -> None:
+    """Set whether the member runs jobs. The record only says so of a member that does not."""
+    member.pop("slurm_node", None)
+    if not runs_jobs:
+        member["slurm_node"] = False
 
 
 def _merge_member_mesh(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf
@@ -80,7 +80,8 @@ class SlurmRequest(NamedTuple):
 
     ``plugins``: paths of those that each slurmd and srun load, the same on all hosts. ``gpus``: the number of GPUs that
     this host is known to have. With fewer, it is defective, rather than a smaller machine. ``gres_types``: the names of
-    GRES that other members may have.
+    GRES that other members may have. ``slurm_node``: this host runs jobs. ``controller_name``: the machine of the
+    controller, if that is another one.
     """
 
     cluster: str
@@ -107,6 +108,8 @@ class SlurmRequest(NamedTuple):
     gpus: int = 0
     plugins: Sequence[str] = ()
     gres_types: Sequence[str] = ()
+    slurm_node: bool = True
+    controller_name: str = ""
 
 
 class GresConfig(NamedTuple):
@@ -117,12 +120,13 @@ class GresConfig(NamedTuple):
 
 
 class SlurmConfigFiles(NamedTuple):
-    """The texts by their path below the configuration directory, and the arguments of slurmd."""
+    """The texts by their path below the configuration directory, and the arguments of slurmd, if it runs here."""
 
     served_files: Dict[str, str]
     node_files: Dict[str, str]
     definition: str
     arguments: Tuple[str, ...]
+    slurm_node: bool = True
 
 
 def build_config_files(
@@ -158,12 +162,16 @@ def build_config_files(
         },
         definition,
         build_slurmd_arguments(request, definition),
+        request.slurm_node,
     )
 
 
 def _build_slurm_conf(request: SlurmRequest, host: SlurmHost, config_directory: str) -> List[str]:
     our_settings = cluster_settings(request, host)
     merged_settings = conf.merge_settings(our_settings, merge_switches(our_settings, request.settings))
+    if not request.serve:
+        # By this setting, the entry point leave of the role knows the file of a controller.
+        merged_settings = _without_keys(merged_settings, ["StateSaveLocation"])
     conf_lines = conf.render_settings(merged_settings)
     conf_lines.append(f"Include {os.path.join(config_directory, 'node/slurm.conf')}")
     conf_lines += [
@@ -183,8 +191,9 @@ def cluster_settings(request: SlurmRequest, host: SlurmHost) -> Dict[str, Any]:
     """The settings of the whole cluster, before the user's own."""
     settings: Dict[str, Any] = {
         "ClusterName": request.cluster,
-        # slurmctld refuses to start on a host with another name, and the inventory's name may differ.
-        "SlurmctldHost": f"{host.hostname}({request.controller})",
+        # slurmctld refuses to start on a host with another name, and the inventory's name may differ. Elsewhere, only
+        # the address counts.
+        "SlurmctldHost": f"{host.hostname if request.serve else request.controller_name or host.hostname}({request.controller})",
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
         "SlurmctldParameters": [_CONFIGLESS_SWITCH],
@@ -215,7 +224,12 @@ def cluster_settings(request: SlurmRequest, host: SlurmHost) -> Dict[str, Any]:
         # default up to 30 s later.
         "SchedulerParameters": ["bf_interval=10"],
     }
-    if host.memory_mb and not _DEFAULT_MEMORY_KEYS.intersection(key.lower() for key in request.settings):
+    # What a controller without jobs has says nothing about the nodes, and may be far too little for them.
+    if (
+        host.memory_mb
+        and request.slurm_node
+        and not _DEFAULT_MEMORY_KEYS.intersection(key.lower() for key in request.settings)
+    ):
         settings["DefMemPerCPU"] = default_memory_per_cpu(host)
     if not request.task_prolog:
         del settings["TaskProlog"]
@@ -464,8 +478,8 @@ def required_reload(old_text: Optional[str], new_text: str) -> str:
     return "restart" if RESTART_KEYS.intersection(changed_settings) else "reconfigure"
 
 
-def _without_keys(settings: Mapping[str, Any], excluded_settings: Mapping[str, Any]) -> Dict[str, Any]:
-    names = {key.lower() for key in excluded_settings}
+def _without_keys(settings: Mapping[str, Any], excluded_keys: Iterable[str]) -> Dict[str, Any]:
+    names = {key.lower() for key in excluded_keys}
     return {key: value for key, value in settings.items() if key.lower() not in names}
 
 

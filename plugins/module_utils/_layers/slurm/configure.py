@@ -131,14 +131,15 @@ def plan_config(
 ) -> SlurmConfigPlan:
     """Plan which files are written and removed; all are removed without ``config_files``.
 
+    A host without jobs has the served files, too: nothing else tells Slurm's commands there where the controller is.
     ``unmanaged_files`` are not changed. ``running_options`` are those of the running slurmd, which may be older than
     the file after an interrupted run. A configuration that is not ours is refused: it may belong to another cluster.
     """
     desired_texts: Dict[str, Optional[str]] = dict.fromkeys(current_texts)
     if config_files is not None:
         desired_texts.update(config_files.node_files)
-        desired_texts[OPTIONS_FILE] = render_options(config_files.arguments)
-        if serve:
+        desired_texts[OPTIONS_FILE] = render_options(config_files.arguments) if config_files.slurm_node else None
+        if serve or not config_files.slurm_node:
             desired_texts.update(config_files.served_files)
     for file_name in SERVED_FILES:
         current_text = current_texts.get(file_name)

@@ -22,6 +22,8 @@ REASON_PREFIX = "gpumesh: "
 LEAVING_REASON = "leaves the cluster"
 #: That of a node that is drained to reboot its machine.
 REBOOT_REASON = "reboot"
+#: That of a node whose member stays in the cluster, but runs no jobs any more.
+WITHDRAWAL_REASON = "is to run no jobs"
 _OUT_OF_SERVICE_FLAGS = ("drain", "fail", "invalid_reg", "maintenance")
 _POLL_INTERVAL = 2.0
 

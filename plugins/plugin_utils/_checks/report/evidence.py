@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health.program import REASON_PREFIX
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.derive import find_pods, member_views
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
@@ -382,7 +383,7 @@ def parse_sinfo(sinfo_output: str) -> dict[str, tuple[str, str, str]]:
 def slurm_checks(
     record: Record, sinfo_result: Mapping[str, Any] | None, userspace_only: Sequence[str] = ()
 ) -> list[Check]:
-    """Check whether each member is a node that accepts jobs, at its cluster address."""
+    """Check whether each member that runs jobs is a node that accepts them, at its cluster address."""
     check_title = ("slurm.node", "The Slurm node accepts jobs at the member's cluster address")
     manager = record["manager"]
     command_problem, status = _find_command_problem(sinfo_result, "sinfo", manager)
@@ -392,6 +393,8 @@ def slurm_checks(
     nodes_by_name = parse_sinfo(str(sinfo_result.get("stdout", "")))
     node_checks = []
     for machine, member_view in member_views(record).items():
+        if not member_view["slurm_node"]:
+            continue
         required, remedy = f"idle at {member_view['address']}", "Run the slurm playbook."
         if machine in userspace_only:
             node_checks.append(userspace_only_check(*check_title, machine))
@@ -437,6 +440,11 @@ def _node_remedy(machine: str, drain_reason: str) -> str:
         return (
             f"A reboot of {machine} was not completed, or is not yet. Once the machine works: "
             f"scontrol update nodename={machine} state=resume."
+        )
+    if drain_reason.startswith(slurm_nodes.REASON_PREFIX + slurm_nodes.WITHDRAWAL_REASON):
+        return (
+            f"The run of site that takes {machine} out of Slurm was not completed. Run it again, or if the machine is to "
+            f"run jobs: scontrol update nodename={machine} state=resume."
         )
     return (
         f"Find out what is wrong with slurmd on {machine}, then run: scontrol update nodename={machine} state=resume."
@@ -496,7 +504,7 @@ def job_checks(
     command_problem, status = _find_command_problem(job, "srun", record["manager"])
     if job is None or status == "skipped":
         return [make_check("slurm.job", purpose, None, "skipped", reason=command_problem)], []
-    eligible_members = [member["machine"] for member in record["members"] if member["machine"] not in userspace_only]
+    eligible_members = [machine for machine in membership.slurm_nodes(record) if machine not in userspace_only]
     launched_machines = list(job.get("launched", eligible_members))
     excluded_reason = _explain_not_launched(job)
     if not launched_machines and excluded_reason:

@@ -24,6 +24,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import dri
         ({}, None, "/f is missing"),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.1 --conf", ""),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.2 --conf", "/f differs"),
+        ({"state": "absent"}, None, ""),
+        ({"state": "absent"}, "", "/f is still there"),
     ],
 )
 def test_file_difference_is_described(expected: dict[str, Any], text: str | None, words: str) -> None:
@@ -64,8 +66,15 @@ def test_layer_without_files_is_not_set_up(tmp_path: Path) -> None:
         {"layer": "two", "path": str(tmp_path / "none")},
         {"layer": "two", "path": str(tmp_path / "there")},
         {"layer": "three", "path": str(tmp_path / "there")},
+        {"layer": "three", "path": str(tmp_path / "none"), "state": "absent"},
+        {"layer": "four", "path": str(tmp_path / "none")},
+        {"layer": "four", "path": str(tmp_path / "none"), "state": "absent"},
     ]
-    assert drift.compare_layers(run, files, []) == {"one": "not set up", "two": f"{tmp_path / 'none'} is missing"}
+    assert drift.compare_layers(run, files, []) == {
+        "one": "not set up",
+        "two": f"{tmp_path / 'none'} is missing",
+        "four": "not set up",
+    }
 
 
 def test_what_watches_a_log_is_only_expected_where_it_can_be_read(

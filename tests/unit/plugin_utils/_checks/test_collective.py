@@ -61,6 +61,15 @@ def test_a_userspace_only_member_is_not_a_node() -> None:
         place_ranks(build_record(8), ["n1"], True)
 
 
+def test_a_member_without_jobs_has_no_ranks_and_is_not_missed() -> None:
+    record = build_record(0, 8, 8)
+    record["members"][0]["slurm_node"] = False
+    for binaries in (False, True):
+        chosen = place_ranks(record, (), binaries)
+        assert (chosen["nodelist"], chosen["gpus"]) == (["n2", "n3"], True)
+        assert describe_unused(record, (), chosen, binaries) is None
+
+
 def test_action_derives_parameters_from_the_record() -> None:
     arguments = {"record": build_record(0, 8, 8), "path": "/opt/build", "launcher": "srun"}
     done = play_action(

@@ -487,6 +487,17 @@ class TestOverview:
         text = render_overview([cluster], {}, width=80)
         assert "Interface of" not in text and "│ eth7" in text
 
+    def test_members_without_jobs_are_no_nodes(self) -> None:
+        clusters = build_overview({"n1": respond_with(NEW)}, AT)
+        assert "│ jobs" not in render_overview(clusters, {})
+        members = [{**NEW["members"][0], "slurm_node": False}, *NEW["members"][1:]]
+        (cluster,) = build_overview({"n1": respond_with({**NEW, "members": members})}, AT)
+        assert (cluster["nodes"], cluster["machines"]) == (2, ["n1", "n2", "n3"])
+        assert [member["slurm_node"] for member in cluster["members"]] == [False, True, True]
+        text = render_overview([cluster], {})
+        heading, *rows = ([cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│ " in line)
+        assert [row[heading.index("jobs")] for row in rows] == ["no", "yes", "yes"]
+
     def test_no_line_is_wider_than_the_terminal(self) -> None:
         clusters = build_overview({"n1": respond_with(NEW)}, AT)
         clusters[0]["problems"] = ["A problem in many words. " * 8]

@@ -30,14 +30,21 @@ def queries_by_layer(questions: dict[str, Any]) -> dict[str, set[str]]:
     return layers
 
 
-def queries_of(machine: str, **changed_options: Any) -> dict[str, Any]:
+def change_member(record: model.Record, index: int) -> dict[str, Any]:
+    """Return the record with a member that runs no jobs."""
+    members = [dict(member) for member in record["members"]]
+    members[index]["slurm_node"] = False
+    return {**record, "members": members}
+
+
+def queries_of(machine: str, record: model.Record | None = None, **changed_options: Any) -> dict[str, Any]:
     """What a machine is asked if the options of all roles have their defaults, but for these."""
 
     def read_options(*names: str) -> dict[str, Any]:
         defaults = {name: option_spec(name).get("default") for name in names}
         return {**defaults, **{name: value for name, value in changed_options.items() if name in defaults}}
 
-    return drift.layer_queries(build_record(), machine, read_options).options
+    return drift.layer_queries(record or build_record(), machine, read_options).options
 
 
 def test_manager_also_runs_the_controller() -> None:
@@ -51,6 +58,22 @@ def test_manager_also_runs_the_controller() -> None:
     assert member["slurm"] - queries_by_layer(queries_of("n2", slurm_health_check=""))["slurm"] == {
         "gpumesh-health.service"
     }
+
+
+def test_a_member_without_jobs_has_the_commands_but_no_node() -> None:
+    record = build_record()
+    heads = {"n1": model.parse(change_member(record, 0)), "n2": model.parse(change_member(record, 1))}
+    manager, other = (queries_of(machine, heads[machine]) for machine in ("n1", "n2"))
+    assert queries_by_layer(manager)["slurm"] == {
+        "/etc/slurm/node/slurmd.env",
+        "/etc/slurm/slurm.conf",
+        "slurmctld.service",
+        "slurmdbd.service",
+    }
+    assert queries_by_layer(other)["slurm"] == {"/etc/slurm/node/slurmd.env", "/etc/slurm/slurm.conf"}
+    for asked in (manager, other):
+        (options,) = [file for file in asked["files"] if file["path"] == "/etc/slurm/node/slurmd.env"]
+        assert options == {"layer": "slurm", "path": "/etc/slurm/node/slurmd.env", "state": "absent"}
 
 
 def test_different_munge_key_is_drift() -> None:

@@ -69,7 +69,15 @@ RECORD = plan.commit(
 
 
 #: The defaults of a machine about which the inventory specifies nothing.
-UNSPECIFIED = {"gpus": 2, "rdma": "none", "interface": "eth0", "site": "default", "lan_address": "", "endpoint": ""}
+UNSPECIFIED = {
+    "gpus": 2,
+    "rdma": "none",
+    "slurm_node": True,
+    "interface": "eth0",
+    "site": "default",
+    "lan_address": "",
+    "endpoint": "",
+}
 
 APART = {key: value for key, value in UNSPECIFIED.items() if key != "interface"}
 
@@ -98,6 +106,7 @@ def test_new_cluster_has_all_hosts() -> None:
                 "machine": "n2",
                 "gpus": 2,
                 "rdma": "none",
+                "slurm_node": True,
                 "address": "10.0.0.2",
                 "interface": "eth0",
                 "site": "b",
@@ -107,6 +116,7 @@ def test_new_cluster_has_all_hosts() -> None:
         ],
         "joining": ["n1", "n2", "n3"],
         "left_out": [],
+        "withdrawn": [],
         "enrolling": [],
         "enrol_settings": {**plan.DEFAULT_MESH, "port": 7},
     }

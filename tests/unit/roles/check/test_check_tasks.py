@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import write_programs
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
@@ -28,6 +29,17 @@ def test_check_mode_reports_once_that_nothing_is_verified(tmp_path: Path, option
     assert run.exit_status == 0, run.output
     assert run.flat_output.count(NOTHING_VERIFIED) == 1
     assert not list(tmp_path.glob("*/verdict.json"))
+
+
+def test_a_member_without_jobs_is_not_among_the_nodes_of_the_check(tmp_path: Path) -> None:
+    members = [{**RECORD["members"][0], "slurm_node": False, "gpus": 1}, {**RECORD["members"][1], "gpus": 1}]
+    show = {"ansible.builtin.debug": {"msg": "nodes {{ __check_nodes | list }}, GPUs {{ __check_gpu_nodes | list }}"}}
+    tasks = [
+        {"ansible.builtin.include_vars": str(ROOT / "roles" / "check" / "vars" / "main.yml")},
+        {**show, "run_once": True},
+    ]
+    run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, {"cluster_record": {**RECORD, "members": members}}, tasks)
+    assert "nodes ['n2'], GPUs ['n2']" in run.flat_output, run.output
 
 
 PART_TAGS = ["all", "reachability", "health", "storage", "tracking", "slurm", "collectives"]

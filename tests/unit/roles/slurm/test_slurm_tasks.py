@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import AnsibleRun
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, AnsibleRun
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import write_programs
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays, run_tasks
 
@@ -90,7 +92,8 @@ def test_a_node_that_does_not_become_ready_is_explained(tmp_path: Path) -> None:
             "cluster_record": plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {}, members, STAMP), STAMP),
             "slurm_ready_timeout": 2,
             # slurmd has just been started.
-            "__slurm_run": {"changed": True, "redefined": False, "leftover": False},
+            "__slurm_run": {"changed": True, "redefined": False, "leftover": False, "slurm_node": True},
+            "__slurm_nodes": {"nodes": []},
         },
         "tasks": [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": "settle"}}],
         "environment": {"PATH": f"{tmp_path}/{{{{ inventory_hostname }}}}:{os.environ['PATH']}"},
@@ -102,6 +105,52 @@ def test_a_node_that_does_not_become_ready_is_explained(tmp_path: Path) -> None:
         of_node = said.partition(f"{name}: The node does not accept jobs after 2 s. ")[2].partition("fatal:")[0]
         assert words in of_node, said
         assert f"See /var/log/slurm/slurmd.log on {name} and /var/log/slurm/slurmctld.log on n1." in of_node
+
+
+READY, DOWN = {"ready": True}, {"ready": False}
+SETTLING = ("Apply changes to the node", "Register the current definition of the node, or withdraw it")
+#: What the module returns, and the controller's node of that name if it has one; and which steps follow. The last one
+#: waits until the node is ready.
+STEPS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, tuple[bool, bool, bool]]] = {
+    "a node that is ready": ({"slurm_node": True}, READY, (False, False, True)),
+    "a node that is down": ({"slurm_node": True}, DOWN, (True, False, True)),
+    "a node with another definition": ({"slurm_node": True, "redefined": True}, READY, (True, True, True)),
+    "a node that the controller has lost": ({"slurm_node": True}, None, (True, True, True)),
+    "a node that has just been started": ({"slurm_node": True, "changed": True}, None, (True, False, True)),
+    "a member without jobs": ({"slurm_node": False}, None, (False, False, False)),
+    "a member without jobs, set up": ({"slurm_node": False, "changed": True}, None, (False, False, False)),
+    "a node that is to run no jobs": ({"slurm_node": False, "redefined": True}, READY, (True, True, False)),
+    # The machine was installed again meanwhile, and only the controller remembers its node.
+    "a node of which nothing is left": ({"slurm_node": False, "changed": True}, DOWN, (True, True, False)),
+}
+
+
+def test_nodes_register_and_what_runs_no_jobs_is_withdrawn(tmp_path: Path) -> None:
+    role = ROOT / "roles" / "slurm"
+    main, settle = (
+        yaml.safe_load((role / "tasks" / f"{name}.yml").read_text(encoding="utf-8")) for name in ("main", "settle")
+    )
+    steps = {task["name"]: task["when"] for task in [*main, *settle] if "when" in task}
+    tasks = [
+        {
+            "name": name,
+            "ansible.builtin.debug": {"msg": f"{{{{ inventory_hostname }}}}: step {number}"},
+            "when": steps[name],
+        }
+        for number, name in enumerate((*SETTLING, "Wait until the node is ready"))
+    ]
+    hosts = {
+        name: {
+            "__slurm_run": {"changed": False, "redefined": False, "leftover": False, **result},
+            "__slurm_nodes": {"nodes": [{"name": "another", **READY}, *([{"name": name, **node}] if node else [])]},
+        }
+        for name, (result, node, _steps) in STEPS.items()
+    }
+    variables = yaml.safe_load((role / "vars" / "main.yml").read_text(encoding="utf-8"))
+    run = run_tasks(tmp_path, hosts, variables, tasks)
+    assert run.exit_status == 0, run.output
+    for name, (_result, _node, expected) in STEPS.items():
+        assert tuple(f"{name}: step {number}" in run.output for number in range(3)) == expected, name
 
 
 def test_hosts_without_slurm_can_be_removed(tmp_path: Path) -> None:

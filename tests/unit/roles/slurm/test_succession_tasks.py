@@ -44,7 +44,7 @@ CONTINUE_DECISION = {"action": "continue", "query": "", "retire": "", "tenures":
 QUEUE = {"in_use": False, "marker": None, "is_node": True, "slurm_version": None}
 RESULTS: dict[str, dict[str, Any]] = {
     "slurm configured": {"reload": "none"},
-    "slurm present": {"redefined": False, "leftover": False},
+    "slurm present": {"redefined": False, "leftover": False, "slurm_node": True},
     "slurm_info present": {"nodes": [{"name": name, "ready": True} for name in HOSTS]},
     "slurm_state packed": {"parts": 2, "checksum": "c"},
     "slurm_state_info present": {"content": "part"},
@@ -175,3 +175,23 @@ def test_a_node_that_the_controller_lost_registers_again(collection: Path, start
     assert "n3: The node does not accept jobs after 2 s." in done.flat_output, done.output
     assert steps.count("n3 slurm present") == (1 if started else 2)
     assert steps.count("n1 slurm present") == 1
+
+
+def test_a_node_that_is_to_run_no_jobs_is_deleted_before_slurmd_stops(collection: Path) -> None:
+    """A controller that does not delete it, since it has jobs, ends the run while slurmd still runs."""
+    without_jobs = {**RESULTS["slurm present"], "slurm_node": False}
+    results = {
+        "n2 slurm_state_info present": {**QUEUE, "handover": CONTINUE_DECISION},
+        "n1 slurm present": {**without_jobs, "redefined": True},
+        # The controller does not know it.
+        "n3 slurm present": without_jobs,
+        "slurm_info present": {"nodes": [{"name": name, "ready": True} for name in ("n1", "n2")]},
+    }
+    done, steps = run(collection, results)
+    assert done.exit_status == 0, done.output
+    deleted = steps.index("n2 slurm_node absent")
+    assert "n1 slurm present" in steps[:deleted] and steps[deleted + 1 :] == ["n1 slurm present"]
+    assert steps.count("n3 slurm present") == 1
+    busy = {**results, "n2 slurm_node absent": {"failed": True, "msg": "n1 has jobs"}}
+    refused, steps = run(collection, busy)
+    assert refused.exit_status == 2 and steps.count("n1 slurm present") == 1

@@ -38,6 +38,13 @@ NODE_LINE = (
 )
 
 
+def test_the_counts_are_with_a_node_that_all_know() -> None:
+    members: list[dict[str, Any]] = [{"machine": name} for name in ("a", "b", "c")]
+    assert shared_faults.choose_counting_node({"manager": "b", "members": members}) == "b"
+    members[1]["slurm_node"] = False
+    assert shared_faults.choose_counting_node({"manager": "b", "members": members}) == "a"
+
+
 @pytest.mark.parametrize(
     ("other_count", "nodes", "shared"),
     [

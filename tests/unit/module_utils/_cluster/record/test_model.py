@@ -132,6 +132,8 @@ def test_values_are_normalized() -> None:
         ("members.0.mesh.public_key", "c2hvcnQ=", "members[0].mesh.public_key", "32 bytes in base64"),
         ("members.0.mesh.userspace", False, "members[0].mesh.userspace", "expected true, or no such key"),
         ("members.0.mesh.userspace", 1, "members[0].mesh.userspace", "expected a boolean, not a number"),
+        ("members.0.slurm_node", True, "members[0].slurm_node", "expected false, or no such key"),
+        ("members.0.slurm_node", None, "members[0].slurm_node", "expected a boolean, not null"),
         ("members.0.ssh_host_keys", ["ssh-ed25519"], "members[0].ssh_host_keys[0]", "public SSH key"),
         ("mesh.backend", "ipsec", "mesh.backend", "one of none, wireguard, tailscale"),
         ("mesh.port", 65536, "mesh.port", "65536 is not from 1 to 65535"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import copy
 import ipaddress
+import json
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 
@@ -224,6 +225,7 @@ class TestJoin:
             ([member_entry(4, interface="a/b")], "'a/b' is not a valid interface name"),
             ([member_entry(4, site="")], "'' is not a valid site name"),
             ([member_entry(4, endpoint="host:99999")], "'host:99999' is not a valid endpoint"),
+            ([member_entry(4, slurm_node="no")], "'no' is not a boolean"),
             ([member_entry(4, gpus=-1)], "-1 cannot be the number of GPUs of n4"),
             ([member_entry(4, mesh={"address": "10.99.0.1"})], "n1 and n4 have the same mesh address"),
             ([member_entry(4, mesh={"address": "10.98.0.9"})], "10.98.0.9 is not a host address of the mesh's subnet"),
@@ -242,6 +244,38 @@ class TestJoin:
     def test_invalid_join_is_refused(self, members: list[dict[str, Any]], message: str) -> None:
         with pytest.raises(InputError, match=message):
             plan.join(build_record(), members, LATER)
+
+    def test_only_a_member_that_runs_no_jobs_has_a_field_for_it(self) -> None:
+        members = [member_entry(1, slurm_node=False), member_entry(2, slurm_node=True), member_entry(3)]
+        record = build_record(members=members)
+        assert [member.get("slurm_node") for member in record["members"]] == [False, None, None]
+        assert "slurm_node" not in record["members"][1]
+        assert model.parse(json.loads(json.dumps(record))) == record
+        assert membership.slurm_nodes(record) == ["n2", "n3"]
+        # What an inventory says that does not name it.
+        assert not plan.join(record, [{"machine": "n1"}, {"machine": "n2", "slurm_node": True}], LATER).changes
+
+    def test_a_member_stops_running_jobs_and_runs_them_again(self) -> None:
+        record = build_record()
+        without = plan.join(record, [{"machine": "n3", "slurm_node": False}], LATER)
+        assert [change.detail for change in without.changes] == ["n3: slurm_node False (was True)"]
+        again = plan.join(without.record, [{"machine": "n3", "slurm_node": True}], LATER)
+        assert [change.detail for change in again.changes] == ["n3: slurm_node True (was False)"]
+        assert again.record == record
+
+    def test_a_cluster_without_any_node_is_refused(self) -> None:
+        nothing = [{"machine": f"n{number}", "slurm_node": False} for number in (1, 2, 3)]
+        with pytest.raises(
+            InputError, match="No member of cluster 'lab' would run jobs: slurm_node is false"
+        ) as refused:
+            plan.join(build_record(), nothing, LATER)
+        assert "slurm_node=true for at least one" in refused.value.remedy
+        with pytest.raises(InputError, match="No member of cluster 'lab' would run jobs"):
+            build_record(members=[member_entry(1, slurm_node=False)])
+        document = build_record(1)
+        document["members"][0]["slurm_node"] = False
+        with pytest.raises(model.InvalidRecordError, match="none of them is a Slurm node"):
+            model.parse(document)
 
     def test_join_of_a_full_mesh_is_refused(self) -> None:
         record = build_record(2, mesh={"subnet": "10.99.0.0/30"})
@@ -270,6 +304,15 @@ class TestRemove:
         after = plan.commit(plan.remove(build_record(), ["n3"], LATER), LATER)
         assert machine_names(after) == ["n1", "n2"]
         assert after["history"][-1]["detail"] == "machine n3 left"
+
+    def test_the_last_member_that_runs_jobs_stays(self) -> None:
+        record = build_record(members=[member_entry(1, slurm_node=False), member_entry(2), member_entry(3)])
+        assert machine_names(plan.remove(record, ["n3"], LATER).record) == ["n1", "n2"]
+        with pytest.raises(InputError, match="would have no node left that runs jobs without n2, n3") as refused:
+            plan.remove(record, ["n2", "n3"], LATER, force=True)
+        assert "slurm_node=true for one of n1" in refused.value.remedy
+        # A new manager alone removes nobody.
+        assert plan.remove(record, [], LATER, "n2").record["manager"] == "n2"
 
     def test_removed_machine_is_recorded_until_it_rejoins(self) -> None:
         after = plan.commit(plan.remove(build_record(), ["n3", "n2"], LATER), LATER)

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host
     read_memory,
     running_slurmd_options,
 )
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
 
 V1 = CgroupSupport("v1", ("cpuset", "devices", "freezer", "memory"))
 HOST = SlurmHost((24, 11, 5), V1, GpuDevices("h100", ("/dev/nvidia0", "/dev/nvidia1"), ""), 24105, 16, "box17")
@@ -151,6 +154,11 @@ def test_default_memory_is_proportional_to_cpus() -> None:
     # A job with all CPUs fits on the node.
     assert config.real_memory(HOST) >= 16 * 1472
     assert served(settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
+
+
+def test_a_controller_without_jobs_sets_no_default_memory() -> None:
+    assert "defmempercpu" not in served(slurm_node=False)
+    assert served(slurm_node=False, settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
 
 
 def test_default_memory_is_never_zero() -> None:
@@ -464,6 +472,58 @@ def test_second_run_changes_nothing(serve: bool) -> None:
 def test_first_run_redefines_no_node() -> None:
     planned = configure.plan_config(PRESENT, config.build_config_files(request(), HOST, FOLDER), True, FOLDER)
     assert (planned.reload, planned.node_changed, planned.node_redefined) == ("restart", True, False)
+
+
+def test_a_host_without_jobs_has_the_configuration_of_the_commands_only() -> None:
+    head = {"serve": False, "controller_name": "gpu-1", "machine": "n2", "slurm_node": False}
+    documents = config.build_config_files(request(**head), HOST, FOLDER)
+    files = present_after(documents, False)
+    assert files[config.OPTIONS_FILE] is None
+    settings = conf.parse_settings(str(files["slurm.conf"]))
+    # Only the address of the controller counts for the commands. sacct asks slurmdbd itself.
+    assert (settings["slurmctldhost"], settings["accountingstoragehost"]) == ("gpu-1(10.99.0.1)", "10.99.0.1")
+    again = configure.plan_config(files, documents, False, FOLDER)
+    assert (again.changed_files, again.node_redefined) == ({}, False)
+    # It is a node again: what it gets from the controller must not compete with files.
+    node = configure.plan_config(
+        files, config.build_config_files(request(**{**head, "slurm_node": True}), HOST, FOLDER), False, FOLDER
+    )
+    assert {name for name, text in node.changed_files.items() if text is None} == {*documents.served_files}
+    assert node.changed_files[config.OPTIONS_FILE] and not node.node_redefined
+
+
+def test_a_node_that_is_to_run_no_jobs_is_deleted_from_the_controller_first() -> None:
+    node = config.build_config_files(request(), HOST, FOLDER)
+    head = config.build_config_files(request(slurm_node=False), HOST, FOLDER)
+    for kept in ([], [config.OPTIONS_FILE]):
+        planned = configure.plan_config(present_after(node, True), head, True, FOLDER, None, kept)
+        assert planned.node_redefined
+        assert (planned.changed_files, planned.reload) == (
+            {name: None for name in (config.OPTIONS_FILE,) if not kept},
+            "none",
+        )
+    # An interrupted run has removed the file, but slurmd still runs.
+    runs = {"-N": "n1", "--conf": node.definition}
+    assert configure.plan_config(present_after(head, True), head, True, FOLDER, runs).node_redefined
+
+
+@pytest.mark.parametrize("settings", [{}, {"statesavelocation": "/var/lib/slurm/slurmctld"}])
+def test_leave_knows_the_file_of_a_controller_with_accounting(settings: dict[str, Any]) -> None:
+    """On other hosts, MariaDB would be installed to delete an accounting that was never there."""
+    tasks = yaml.safe_load((ROOT / "roles/slurm/tasks/leave.yml").read_text(encoding="utf-8"))
+    (pattern,) = [
+        task["gpumesh.cluster.host_module"]["arguments"]["contains"]
+        for task in tasks
+        if task["name"] == "Check whether the controller used accounting"
+    ]
+
+    def is_found(**overrides: Any) -> bool:
+        documents = config.build_config_files(request(settings=settings, **overrides), HOST, FOLDER)
+        return bool(re.search(pattern, documents.served_files["slurm.conf"]))
+
+    assert is_found() and is_found(slurm_node=False)
+    assert not is_found(accounting=False)
+    assert not is_found(serve=False, slurm_node=False)
 
 
 def test_fewer_gpus_redefine_the_node_definition() -> None:

@@ -85,6 +85,30 @@ def test_a_member_outside_the_run_is_skipped_and_named() -> None:
     assert {p["status"] for p in verdict["reachability"]["pairs"] if "n3" in (p["from"], p["to"])} == {"skipped"}
 
 
+def test_a_member_without_jobs_is_not_missed_in_slurm() -> None:
+    found = healthy_evidence()
+    found["slurm"]["stdout"] = SINFO.replace("n1|idle|10.99.0.1|none\n", "")
+    found["job"]["stdout"] = "n2\nn3"
+    record = samples.record(3)
+    record["members"][0]["slurm_node"] = False
+    verdict = evidence.judge_cluster(record, found, GENERATED_AT)
+    assert (verdict["status"], failing_checks(dict(verdict))) == ("pass", [])
+    assert [check["host"] for check in verdict["checks"] if check["id"] == "slurm.node"] == ["n2", "n3"]
+    (job,) = [check for check in verdict["checks"] if check["id"] == "slurm.job"]
+    assert (job["actual"], job["required"]) == ("2 nodes", "2 nodes")
+    # All others of its checks are made.
+    assert [check["host"] for check in verdict["checks"] if check["id"] == "health.disk"] == ["n1", "n2", "n3"]
+
+
+def test_an_interrupted_withdrawal_is_explained() -> None:
+    found = healthy_evidence()
+    line = "n3|drained|10.99.0.3|gpumesh: is to run no jobs"
+    found["slurm"]["stdout"] = SINFO.replace("n3|idle|10.99.0.3|none", line)
+    (check,) = [check for check in judge_evidence(found)["checks"] if check["status"] == "fail"]
+    assert "takes n3 out of Slurm was not completed" in check["remedy"]
+    assert "scontrol update nodename=n3 state=resume" in check["remedy"]
+
+
 def test_what_a_userspace_only_member_cannot_do_is_skipped() -> None:
     found = healthy_evidence()
     # When its play ends before it is queried.
