@@ -539,7 +539,8 @@ def _plan_health_program(params: Mapping[str, Any]) -> LayerChange:
     """Plan the program that checks the health of the node."""
     program_path = params["health_check"]
     if not params["slurm_node"]:
-        return program_archive.zipapp_change(program_path or health_settings.PROGRAM_PATH, None)
+        # As long as slurmd runs, it needs the program.
+        return LayerChange(False, "", "", lambda: None)
     if program_path:
         program_settings = health_settings.HealthSettings(
             params["cluster"],
@@ -649,6 +650,7 @@ def _withdraw_node(
     """
     params = module.params
     daemon_plans = _run_daemons(module, service_manager, params["daemons"], values)
+    program_removal = program_archive.zipapp_change(params["health_check"] or health_settings.PROGRAM_PATH, None)
     options_path = os.path.join(params["directory"], config.OPTIONS_FILE)
     spool_entries = os.listdir(params["spool_folder"]) if os.path.isdir(params["spool_folder"]) else []
     # The directory itself belongs to a package.
@@ -656,14 +658,14 @@ def _withdraw_node(
         [*(os.path.join(params["spool_folder"], name) for name in sorted(spool_entries)), options_path]
     )
     if not module.check_mode:
+        program_removal.apply()
         _remove_paths(leftover_paths)
     diff_before, diff_after = _format_plans(daemon_plans)
+    changed = config_result.changed or program_removal.changed or bool(leftover_paths)
     return config_result._replace(
-        changed=bool(
-            config_result.changed or leftover_paths or any(daemon_plan.changed for daemon_plan in daemon_plans)
-        ),
-        before=config_result.before + diff_before,
-        after=config_result.after + diff_after,
+        changed=changed or any(daemon_plan.changed for daemon_plan in daemon_plans),
+        before=config_result.before + diff_before + program_removal.before,
+        after=config_result.after + diff_after + program_removal.after,
     )
 
 

@@ -136,6 +136,7 @@ def test_a_node_that_is_to_run_no_jobs_is_withdrawn_once_the_controller_has_dele
     first = run_slurm_module(programs, head)
     assert (first["redefined"], first["slurm_node"], first["changed"]) == (True, False, True)
     assert program.exists() and (spool / "cred_state").exists() and (folder / "node" / "slurmd.env").exists()
+    assert Path(given["health_check"]).exists(), "slurmd still runs it"
     would = run_slurm_module(programs, {**head, "reregister": True}, _ansible_check_mode=True)
     assert would["changed"] and (folder / "node" / "slurmd.env").exists()
     done = run_slurm_module(programs, {**head, "reregister": True})
