@@ -42,7 +42,12 @@ from lab_hosts import ROOT
 DELAYS_MS = (0, 20, 80)
 SERVER, CLIENT = "v1", "v3"
 INTERFACE, SERVER_PORT = "vec0", 7007
+#: Their other ends on this machine, and how many packets each holds for its host by default. That host may be waiting for
+#: a processor for longer.
+TAPS, TAP_QUEUE = ("gmkern-v1", "gmkern-v3"), 1000
 DIRECT_ADDRESS, WIREGUARD_ADDRESS, BRIDGE_ADDRESS = "10.79.0.11", "10.99.0.1", "10.79.0.1"
+#: The subnet of the WireGuard mesh, through which Tailscale must not send, and the port of tailscaled.
+WIREGUARD_SUBNET, TAILSCALE_PORT = "10.99.0.0/16", 41641
 #: Packets that netem holds: enough for 1 Gbit/s during the longest delay, and for more of the large ones.
 QUEUE_LIMIT = 20_000
 SERVER_UNIT, TAILSCALE_UNIT = "gpumesh-bench-server", "gpumesh-bench-tailscaled"
@@ -87,7 +92,7 @@ def receive(peer, begin, end, counts):
 def throughput(number):
     peers = [dial(b"s") for _ in range(number)]
     seconds = float(sys.argv[3])
-    begin = time.monotonic() + seconds / 2
+    begin = time.monotonic() + float(sys.argv[4])
     counts = []
     threads = [threading.Thread(target=receive, args=(peer, begin, begin + seconds, counts)) for peer in peers]
     for thread in threads:
@@ -102,8 +107,10 @@ bounce()
 trip = statistics.median(bounce() for _ in range(15))
 print(json.dumps([trip, throughput(1), throughput(4)]))
 """
+#: It also reads with a larger read-ahead than the kernel's 128 KiB, and in four threads, as gpumesh-train --stage copies
+#: files.
 STORAGE_PROGRAM = """
-import json, os, pathlib, shutil, sys, time
+import concurrent.futures, json, os, pathlib, shutil, sys, time
 folder, mebibytes, files = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 def timed(work):
     begin = time.perf_counter()
@@ -120,6 +127,24 @@ def read():
     with open(folder / "large", "rb") as file:
         while file.read(1 << 20):
             pass
+def read_part(number):
+    size = mebibytes // 4
+    with open(folder / "large", "rb") as file:
+        file.seek(number * size << 20)
+        for _ in range(size):
+            file.read(1 << 20)
+def read_parts():
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(read_part, range(4)))
+def read_further_ahead():
+    device = folder.stat().st_dev
+    setting = pathlib.Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    previous = setting.read_text()
+    setting.write_text("16384")
+    try:
+        read()
+    finally:
+        setting.write_text(previous)
 def create():
     for number in range(files):
         (folder / str(number)).write_bytes(bytes(4096))
@@ -133,11 +158,16 @@ folder.mkdir()
 wrote = timed(write)
 forget()
 got = timed(read)
+forget()
+got_parts = timed(read_parts)
+forget()
+got_ahead = timed(read_further_ahead)
 made = timed(create)
 forget()
 opened = timed(open_all)
 shutil.rmtree(folder)
-print(json.dumps([mebibytes * 1.048576 / wrote, mebibytes * 1.048576 / got, made / files * 1e3, opened / files * 1e3]))
+speeds = [mebibytes * 1.048576 / seconds for seconds in (wrote, got, got_ahead, got_parts)]
+print(json.dumps([*speeds, made / files * 1e3, opened / files * 1e3]))
 """
 
 
@@ -154,6 +184,8 @@ class VolumeFigures(NamedTuple):
 
     write_mbps: float
     read_mbps: float
+    ahead_read_mbps: float
+    parallel_read_mbps: float
     create_ms: float
     open_ms: float
 
@@ -166,9 +198,10 @@ def exchange_seconds(node_count: int, gbps: float, round_trip_ms: float) -> floa
 
 @contextmanager
 def emulate_delay(lab: KernelLab, delay_ms: int) -> Iterator[None]:
-    """Delay what each of both sites sends by half of the round trip."""
+    """Delay what each of both sites sends by half of the round trip, and drop nothing of it."""
     netem = f"tc qdisc replace dev {INTERFACE} root netem delay {delay_ms / 2:g}ms limit {QUEUE_LIMIT}"
     try:
+        set_tap_queues(QUEUE_LIMIT)
         for host in (SERVER, CLIENT) if delay_ms else ():
             lab.run_shell(host, f"modprobe sch_netem && {netem}")
         yield
@@ -176,6 +209,12 @@ def emulate_delay(lab: KernelLab, delay_ms: int) -> Iterator[None]:
         for host in (SERVER, CLIENT):
             # It fails where there is none.
             lab.ssh(host, f"tc qdisc delete dev {INTERFACE} root")
+        set_tap_queues(TAP_QUEUE)
+
+
+def set_tap_queues(length: int) -> None:
+    for tap in TAPS:
+        subprocess.run(["ip", "link", "set", tap, "txqueuelen", str(length)], check=True)
 
 
 @contextmanager
@@ -188,8 +227,16 @@ def run_unit(lab: KernelLab, host: str, unit: str, command: str, *options: str) 
         lab.ssh(host, f"systemctl stop {unit}")
 
 
-def measure_path(lab: KernelLab, address: str, seconds: float) -> PathFigures:
-    program = shlex.join(["python3", "-c", CLIENT_PROGRAM, address, str(SERVER_PORT), str(seconds)])
+def measure_path(lab: KernelLab, address: str, delay_ms: int, seconds: float) -> PathFigures:
+    """Measure the path from the client to an address of the server.
+
+    A window that has left slow start early, since the round trips of these hosts vary, takes the longer to grow, the
+    longer they are. And without the flush, it would leave it at the window of the last connection, which had another delay.
+    """
+    for host in (SERVER, CLIENT):
+        lab.run_shell(host, "ip tcp_metrics flush all")
+    times = [str(seconds), str(2 + delay_ms / 4)]
+    program = shlex.join(["python3", "-c", CLIENT_PROGRAM, address, str(SERVER_PORT), *times])
     return PathFigures(*json.loads(lab.run_shell(CLIENT, program)))
 
 
@@ -235,9 +282,11 @@ def join_tailnet(lab: KernelLab, host: str, key: str) -> Iterator[None]:
     """Log the host in to the tailnet for the duration of the context."""
     # Tailscaled considers the network to be down without a default route.
     lab.run_shell(host, f"modprobe tun && ip route replace default via {BRIDGE_ADDRESS}")
-    daemon = (
-        f"{HOST_DIRECTORY}/tailscaled --statedir={HOST_DIRECTORY} --socket={HOST_DIRECTORY}/socket --tun=tailscale0"
-    )
+    # It would use either path, and the other mesh would encrypt everything once more. Before tailscaled's own rules.
+    rule = f"pref 100 ipproto udp sport {TAILSCALE_PORT} to {WIREGUARD_SUBNET} prohibit"
+    lab.run_shell(host, f"ip rule add {rule}")
+    daemon = f"{HOST_DIRECTORY}/tailscaled --statedir={HOST_DIRECTORY} --socket={HOST_DIRECTORY}/socket"
+    daemon += f" --tun=tailscale0 --port={TAILSCALE_PORT}"
     variables = [f"--setenv=SSL_CERT_FILE={HOST_DIRECTORY}/cert.pem", "--setenv=TS_NO_LOGS_NO_SUPPORT=true"]
     try:
         with run_unit(lab, host, TAILSCALE_UNIT, daemon, *variables):
@@ -248,7 +297,7 @@ def join_tailnet(lab: KernelLab, host: str, key: str) -> Iterator[None]:
             lab.run_shell(host, f"{TAILSCALE} up --login-server=https://{BRIDGE_ADDRESS} {flags}")
             yield
     finally:
-        lab.ssh(host, f"ip route delete default; rm -rf {HOST_DIRECTORY}")
+        lab.ssh(host, f"ip route delete default; ip rule delete {rule}; rm -rf {HOST_DIRECTORY}")
 
 
 @contextmanager
@@ -265,7 +314,8 @@ def run_tailnet(lab: KernelLab) -> Iterator[str]:
             with join_tailnet(lab, SERVER, key), join_tailnet(lab, CLIENT, key):
                 address = lab.run_shell(SERVER, f"{TAILSCALE} ip -4").strip()
                 # By default it pings until the path is direct.
-                lab.run_shell(CLIENT, f"{TAILSCALE} ping {address}")
+                pong = lab.run_shell(CLIENT, f"{TAILSCALE} ping {address}")
+                assert f"via {DIRECT_ADDRESS}:" in pong, pong
                 yield address
 
 
@@ -306,7 +356,7 @@ def measure(lab: KernelLab, mesh: dict[str, str], seconds: float) -> int:
         for delay_ms in DELAYS_MS:
             with emulate_delay(lab, delay_ms):
                 for name, address in addresses.items():
-                    paths[delay_ms, name] = measure_path(lab, address, seconds)
+                    paths[delay_ms, name] = measure_path(lab, address, delay_ms, seconds)
                     print(f"{delay_ms} ms, {name}: {paths[delay_ms, name]}", file=sys.stderr, flush=True)
                 if "WireGuard" in mesh:
                     volumes[delay_ms] = measure_volume(lab)
@@ -325,12 +375,22 @@ def measure(lab: KernelLab, mesh: dict[str, str], seconds: float) -> int:
     )
     if volumes:
         print_table(
-            ["emulated round trip", "write", "read", "create a file of 4 KiB", "open and read one"],
+            [
+                "emulated round trip",
+                "write",
+                "read",
+                "read, 16 MiB ahead",
+                "four reads at once",
+                "create a file of 4 KiB",
+                "open and read one",
+            ],
             [
                 [
                     f"{delay_ms} ms",
                     f"{volume.write_mbps:.1f} MB/s",
                     f"{volume.read_mbps:.1f} MB/s",
+                    f"{volume.ahead_read_mbps:.1f} MB/s",
+                    f"{volume.parallel_read_mbps:.1f} MB/s",
                     f"{volume.create_ms:.0f} ms",
                     f"{volume.open_ms:.0f} ms",
                 ]
