@@ -47,9 +47,10 @@ class ActionModule(AwxAction):
         outdated_types = awx.find_outdated_types(
             task_args["credential_types"], self._query_api("credential_types") if task_args["credential_types"] else []
         )
+        new_names = self._find_new_names(task_args["planned"], organization_id) if organizations else []
         missing_requirements = [
             *self._check_organization(task_args["organization"], organization_id),
-            *(awx.check_organization_rights(organizations[0]) if organizations else []),
+            *(awx.check_organization_rights(organizations[0]) if organizations and new_names else []),
             *(awx.check_rights(self._query_api("me"), outdated_types) if outdated_types else []),
             *awx.find_wrong_names(names_by_kind, objects_by_kind, organization_id, outdated_types),
             *awx.check_environment(
@@ -66,7 +67,7 @@ class ActionModule(AwxAction):
         return {
             "changed": False,
             "missing": [],
-            "to_create": self._find_new_names(task_args["planned"], organizations[0]["id"]),
+            "to_create": new_names,
             "ids": awx.object_ids(names_by_kind, objects_by_kind, organization_id),
         }
 

@@ -81,6 +81,10 @@ options:
     description: Whether the programs of the host see its tailnet through a library. See M(gpumesh.cluster.mesh_preload).
     type: bool
     default: false
+  slurm_node:
+    description: Whether the host runs jobs of Slurm, whose limits are then checked.
+    type: bool
+    default: true
   ssh_peers:
     description: Names or addresses by machine. SSH logins to each must work without a prompt and with a known host key.
     type: dict
@@ -240,6 +244,7 @@ def main() -> None:
             "mesh_peers": {"type": "dict", "default": {}},
             "tailnet": {"type": "bool", "default": False},
             "pod": {"type": "bool", "default": False},
+            "slurm_node": {"type": "bool", "default": True},
             "ssh_peers": {"type": "dict", "default": {}},
             "ssh_user": {"type": "str", "default": "root"},
             "max_disk_percent": {"type": "float", "default": 95},

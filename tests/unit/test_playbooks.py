@@ -237,3 +237,9 @@ def test_a_cluster_that_was_set_up_before_has_no_part_in_the_next_one(tmp_path: 
     assert run.exit_status == 0, run.output
     assert [one for one in "abcd" if f"{one} of ['a', 'b']." in run.output] == ["a", "b"]
     assert [one for one in "abcd" if f"{one} of ['c']." in run.output] == ["c"]
+
+
+def test_jobs_are_moved_off_a_member_after_all_that_may_be_refused() -> None:
+    """A join that fails must leave its node in service."""
+    names = [task["name"] for task in load_tasks(PLAYBOOKS.parent / "roles" / "cluster" / "tasks" / "admit.yml")]
+    assert names[-1] == "Drain the members that are to run no jobs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.topology import plan_tunnel, read_mesh
 
@@ -29,6 +29,8 @@ def desired_parameters(
     parameters: dict[str, Any] = {"machine": machine, **node_requirements, "ssh_peers": {peer: peer for peer in peers}}
     if derive.is_pod(record, machine):
         parameters["pod"] = True
+    if not membership.is_slurm_node(membership.find_member(record, machine)):
+        parameters["slurm_node"] = False
     if record["mesh"]["backend"] == "tailscale":
         parameters["tailnet"] = True
     if record["mesh"]["backend"] == "wireguard":

@@ -87,7 +87,7 @@ def _describe_cluster(
         "collection_version": record["collection_version"],
         "manager_address": membership.cluster_address(record, membership.find_member(record, record["manager"])),
         "nodes": len(membership.slurm_nodes(record)),
-        "gpus": sum(member["gpus"] for member in members),
+        "gpus": sum(member["gpus"] for member in members if membership.is_slurm_node(member)),
         "machines": [member["machine"] for member in members],
         "mesh": record["mesh"],
         "volumes": [

@@ -54,7 +54,7 @@ class ExpectedState(NamedTuple):
     ``external_mounts`` are those of external file systems, or folders below one; ``read_only_mounts`` are those of both
     that are not written to. ``drains``: failed checks take the node out of service, so conditions that any user can
     cause are ignored. ``machine`` is the host's name in the cluster. ``tailnet``: whether it has a key in a tailnet.
-    ``pod``: its programs reach the mesh through a library. ``job_gpus``: the numbers of the GPUs of a job that is about to
+    ``pod``: its programs reach the mesh through a library. ``slurm_node``: it runs jobs. ``job_gpus``: the numbers of the GPUs of a job that is about to
     start.
     """
 
@@ -69,6 +69,7 @@ class ExpectedState(NamedTuple):
     mesh_peers: Mapping[str, str] = MappingProxyType({})
     tailnet: bool = False
     pod: bool = False
+    slurm_node: bool = True
     ssh_peers: Mapping[str, str] = MappingProxyType({})
     ssh_user: str = "root"
     machine: Optional[str] = None

@@ -441,6 +441,8 @@ def _check_dcgm(context: CheckContext) -> Judgement:
 
 
 def _check_locked_memory(context: CheckContext) -> Judgement:
+    if not context.expected_state.slurm_node:
+        return skipped("The member runs no jobs.")
     return host.judge_locked_memory(host.read_memlock(context.host_tree), context.read_rdma_ports())
 
 

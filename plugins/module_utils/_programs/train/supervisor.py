@@ -511,8 +511,21 @@ class Supervisor:
                 return decision
             # Lost nodes may have returned by now.
             self._lost_nodes = []
+            if self._finds_cancellation():
+                break
             time.sleep(_POLL_INTERVAL)
         return decide.Decision("cancel")
+
+    def _finds_cancellation(self) -> bool:
+        """Ask Slurm whether the job was cancelled: SIGTERM comes once, and is lost while the shell starts this process.
+
+        Slurm no longer starts anything on the nodes then.
+        """
+        # The job of an heir may end since its batch script has ended in any way.
+        if not self._supervisor_id.inherited and scheduler.is_cancelled(self._runner, self._supervisor_id.job_id):
+            self.cancelled = True
+            return True
+        return False
 
     def _await_volume(self) -> None:
         """Wait until the volume that made the last attempt fail accepts data again, and longer each time.
@@ -545,13 +558,11 @@ class Supervisor:
             return decide.Decision("resubmit", _ABANDONED_REASON)
         if decision.action not in ("cancel", "resubmit"):
             return decision
-        ends, fate = scheduler.job_end(self._runner, self._supervisor_id.job_id)
+        if decision.action == "resubmit" and self._finds_cancellation():
+            return decide.Decision("cancel")
+        fate = scheduler.job_fate(self._runner, self._supervisor_id.job_id)
         if fate == "requeued":
             return decide.Decision("requeue", _FATE_REASONS[fate])
-        if ends and not fate and not self._supervisor_id.inherited:
-            # SIGTERM comes once, and may be lost while the shell starts this process. Then, no node of the job is usable.
-            self.cancelled = True
-            return decide.Decision("cancel")
         ended_by_slurm = fate and (decision.action == "cancel" or fate == "killed")
         return decide.Decision("resubmit", _FATE_REASONS[fate]) if ended_by_slurm else decision
 

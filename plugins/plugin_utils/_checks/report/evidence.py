@@ -394,6 +394,11 @@ def slurm_checks(
     node_checks = []
     for machine, member_view in member_views(record).items():
         if not member_view["slurm_node"]:
+            if machine in nodes_by_name:
+                reason = f"{machine} is to run no jobs, but is still a node."
+                node_checks.append(
+                    make_check(*check_title, machine, "fail", reason=reason, remedy="Run the site playbook.")
+                )
             continue
         required, remedy = f"idle at {member_view['address']}", "Run the slurm playbook."
         if machine in userspace_only:

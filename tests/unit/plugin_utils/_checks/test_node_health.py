@@ -63,6 +63,12 @@ def test_pod_has_the_library_and_no_volumes() -> None:
     assert wanted["tailnet"] and "tailnet" not in desired_parameters(MESHED, "n1", (), ())
 
 
+def test_the_limits_of_jobs_are_checked_where_they_run() -> None:
+    members = [{**LAB["members"][0], "slurm_node": False}, LAB["members"][1]]
+    wanted = [desired_parameters({**LAB, "members": members}, machine, (), ()) for machine in ("n1", "n2")]
+    assert [one.get("slurm_node") for one in wanted] == [False, None]
+
+
 def test_unresponsive_members_are_no_peers() -> None:
     wanted = desired_parameters(MESHED, "n1", {"n2"}, ())
     assert (wanted["ssh_peers"], wanted["mesh_peers"]) == ({}, {})

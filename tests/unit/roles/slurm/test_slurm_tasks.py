@@ -153,6 +153,25 @@ def test_nodes_register_and_what_runs_no_jobs_is_withdrawn(tmp_path: Path) -> No
         assert tuple(f"{name}: step {number}" in run.output for number in range(3)) == expected, name
 
 
+def test_a_withdrawal_that_was_interrupted_and_given_up_ends(tmp_path: Path) -> None:
+    """A node that somebody else has drained stays so."""
+    settle = yaml.safe_load((ROOT / "roles" / "slurm" / "tasks" / "settle.yml").read_text(encoding="utf-8"))
+    (wait,) = [task for task in settle if task["name"] == "Wait until the node is ready"]
+    (condition,) = [task["when"] for task in wait["block"] if task["name"].startswith("Return a node to service")]
+    reasons = {"withdrawn": "gpumesh: is to run no jobs", "theirs": "is to run no jobs", "in service": ""}
+    hosts = {
+        name: {"__slurm_nodes": {"nodes": [{"name": name, "reason": reason}, {"name": "another", "reason": reason}]}}
+        for name, reason in reasons.items()
+    }
+    done = run_tasks(
+        tmp_path,
+        {**hosts, "unknown": hosts["withdrawn"]},
+        {},
+        [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} resumes"}, "when": condition}],
+    )
+    assert {name for name in (*hosts, "unknown") if f"{name} resumes" in done.output} == {"withdrawn"}, done.output
+
+
 def test_hosts_without_slurm_can_be_removed(tmp_path: Path) -> None:
     run = run_check(tmp_path, entry="leave")
     assert run.exit_status == 0, run.output

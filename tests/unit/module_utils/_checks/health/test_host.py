@@ -502,3 +502,14 @@ def test_container_detection(path: str, content: str, container: bool, tmp_path:
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(content, encoding="utf-8")
     assert host.runs_in_container(Tree(str(tmp_path))) == container
+
+
+@pytest.mark.parametrize(("slurm_node", "status"), [(True, "fail"), (False, "skipped")])
+def test_locked_memory_matters_where_jobs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm_node: bool, status: str
+) -> None:
+    """A head node without slurmd, with the limit of a login, which serves a volume over InfiniBand."""
+    monkeypatch.setattr(host, "read_memlock", lambda _tree: 8 << 20)
+    monkeypatch.setattr(run.CheckContext, "read_rdma_ports", lambda _self: [{"device": "mlx5_0"}])
+    expected = ExpectedState(slurm_node=slurm_node)
+    assert run._check_locked_memory(context(expected, tmp_path)).status == status

@@ -100,6 +100,14 @@ def test_a_member_without_jobs_is_not_missed_in_slurm() -> None:
     assert [check["host"] for check in verdict["checks"] if check["id"] == "health.disk"] == ["n1", "n2", "n3"]
 
 
+def test_a_member_that_is_to_run_no_jobs_is_no_node() -> None:
+    record = samples.record(3)
+    record["members"][2]["slurm_node"] = False
+    verdict = evidence.judge_cluster(record, healthy_evidence(), GENERATED_AT)
+    (check,) = [check for check in verdict["checks"] if check["id"] == "slurm.node" and check["status"] == "fail"]
+    assert (check["host"], check["reason"]) == ("n3", "n3 is to run no jobs, but is still a node.")
+
+
 def test_an_interrupted_withdrawal_is_explained() -> None:
     found = healthy_evidence()
     line = "n3|drained|10.99.0.3|gpumesh: is to run no jobs"
