@@ -26,6 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_
     machines_without_interface,
     refuse_to_demote,
     refuse_userspace_only,
+    refuse_without_nodes,
     userspace_only_machines,
 )
 
@@ -83,8 +84,10 @@ class ActionModule(ControllerAction):
                 if machine in participants
             ]
             refuse_userspace_only(pod_machines, [decision["manager"], *volume_servers])
+            userspace_machines = userspace_only_machines(results_by_machine, options_by_host)
+            refuse_without_nodes(next_draft.record, userspace_machines)
             if record:
-                refuse_to_demote(record, userspace_only_machines(results_by_machine, options_by_host))
+                refuse_to_demote(record, userspace_machines)
         refuse_mesh(next_draft.record, options["mesh_relays"])
         layered_record = preflight.refuse_impossible(next_draft.record, desired_volumes, options)
         probed_members = (

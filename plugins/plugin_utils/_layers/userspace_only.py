@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 
 USERSPACE_ONLY_REASON = (
@@ -79,4 +79,13 @@ def refuse_to_demote(
             "Set mesh_userspace_nodes=true for them. Or remove each with the playbook remove, set the option to false, and "
             "add it again with the playbook join: it is then a member, but not a node.",
             machines=refused_machines,
+        )
+
+
+def refuse_without_nodes(record: model.Record, userspace_machines: Collection[str]) -> None:
+    """Refuse a cluster in which only machines that should not be nodes would run jobs. Raises InputError."""
+    if not set(membership.slurm_nodes(record)) - set(userspace_machines):
+        raise InputError(
+            f"No member of cluster '{record['name']}' would run jobs: slurm_node is false, or it has no interface of its tailnet.",
+            "Set slurm_node=true for the manager or another member, or mesh_userspace_nodes=true for pods that are to run jobs.",
         )

@@ -442,6 +442,19 @@ class TestRegistration:
             said = f"{machine} cannot be the manager or serve a volume. Nothing has been changed. Without /dev/net/tun"
             assert said in decided["msg"]
 
+    @pytest.mark.parametrize("has_interface", [True, False])
+    def test_a_manager_without_jobs_needs_a_member_with_an_interface(self, has_interface: bool) -> None:
+        """Members whose programs cannot connect to others are no nodes."""
+        hosts: dict[str, dict[str, Any]] = {
+            name: {"held": {**EMPTY_RESULT, "tun": has_interface or name == "n1", **facts}}
+            for name, facts in LAN.items()
+        }
+        hosts["n1"]["slurm_node"] = False
+        decided = play_on_hosts(
+            cluster_registration, self.ARGUMENTS, hosts, found=self.NO_COPY, mesh_backend="tailscale"
+        ).result
+        assert ("No member of cluster 'lab' would run jobs" in decided.get("msg", "")) == (not has_interface), decided
+
     @pytest.mark.parametrize(("relays", "key", "value"), [([], "pair", ["n1", "n2"]), (["n9"], "relays", ["n9"])])
     def test_a_mesh_that_cannot_connect_two_members_is_refused(
         self, relays: list[str], key: str, value: list[str]
