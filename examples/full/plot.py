@@ -47,6 +47,12 @@ def style() -> str:
     return f"{STYLE}{strokes(COLOURS)}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
 
 
+def spacing(steps: float) -> int:
+    """A round number of steps between two ticks, of which there are up to seven."""
+    scale = 10 ** (len(str(int(steps) // 6)) - 1)
+    return next(scale * factor for factor in (1, 2, 5, 10) if scale * factor * 6 >= steps)
+
+
 def draw(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     """The picture."""
     steps = float(max(line["step"] for line in lines))
@@ -71,9 +77,10 @@ def draw(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
     for loss in range(int(highest) + 1):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 20}" y1="{y(loss)}" y2="{y(loss)}"/>')
         parts.append(f'<text class="soft" x="{LEFT - 8}" y="{y(loss) + 4}" text-anchor="end">{loss}</text>')
-    for part in range(6):
-        step = int(steps * part // 5)
-        parts.append(f'<text class="soft" x="{x(step)}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{step}</text>')
+    parts += [
+        f'<text class="soft" x="{x(step)}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{step}</text>'
+        for step in range(0, int(steps) + 1, spacing(steps))
+    ]
     for index, (_attempt, group) in enumerate(groupby(lines, key=lambda line: line["attempt"])):
         points = " ".join(f"{x(line['step'])},{y(line['loss'])}" for line in group)
         parts.append(f'<polyline class="line{index % len(COLOURS)}" points="{points}" fill="none" stroke-width="1.5"/>')

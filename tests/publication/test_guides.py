@@ -222,10 +222,15 @@ def test_a_file_is_what_ansible_takes(desk: Installed, tmp_path: Path, block: Bl
         assert not unknown, f"no option of a role: {sorted(unknown)}"
 
 
+def linked_targets(text: str) -> list[str]:
+    """Where links and images lead."""
+    return re.findall(r"(?<=\]\()[^)\s]+(?=\))|(?<=\bsrc=\")[^\"]+|(?<=\bsrcset=\")[^\"]+", text)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(document: Path) -> None:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in linked_targets(text):
         inside = REPOSITORY_LINK.match(target)
         if target.startswith("#") or (target.startswith("https://") and not inside):
             continue
@@ -243,9 +248,7 @@ def test_pages_of_galaxy_have_whole_addresses() -> None:
     """Galaxy, Automation Hub and AWX show them without the repository, where a relative link leads nowhere."""
     for document in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "roles").glob("*/README.md")):
         text = document.read_text(encoding="utf-8")
-        assert not [one for one in re.findall(r"\]\(([^)\s]+)\)", text) if not one.startswith(("https://", "#"))], (
-            document
-        )
+        assert not [one for one in linked_targets(text) if not one.startswith(("https://", "#"))], document
 
 
 def test_each_check_has_its_symptom_and_the_reverse() -> None:
