@@ -47,7 +47,7 @@ class ActionModule(AwxAction):
         outdated_types = awx.find_outdated_types(
             task_args["credential_types"], self._query_api("credential_types") if task_args["credential_types"] else []
         )
-        new_names = self._find_new_names(task_args["planned"], organization_id) if organizations else []
+        new_names = self._find_new_names(task_args["planned"], organizations[0]["id"]) if organizations else []
         missing_requirements = [
             *self._check_organization(task_args["organization"], organization_id),
             *(awx.check_organization_rights(organizations[0]) if organizations and new_names else []),
