@@ -12,9 +12,8 @@ report    the check of a cluster with one slow link
 train     the run of examples/full that loses a process, hangs, and loses a node (loss curve)
 profile   a run with a slow rank
 
-A page is photographed in a light and in a dark color scheme; the loss curve has both. The page of MLflow in track.png is
-not among them. Needs Debian and root, about 4 GB of disk space and half an hour on two cores. Look at the pictures and at
-the changes of the text before you commit them.
+A page is photographed in a light and in a dark color scheme; the loss curve has both. Needs Debian and root, about 4 GB of
+disk space and half an hour on two cores. Look at the pictures and at the changes of the text before you commit them.
 """
 
 from __future__ import annotations

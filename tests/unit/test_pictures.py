@@ -93,7 +93,7 @@ gpt: finished · step 9 of 9
 
 
 def test_each_picture_is_made_by_the_program_and_shown(pictures: ModuleType) -> None:
-    assert {path.name for path in IMAGES.iterdir()} == {*picture_names(pictures), "architecture.svg", "track.png"}
+    assert {path.name for path in IMAGES.iterdir()} == {*picture_names(pictures), "architecture.svg"}
     shown = {
         name
         for document in DOCUMENTS
