@@ -279,6 +279,7 @@ NOT_FOR_AWX = {
         "check_min_bandwidth_gbps",
         "check_min_rdma_gbps",
     },
+    "a variable of each host": {"slurm_node"},
     "a directory that AWX exposes to all jobs: in the inventory": {"check_report_dir"},
     "needed as long as the older version is used: in the inventory": {"cluster_older_version"},
     "the playbooks set it": {"reachability_members", "slurm_former_manager"},
@@ -346,8 +347,10 @@ def test_nothing_is_listed_that_no_message_tells() -> None:
 
 
 def test_force_is_asked_where_it_does_something() -> None:
-    """To remove or reboot machines, to delete a cluster, and where a volume or the server of tracking may be lost."""
+    """To remove or reboot machines or stop their jobs, to delete a cluster, and where a volume or the server of tracking may
+    be lost.
+    """
     assert {name for name, survey in SURVEYS.items() for one in survey if one["variable"] == "cluster_force"} == {
         *("remove", "reboot", "delete"),
-        *("storage", "tracking", "site", "join"),
+        *("storage", "tracking", "site", "join", "create"),
     }
