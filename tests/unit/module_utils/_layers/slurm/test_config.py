@@ -498,9 +498,11 @@ def test_a_node_that_is_to_run_no_jobs_is_deleted_from_the_controller_first() ->
     for kept in ([], [config.OPTIONS_FILE]):
         planned = configure.plan_config(present_after(node, True), head, True, FOLDER, None, kept)
         assert planned.node_redefined
+        # The memory of this host says nothing about that of the nodes any more.
+        assert "DefMemPerCPU" not in (planned.changed_files.pop("slurm.conf") or "DefMemPerCPU")
         assert (planned.changed_files, planned.reload) == (
             {name: None for name in (config.OPTIONS_FILE,) if not kept},
-            "none",
+            "reconfigure",
         )
     # An interrupted run has removed the file, but slurmd still runs.
     runs = {"-N": "n1", "--conf": node.definition}
