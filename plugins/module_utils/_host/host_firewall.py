@@ -10,6 +10,7 @@ Source: ufw(8), which applies its rules at each boot if ufw.conf has ENABLED=yes
 from __future__ import annotations
 
 import re
+from typing import List
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
@@ -18,12 +19,10 @@ _UFW_SETTINGS = "etc/ufw/ufw.conf"
 _UFW_ENABLED = re.compile(r"^ENABLED=[\"']?yes\b", re.IGNORECASE | re.MULTILINE)
 
 
-def find_active_firewall(tree: Tree) -> str:
-    """Return the program whose firewall is active on this host, UFW or FIREWALLD; empty if there is none."""
-    if _UFW_ENABLED.search(tree.read(_UFW_SETTINGS) or ""):
-        return UFW
+def find_active_firewalls(tree: Tree) -> List[str]:
+    """Return the programs whose firewalls are active on this host: UFW, FIREWALLD or both, which packets have to pass."""
+    active_firewalls = [UFW] if _UFW_ENABLED.search(tree.read(_UFW_SETTINGS) or "") else []
     # A script has the name of its file there, not that of its interpreter.
-    is_running = any(
-        tree.read("proc", entry, "comm") == FIREWALLD for entry in tree.list_names("proc") if entry.isdigit()
-    )
-    return FIREWALLD if is_running else ""
+    if any(tree.read("proc", entry, "comm") == FIREWALLD for entry in tree.list_names("proc") if entry.isdigit()):
+        active_firewalls.append(FIREWALLD)
+    return active_firewalls

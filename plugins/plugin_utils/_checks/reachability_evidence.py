@@ -31,12 +31,14 @@ class ExpectedMember(NamedTuple):
     """An expected member: its address, and the interface that has it.
 
     ``is_pod``: only its programs have these, not its kernel, and only for TCP.
+    ``network``: the one in which all members have their addresses; empty if it is not known.
     """
 
     machine: str
     address: str
     interface: str
     is_pod: bool = False
+    network: str = ""
 
     def identity_options(self) -> dict[str, str]:
         """The options with which a module of this member identifies itself."""
@@ -49,8 +51,11 @@ def expected_members(members: Any, address_layer: str = "mesh") -> list[Expected
     ``address_layer``: the cluster addresses of a record's members (mesh), or their own (subnet). Raises InputError.
     """
     pod_names: Sequence[str] = ()
+    network = ""
     if isinstance(members, Mapping) and "members" in members:
         pod_names = find_pods(cast(Record, members)) if address_layer == "mesh" else ()
+        has_mesh = address_layer == "mesh" and members["mesh"]["backend"] != "none"
+        network = str(members["mesh"]["subnet"] if has_mesh else members["subnet"])
         members = list(member_views(cast(Record, members)).values()) if address_layer == "mesh" else members["members"]
     if not isinstance(members, Sequence) or isinstance(members, str):
         raise InputError("The members are neither a cluster record nor a list.", "Set the fact cluster_record.")
@@ -62,7 +67,15 @@ def expected_members(members: Any, address_layer: str = "mesh") -> list[Expected
         if not isinstance(member, Mapping) or not {"machine", "address", "interface"} <= set(member):
             raise InputError(f"{str(member)[:80]!r} is not a member.", "Set machine, address and interface.")
         machine = str(member["machine"])
-        targets.append(ExpectedMember(machine, str(member["address"]), str(member["interface"]), machine in pod_names))
+        targets.append(
+            ExpectedMember(
+                machine,
+                str(member["address"]),
+                str(member["interface"]),
+                machine in pod_names,
+                str(member.get("network") or network),
+            )
+        )
     return targets
 
 
@@ -222,9 +235,9 @@ class ReachabilityEvidence:
         """The RDMA port of a machine, or why it has none; None if it could not be queried."""
         return (self._results_by_machine[machine].get("listen") or {}).get("rdma")
 
-    def host_firewall(self, machine: str) -> str:
-        """The firewall that is active on a machine, ufw or firewalld; empty if there is none, or if it is not known."""
-        return str((self._results_by_machine[machine].get("listen") or {}).get("host_firewall") or "")
+    def host_firewalls(self, machine: str) -> list[str]:
+        """The firewalls that are active on a machine, ufw and firewalld; empty if there is none, or if it is not known."""
+        return list((self._results_by_machine[machine].get("listen") or {}).get("host_firewalls") or [])
 
     def _throughput_result(self, sender_name: str, receiver_name: str) -> Mapping[str, Any] | None:
         return self._rates_by_sender[sender_name].get(receiver_name)

@@ -52,10 +52,10 @@ _ENGINE_REMEDIES = {
     "cni": "it belongs to Kubernetes: use another range for the pods",
     "podman": "it belongs to Podman: set another range with `default_subnet` in containers.conf",
 }
-#: The commands that allow the connections of a member, by the firewall of the receiving host.
+#: The commands that allow connections from a network, by the firewall of the receiving host.
 _FIREWALL_COMMANDS = {
-    UFW: "ufw allow in on {interface} from {address}",
-    FIREWALLD: "firewall-cmd --permanent --zone=trusted --add-source={address} && firewall-cmd --reload",
+    UFW: "ufw allow in on {interface} from {network}",
+    FIREWALLD: "firewall-cmd --permanent --zone=trusted --add-source={network} && firewall-cmd --reload",
 }
 
 
@@ -400,13 +400,19 @@ def _check_each_port(pair: _MemberPair) -> ReachabilityFinding | None:
 def _suggest_opening(pair: _MemberPair, general_remedy: str) -> str:
     """Return the remedy for a pair that a firewall keeps apart: the command for the receiver's own, if that is known."""
     sender, receiver = pair.sender, pair.receiver
-    firewall = pair.evidence.host_firewall(receiver.machine)
-    if firewall not in _FIREWALL_COMMANDS:
+    firewalls = [name for name in pair.evidence.host_firewalls(receiver.machine) if name in _FIREWALL_COMMANDS]
+    if not firewalls:
         return general_remedy
-    command = _FIREWALL_COMMANDS[firewall].format(interface=receiver.interface, address=sender.address)
+    commands = [
+        f"`{_FIREWALL_COMMANDS[name].format(interface=receiver.interface, network=sender.network or sender.address)}`"
+        for name in firewalls
+    ]
+    # Without the network, the command is about a single member.
+    scope = "" if sender.network else f", for {sender.machine} and the same for the other members"
     return (
-        f"{firewall} is active on {receiver.machine}. Run there, for {sender.machine} and the same for the other members: "
-        f"`{command}`. If that does not suffice: {general_remedy[0].lower()}{general_remedy[1:]}"
+        f"{join_names(firewalls)} {'is' if len(firewalls) == 1 else 'are'} active on {receiver.machine}. Set "
+        f"firewall_host=auto, or run there{scope}: {join_names(commands)}. If that does not suffice: "
+        f"{general_remedy[0].lower()}{general_remedy[1:]}"
     )
 
 

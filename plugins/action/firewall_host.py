@@ -1,0 +1,92 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of firewall_host. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import STATE_OPTION, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import host_rules
+
+_MODULE = "gpumesh.cluster.firewall_host"
+_DEFAULTS = HostRule()._asdict()
+
+
+class ActionModule(HostAction):
+    """Derives the rules from the record, and adds what the module finds missing, or prints the commands."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        task_args = self.arguments(record={"type": "raw"}, registration={"type": "str"}, state=STATE_OPTION)
+        options = self.options("cluster_name", "firewall_host")
+        network = self._read_network(task_args["registration"], options["cluster_name"])
+        module_args: dict[str, Any] = {"cluster": network["name"], "state": task_args["state"]}
+        if task_args["state"] == "present":
+            rules = self._derive_rules(network)
+            if not rules:
+                return {"changed": False}
+            module_args["rules"] = [
+                {name: value for name, value in rule._asdict().items() if value != _DEFAULTS[name]} for rule in rules
+            ]
+        comparison = self.run_module(_MODULE, module_args)
+        if not comparison["commands"]:
+            return comparison
+        if task_args["state"] == "present" and options["firewall_host"] == "report":
+            self.print_text(self._describe_commands(network["name"], comparison))
+            return {**comparison, "changed": False, "diff": {}}
+        if self.check_mode:
+            return comparison
+        if comparison["obstacles"]:
+            raise HostStateError(
+                f"The firewall of {self.machine} was not changed: {'; '.join(comparison['obstacles'])}.",
+                "Then run this again, or set firewall_host to report and change it yourself.",
+            )
+        for ufw_args in comparison["ufw"]:
+            self.run_module("community.general.ufw", ufw_args)
+        for zone_args in comparison["zones"]:
+            self.run_module("ansible.posix.firewalld", zone_args)
+        if comparison["applies"]:
+            self.run_module(_MODULE, {**module_args, "apply": True})
+        return {**comparison, "changed": True}
+
+    def _read_network(self, registration: str | None, cluster: str) -> Mapping[str, Any]:
+        """Return the record, or the parts of one that is not written yet."""
+        if not registration:
+            return self.record()
+        decision = self.variables[registration]
+        return {
+            "name": cluster,
+            "subnet": decision["subnet"],
+            "manager": decision["manager"],
+            "mesh": decision["enrol_settings"],
+            "members": decision["members"],
+        }
+
+    def _derive_rules(self, network: Mapping[str, Any]) -> list[HostRule]:
+        """Return the rules of the host; none if it is not a member."""
+        member = next((member for member in network["members"] if member["machine"] == self.machine), None)
+        if member is None:
+            return []
+        options = self.options("session_enabled", "session_nat", "session_ports", "session_subnets")
+        return host_rules(
+            network["subnet"],
+            network["mesh"],
+            member.get("interface") or "",
+            network["manager"] == self.machine,
+            options,
+        )
+
+    def _describe_commands(self, cluster: str, comparison: Mapping[str, Any]) -> str:
+        firewalls = " and ".join(comparison["firewalls"])
+        verb = "are" if len(comparison["firewalls"]) > 1 else "is"
+        heading = (
+            f"{self.machine}: {firewalls} {verb} active, without the rules of cluster '{cluster}'. Run these commands "
+            "there as root, or set firewall_host=auto, and they are run for you:"
+        )
+        commands = [f"  {command}" for command in comparison["commands"]]
+        return "\n".join([heading, *commands, *(f"  But: {obstacle}." for obstacle in comparison["obstacles"])])

@@ -1,0 +1,150 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compare the administrator's firewall on this host with what a cluster needs, and remove what firewalld has of it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.host_firewall import (
+    FIREWALLD,
+    UFW,
+    find_active_firewalls,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import firewalld, ufw
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
+
+#: A firewall with many rules takes a while to load them again.
+_TIMEOUT = 120.0
+_NO_CHANGES = firewalld.FirewalldPlan([], False)
+
+
+class HostFirewall(NamedTuple):
+    """The firewalls that are active on a host, the changes that a cluster needs, and what prevents them.
+
+    ``stale_files``: those of a cluster that leaves, also where firewalld is not running.
+    """
+
+    firewalls: List[str]
+    ufw_changes: List[ufw.UfwChange]
+    firewalld_plan: firewalld.FirewalldPlan
+    obstacles: List[str]
+    stale_files: List[str]
+
+    def commands(self) -> List[str]:
+        """Return the commands that make the changes."""
+        return [
+            *(change.command() for change in self.ufw_changes),
+            *self.firewalld_plan.commands(),
+            *(f"rm {path}" for path in self.stale_files),
+        ]
+
+    def to_result(self) -> Dict[str, Any]:
+        """Return the result of the module."""
+        zone_arguments = [change.zone_arguments() for change in self.firewalld_plan.changes if change.permanent]
+        return {
+            "firewalls": self.firewalls,
+            "commands": self.commands(),
+            "obstacles": self.obstacles,
+            "ufw": [change.module_arguments() for change in self.ufw_changes],
+            "zones": [arguments for arguments in zone_arguments if arguments],
+            "applies": bool(self.firewalld_plan.argvs() or self.stale_files),
+        }
+
+
+def compare_host(run: Runner, tree: Tree, cluster: str, rules: Sequence[HostRule]) -> HostFirewall:
+    """Compare the firewalls of this host with the rules of a cluster; none if it leaves. Raises GpumeshError.
+
+    Firewalls that are not active need no rules, but those that the cluster has there are found.
+    """
+    firewalls = find_active_firewalls(tree)
+    ufw_changes: List[ufw.UfwChange] = []
+    if UFW in firewalls or (not rules and find_program("ufw")):
+        ufw_changes = ufw.plan_changes(run(["ufw", "show", "added"]).stdout, cluster, rules)
+    plan, obstacles = _plan_firewalld(run, tree, cluster, rules) if FIREWALLD in firewalls else (_NO_CHANGES, [])
+    return HostFirewall(firewalls, ufw_changes, plan, obstacles, [] if rules else _find_object_files(tree, cluster))
+
+
+def apply_firewalld(run: Runner, tree: Tree, cluster: str, comparison: HostFirewall) -> None:
+    """Make the changes that are left after those of the zone's permanent settings. Raises CommandError."""
+    for argv in comparison.firewalld_plan.argvs():
+        run(argv, timeout=_TIMEOUT)
+    if comparison.stale_files:
+        # firewalld has made further copies of what it has deleted.
+        for path in _find_object_files(tree, cluster):
+            remove_file(path)
+
+
+def _find_object_files(tree: Tree, cluster: str) -> List[str]:
+    """Return the files of the cluster's objects, and the copies that firewalld keeps of removed ones."""
+    folders = {firewalld.ZONE: "zones", firewalld.POLICY: "policies"}
+    paths = [
+        tree.path("etc", "firewalld", folders[kind], f"{name}.xml{suffix}")
+        for kind, name in firewalld.object_names(cluster).values()
+        for suffix in ("", ".old")
+    ]
+    return [path for path in paths if tree.exists(path)]
+
+
+def _plan_firewalld(
+    run: Runner, tree: Tree, cluster: str, rules: Sequence[HostRule]
+) -> Tuple[firewalld.FirewalldPlan, List[str]]:
+    # Each call of firewall-cmd takes a while, and most clusters without a mesh have never had one.
+    has_zone = any(rule.mesh for rule in rules) or any("/zones/" in path for path in _find_object_files(tree, cluster))
+    permanent, running = (_read_objects(run, options, cluster, has_zone) for options in (["--permanent"], []))
+    plan = firewalld.plan_changes(cluster, rules, permanent, running)
+    return plan, _find_obstacles(run, cluster, plan)
+
+
+def _read_objects(
+    run: Runner, options: Sequence[str], cluster: str, has_zone: bool
+) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
+    """Read the policies, and the zone of the cluster."""
+    objects = firewalld.parse_objects(
+        firewalld.POLICY, run(["firewall-cmd", *options, "--list-all-policies"], timeout=_TIMEOUT).stdout
+    )
+    zone_key = firewalld.object_names(cluster)["mesh"]
+    if has_zone:
+        listing = run(["firewall-cmd", *options, f"--info-zone={zone_key[1]}"], timeout=_TIMEOUT, check=False)
+        objects.update(firewalld.parse_objects(firewalld.ZONE, listing.stdout if listing.rc == 0 else ""))
+    return objects
+
+
+def _find_obstacles(run: Runner, cluster: str, plan: firewalld.FirewalldPlan) -> List[str]:
+    """Return why the changes would undo what the administrator has set up."""
+    obstacles = []
+    names = {name for _kind, name in firewalld.object_names(cluster).values()}
+    for change in plan.changes:
+        if (change.verb, change.option) == ("add", "interface"):
+            command = ["firewall-cmd", "--permanent", f"--get-zone-of-interface={change.value}"]
+            zone = run(command, check=False, timeout=_TIMEOUT).stdout.strip()
+            if zone and zone not in names:
+                obstacles.append(
+                    f"{change.value} is in the zone {zone} of firewalld. Allow there what comes from the members, or "
+                    f"remove it: firewall-cmd --permanent --zone={zone} --remove-interface={change.value}"
+                )
+    unsaved = [name for name in _find_unsaved(run) if name not in names] if plan.reload else []
+    if unsaved:
+        obstacles.append(
+            f"firewalld has to be reloaded, and would lose settings that are only in its running configuration: "
+            f"{', '.join(unsaved)}. Save them (firewall-cmd --runtime-to-permanent), or reload it yourself"
+        )
+    return obstacles
+
+
+def _find_unsaved(run: Runner) -> List[str]:
+    """Return what firewalld has only in its running configuration."""
+    listings: List[Dict[Any, Any]] = []
+    for options in ([], ["--permanent"]):
+        objects: Dict[Any, Any] = {}
+        for kind, command in ((firewalld.ZONE, "--list-all-zones"), (firewalld.POLICY, "--list-all-policies")):
+            listing = run(["firewall-cmd", *options, command], timeout=_TIMEOUT).stdout
+            objects.update(firewalld.parse_objects(kind, listing))
+        direct_rules = run(["firewall-cmd", *options, "--direct", "--get-all-rules"], timeout=_TIMEOUT).stdout
+        objects["", "direct rules"] = {"rules": frozenset(direct_rules.splitlines())}
+        listings.append(objects)
+    return firewalld.find_unsaved(listings[1], listings[0])

@@ -1,0 +1,120 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which firewalls of a host are compared, and what prevents a change of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import host
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule, parse_rule
+
+FIXTURES = Path(__file__).parent / "fixtures"
+POLICIES = (FIXTURES / "firewalld-2.3-policies.txt").read_text(encoding="utf-8")
+ADDED = (FIXTURES / "ufw-0.36-added.txt").read_text(encoding="utf-8")
+LAN = HostRule("eth0", "10.79.60.0/24")
+MESH = HostRule("gpumesh0", "10.99.0.0/16", mesh=True)
+
+
+class Firewalls:
+    """A host with these firewalls, and what their programs print."""
+
+    def __init__(self, root: Path, ufw: bool, firewalld: bool, **outputs: str) -> None:
+        self.tree = Tree(str(root))
+        self.outputs = outputs
+        self.commands: list[str] = []
+        (root / "etc/ufw").mkdir(parents=True)
+        (root / "etc/ufw/ufw.conf").write_text(f"ENABLED={'yes' if ufw else 'no'}\n")
+        (root / "proc/7").mkdir(parents=True)
+        (root / "proc/7/comm").write_text("firewalld\n" if firewalld else "sshd\n")
+
+    def run(self, argv: Sequence[str], **_options: Any) -> CommandResult:
+        command = " ".join(argv)
+        self.commands.append(command)
+        output = next((text for words, text in self.outputs.items() if words.replace("_", "-") in command), "")
+        return CommandResult(0, output, "")
+
+    def compare(self, *rules: HostRule) -> host.HostFirewall:
+        return host.compare_host(self.run, self.tree, "lab", rules)
+
+
+def test_a_firewall_that_is_not_active_is_not_asked(tmp_path: Path) -> None:
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=False)
+    assert firewalls.compare(LAN).commands() == firewalls.commands == []
+
+
+def test_both_firewalls_get_rules_if_both_are_active(tmp_path: Path) -> None:
+    comparison = Firewalls(tmp_path, ufw=True, firewalld=True).compare(LAN)
+    assert comparison.firewalls == ["ufw", "firewalld"]
+    assert [command.split()[0] for command in comparison.commands()] == ["ufw", *["firewall-cmd"] * 6]
+
+
+def test_an_unchanged_lan_costs_two_calls(tmp_path: Path) -> None:
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, list_all_policies=POLICIES.replace("via-lab", "x"))
+    tunnel = HostRule(port=51820, protocol="udp")
+    assert firewalls.compare(LAN, tunnel).commands() == []
+    assert firewalls.commands == ["firewall-cmd --permanent --list-all-policies", "firewall-cmd --list-all-policies"]
+
+
+def test_rules_of_an_inactive_ufw_go_when_the_cluster_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=False, show=ADDED)
+    monkeypatch.setattr(host, "find_program", {"ufw": "/usr/sbin/ufw"}.get)
+    assert len(firewalls.compare().ufw_changes) == 5
+    assert firewalls.compare(LAN).ufw_changes == []
+    monkeypatch.setattr(host, "find_program", lambda _program: None)
+    assert firewalls.compare().ufw_changes == []
+
+
+def test_files_of_firewalld_go_even_if_it_is_not_running(tmp_path: Path) -> None:
+    for folder, names in (("zones", ("gpumesh-lab", "gpumesh-other")), ("policies", ("gpumesh-in-lab",))):
+        (tmp_path / "etc/firewalld" / folder).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "etc/firewalld" / folder / f"{name}.xml").touch()
+            (tmp_path / "etc/firewalld" / folder / f"{name}.xml.old").touch()
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=False)
+    comparison = firewalls.compare()
+    assert comparison.to_result()["applies"]
+    host.apply_firewalld(firewalls.run, firewalls.tree, "lab", comparison)
+    left = sorted(path.name for path in (tmp_path / "etc/firewalld").rglob("*.xml*"))
+    assert left == ["gpumesh-other.xml", "gpumesh-other.xml.old"]
+    assert not firewalls.compare().to_result()["applies"]
+
+
+def test_an_interface_in_a_zone_of_the_administrator_stays_there(tmp_path: Path) -> None:
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, get_zone_of_interface="home\n")
+    (obstacle,) = firewalls.compare(MESH).obstacles
+    assert "gpumesh0 is in the zone home of firewalld" in obstacle
+
+
+@pytest.mark.parametrize("only_running", ["public\n  ports: 80/tcp\n", ""])
+def test_a_reload_that_would_lose_settings_is_an_obstacle(tmp_path: Path, only_running: str) -> None:
+    firewalls = Firewalls(
+        tmp_path,
+        ufw=False,
+        firewalld=True,
+        **{"--permanent --list-all-zones": "public (default)\n  ports: \n", "list_all_zones": only_running},
+    )
+    obstacles = firewalls.compare(LAN).obstacles
+    assert [("running configuration: public." in obstacle) for obstacle in obstacles] == [True] * bool(only_running)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"interface": "eth0; reboot"}, {"source": "10.0.0.0/33"}, {"out_interface": "a b", "forward": True}]
+)
+def test_rules_with_other_texts_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="A rule for the firewall of the host is invalid"):
+        parse_rule(fields)
+
+
+def test_a_rule_has_the_fields_that_are_set() -> None:
+    assert parse_rule({"interface": "gms+", "source": "10.192.0.0/10", "forward": True, "port": None}) == HostRule(
+        "gms+", "10.192.0.0/10", forward=True
+    )
