@@ -54,8 +54,8 @@ def expected_members(members: Any, address_layer: str = "mesh") -> list[Expected
     network = ""
     if isinstance(members, Mapping) and "members" in members:
         pod_names = find_pods(cast(Record, members)) if address_layer == "mesh" else ()
-        has_mesh = address_layer == "mesh" and members["mesh"]["backend"] != "none"
-        network = str(members["mesh"]["subnet"] if has_mesh else members["subnet"])
+        uses_mesh = address_layer == "mesh" and members["mesh"]["backend"] != "none"
+        network = str((members["mesh"] if uses_mesh else members).get("subnet") or "")
         members = list(member_views(cast(Record, members)).values()) if address_layer == "mesh" else members["members"]
     if not isinstance(members, Sequence) or isinstance(members, str):
         raise InputError("The members are neither a cluster record nor a list.", "Set the fact cluster_record.")

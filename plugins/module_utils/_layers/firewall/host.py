@@ -20,6 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.h
 
 #: A firewall with many rules takes a while to load them again.
 _TIMEOUT = 120.0
+#: The options with which firewall-cmd lists all objects of a kind.
+_LISTING_OPTIONS = {firewalld.ZONE: "--list-all-zones", firewalld.POLICY: "--list-all-policies"}
 _NO_CHANGES = firewalld.FirewalldPlan([], False)
 
 
@@ -105,7 +107,8 @@ def _read_objects(
 ) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
     """Read the policies, and the zone of the cluster."""
     objects = firewalld.parse_objects(
-        firewalld.POLICY, run(["firewall-cmd", *options, "--list-all-policies"], timeout=_TIMEOUT).stdout
+        firewalld.POLICY,
+        run(["firewall-cmd", *options, _LISTING_OPTIONS[firewalld.POLICY]], timeout=_TIMEOUT).stdout,
     )
     zone_key = firewalld.object_names(cluster)["mesh"]
     if has_zone:
@@ -141,8 +144,8 @@ def _find_unsaved(run: Runner) -> List[str]:
     listings: List[Dict[Any, Any]] = []
     for options in ([], ["--permanent"]):
         objects: Dict[Any, Any] = {}
-        for kind, command in ((firewalld.ZONE, "--list-all-zones"), (firewalld.POLICY, "--list-all-policies")):
-            listing = run(["firewall-cmd", *options, command], timeout=_TIMEOUT).stdout
+        for kind, option in _LISTING_OPTIONS.items():
+            listing = run(["firewall-cmd", *options, option], timeout=_TIMEOUT).stdout
             objects.update(firewalld.parse_objects(kind, listing))
         direct_rules = run(["firewall-cmd", *options, "--direct", "--get-all-rules"], timeout=_TIMEOUT).stdout
         objects["", "direct rules"] = {"rules": frozenset(direct_rules.splitlines())}

@@ -259,8 +259,7 @@ def test_verdicts_of_ports(outcomes: tuple[str, str], verdict: str, words: str) 
     [
         (
             "ufw",
-            "ufw is active on n2. Set firewall_host=auto, or run there, for n1 and the same for the other members: `ufw "
-            "allow in on eth0 from 10.0.0.1`.",
+            "run there, for n1 and the same for the other members: `ufw allow in on eth0 from 10.0.0.1`.",
         ),
         ("firewalld", "`firewall-cmd --permanent --zone=trusted --add-source=10.0.0.1 && firewall-cmd --reload`"),
         ("rm -rf /", ""),
