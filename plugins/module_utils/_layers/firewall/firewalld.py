@@ -56,11 +56,11 @@ class FirewalldChange(NamedTuple):
 
     def argv(self) -> List[str]:
         """Return the command."""
-        words = ["firewall-cmd", *(["--permanent"] if self.permanent else [])]
+        argv = ["firewall-cmd", *(["--permanent"] if self.permanent else [])]
         if not self.option:
-            return [*words, f"--{self.verb}-{self.kind}={self.name}"]
+            return [*argv, f"--{self.verb}-{self.kind}={self.name}"]
         option = f"--{self.verb}-{self.option}"
-        return [*words, f"--{self.kind}={self.name}", f"{option}={self.value}" if self.value else option]
+        return [*argv, f"--{self.kind}={self.name}", f"{option}={self.value}" if self.value else option]
 
     def zone_arguments(self) -> Optional[Dict[str, Any]]:
         """Return the arguments for ansible.posix.firewalld, which knows zones, but no policies."""
@@ -81,7 +81,7 @@ class FirewalldPlan(NamedTuple):
 
     def commands(self) -> List[str]:
         """Return the commands, as an administrator would type them."""
-        return [" ".join(shlex.quote(word) for word in argv) for argv in self.argvs()]
+        return [" ".join(shlex.quote(argument) for argument in argv) for argv in self.argvs()]
 
     def argvs(self) -> List[Sequence[str]]:
         """Return the commands, in order."""

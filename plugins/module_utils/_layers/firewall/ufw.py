@@ -56,10 +56,10 @@ def format_rule(rule: HostRule) -> str:
     """Return a rule as ``ufw show added`` prints it."""
     if rule.port:
         return f"allow {rule.port}/{rule.protocol}"
-    words = ["route allow" if rule.forward else "allow"]
-    for word, value in (("in on", rule.interface), ("out on", rule.out_interface), ("from", rule.source)):
-        words += [f"{word} {value}"] if value else []
-    return " ".join(words)
+    parts = ["route allow" if rule.forward else "allow"]
+    for keyword, value in (("in on", rule.interface), ("out on", rule.out_interface), ("from", rule.source)):
+        parts += [f"{keyword} {value}"] if value else []
+    return " ".join(parts)
 
 
 def parse_rules(added_output: str) -> Dict[str, str]:
