@@ -22,7 +22,10 @@ _UFW_ENABLED = re.compile(r"^ENABLED=[\"']?yes\b", re.IGNORECASE | re.MULTILINE)
 def find_active_firewalls(tree: Tree) -> List[str]:
     """Return the programs whose firewalls are active on this host: UFW, FIREWALLD or both, which packets have to pass."""
     active_firewalls = [UFW] if _UFW_ENABLED.search(tree.read(_UFW_SETTINGS) or "") else []
+    return [*active_firewalls, *([FIREWALLD] if is_running(tree, FIREWALLD) else [])]
+
+
+def is_running(tree: Tree, daemon: str) -> bool:
+    """Whether a process of this name is running, even one of a container."""
     # A script has the name of its file there, not that of its interpreter.
-    if any(tree.read("proc", entry, "comm") == FIREWALLD for entry in tree.list_names("proc") if entry.isdigit()):
-        active_firewalls.append(FIREWALLD)
-    return active_firewalls
+    return any(tree.read("proc", entry, "comm") == daemon for entry in tree.list_names("proc") if entry.isdigit())

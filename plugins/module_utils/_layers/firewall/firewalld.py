@@ -16,12 +16,15 @@ import hashlib
 import ipaddress
 import re
 import shlex
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
 
 ZONE, POLICY = "zone", "policy"
 RELOAD_COMMAND = ("firewall-cmd", "--reload")
+_NAME_PREFIX = "gpumesh-"
+#: The zones of daemons that bind their interfaces again when firewalld has been reloaded.
+_REBINDING_ZONES = ("docker", "libvirt", "libvirt-routed")
 #: Names of policies have at most 18 characters, those of zones 17.
 _MAX_LABEL = 6
 #: After the zones, whose priority is 0.
@@ -36,6 +39,8 @@ _FIXED_OPTIONS = {
     "egress-zones": "add-egress-zone",
     "forward": "add-forward",
 }
+#: These cannot be changed in the running configuration.
+_PERMANENT_ONLY = ("target", "priority", "ingress-priority", "egress-priority")
 _OBJECT_LINE = re.compile(r"^(?P<name>\S+)(?: \([^)]*\))?$")
 
 #: The settings of an object by their names in the output of firewall-cmd.
@@ -90,13 +95,20 @@ class FirewalldPlan(NamedTuple):
         return [*permanent_argvs, *([RELOAD_COMMAND] if self.reload else []), *runtime_argvs]
 
 
+class ReloadEffects(NamedTuple):
+    """What a reload would lose, since it is only running, and what it would activate, since it is only permanent."""
+
+    lost: List[str]
+    activated: List[str]
+
+
 def object_names(cluster: str) -> Dict[str, Tuple[str, str]]:
     """Return the kind and name of each object of a cluster: ``mesh``, ``host`` and ``forward``."""
     label = cluster if len(cluster) <= _MAX_LABEL else hashlib.sha256(cluster.encode()).hexdigest()[:_MAX_LABEL]
     return {
-        "mesh": (ZONE, f"gpumesh-{label}"),
-        "host": (POLICY, f"gpumesh-in-{label}"),
-        "forward": (POLICY, f"gpumesh-via-{label}"),
+        "mesh": (ZONE, f"{_NAME_PREFIX}{label}"),
+        "host": (POLICY, f"{_NAME_PREFIX}in-{label}"),
+        "forward": (POLICY, f"{_NAME_PREFIX}via-{label}"),
     }
 
 
@@ -161,15 +173,55 @@ def plan_changes(cluster: str, rules: Sequence[HostRule], permanent: Objects, ru
     return FirewalldPlan(changes, reload)
 
 
-def find_unsaved(permanent: Objects, running: Objects) -> List[str]:
-    """Return the names of objects with settings that a reload would lose. It keeps the zones of interfaces."""
-    return [
-        name
-        for (kind, name), settings in sorted(running.items())
-        if any(
-            key != _INTERFACES and permanent.get((kind, name), {}).get(key) != value for key, value in settings.items()
-        )
-    ]
+def find_reload_effects(
+    cluster: str, permanent: Objects, running: Objects, rebound_interfaces: FrozenSet[str]
+) -> ReloadEffects:
+    """Return what a reload would do besides loading the objects of a cluster.
+
+    By default, firewalld also forgets to which zones interfaces belong. ``rebound_interfaces``: those that
+    NetworkManager binds again. What clusters have in the permanent configuration may be loaded at any time.
+    """
+    own_objects = object_names(cluster).values()
+    lost, activated = set(), set()
+    for key in {*permanent, *running}.difference(own_objects):
+        permanent_settings, running_settings = permanent.get(key), running.get(key)
+        if running_settings is not None and not (permanent_settings is None and _is_emptied(key, running_settings)):
+            changeable = {name: values for name, values in running_settings.items() if name not in _PERMANENT_ONLY}
+            lost |= _describe_additions(key, changeable, permanent_settings)
+        if permanent_settings is not None and not key[1].startswith(_NAME_PREFIX):
+            activated |= _describe_additions(key, permanent_settings, running_settings)
+    rebound = {_describe_interface(interface, key[1]) for key in running for interface in rebound_interfaces}
+    rebound |= {
+        _describe_interface(interface, name)
+        for (_kind, name), settings in running.items()
+        if name in _REBINDING_ZONES
+        for interface in settings.get(_INTERFACES, ())
+    }
+    return ReloadEffects(sorted(lost - rebound), sorted(activated))
+
+
+def _is_emptied(key: Tuple[str, str], settings: Settings) -> bool:
+    """Whether an object is what a cluster that has left leaves until the next reload."""
+    return key[1].startswith(_NAME_PREFIX) and not any(settings.get(list_name) for list_name in _LIST_OPTIONS)
+
+
+def _describe_additions(key: Tuple[str, str], settings: Settings, counterpart: Optional[Settings]) -> Set[str]:
+    """Describe what an object has in one configuration, and not in the other."""
+    if counterpart is None:
+        return {" ".join(key)}
+    descriptions = set()
+    for name, values in settings.items():
+        # What is switched off adds nothing.
+        additions = values - counterpart.get(name, frozenset()) - {"no"}
+        if name == _INTERFACES:
+            descriptions |= {_describe_interface(interface, key[1]) for interface in additions}
+        elif additions:
+            descriptions.add(" ".join(key))
+    return descriptions
+
+
+def _describe_interface(interface: str, zone: str) -> str:
+    return f"interface {interface} of zone {zone}"
 
 
 def _has_fixed_settings(current: Optional[Settings], desired: Settings) -> bool:

@@ -14,6 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.host_firewal
     FIREWALLD,
     UFW,
     find_active_firewalls,
+    is_running,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import firewalld, ufw
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
@@ -22,6 +23,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.h
 _TIMEOUT = 120.0
 #: The options with which firewall-cmd lists all objects of a kind.
 _LISTING_OPTIONS = {firewalld.ZONE: "--list-all-zones", firewalld.POLICY: "--list-all-policies"}
+#: In the file in which NetworkManager keeps the state of a device with a connection of its own.
+_NETWORK_MANAGER_CONNECTION = "connection-uuid="
 _NO_CHANGES = firewalld.FirewalldPlan([], False)
 
 
@@ -99,7 +102,7 @@ def _plan_firewalld(
     has_zone = any(rule.mesh for rule in rules) or any("/zones/" in path for path in _find_object_files(tree, cluster))
     permanent, running = (_read_objects(run, options, cluster, has_zone) for options in (["--permanent"], []))
     plan = firewalld.plan_changes(cluster, rules, permanent, running)
-    return plan, _find_obstacles(run, cluster, plan)
+    return plan, _find_obstacles(run, tree, cluster, plan)
 
 
 def _read_objects(
@@ -117,37 +120,80 @@ def _read_objects(
     return objects
 
 
-def _find_obstacles(run: Runner, cluster: str, plan: firewalld.FirewalldPlan) -> List[str]:
+def _find_obstacles(run: Runner, tree: Tree, cluster: str, plan: firewalld.FirewalldPlan) -> List[str]:
     """Return why the changes would undo what the administrator has set up."""
-    obstacles = []
-    names = {name for _kind, name in firewalld.object_names(cluster).values()}
-    for change in plan.changes:
-        if (change.verb, change.option) == ("add", "interface"):
-            command = ["firewall-cmd", "--permanent", f"--get-zone-of-interface={change.value}"]
-            zone = run(command, check=False, timeout=_TIMEOUT).stdout.strip()
-            if zone and zone not in names:
-                obstacles.append(
-                    f"{change.value} is in the zone {zone} of firewalld. Allow there what comes from the members, or "
-                    f"remove it: firewall-cmd --permanent --zone={zone} --remove-interface={change.value}"
-                )
-    unsaved = [name for name in _find_unsaved(run) if name not in names] if plan.reload else []
-    if unsaved:
+    own_zone = firewalld.object_names(cluster)["mesh"][1]
+    interfaces = {change.value for change in plan.changes if (change.verb, change.option) == ("add", "interface")}
+    obstacles = [
+        obstacle for interface in sorted(interfaces) for obstacle in _find_other_zones(run, interface, own_zone)
+    ]
+    if not plan.reload:
+        return obstacles
+    permanent, running = (_read_configuration(run, options) for options in (["--permanent"], []))
+    effects = firewalld.find_reload_effects(cluster, permanent, running, _find_rebound_interfaces(tree))
+    if effects.activated:
         obstacles.append(
-            f"firewalld has to be reloaded, and would lose settings that are only in its running configuration: "
-            f"{', '.join(unsaved)}. Save them (firewall-cmd --runtime-to-permanent), or reload it yourself"
+            "firewalld has to be reloaded, and would activate permanent settings that are not loaded yet: "
+            f"{', '.join(effects.activated)}; review them and run firewall-cmd --reload yourself"
+        )
+    if effects.lost:
+        # That command overwrites the permanent configuration.
+        remedy = (
+            "Set again with --permanent what you want to keep"
+            if effects.activated
+            else "Save them (firewall-cmd --runtime-to-permanent)"
+        )
+        obstacles.append(
+            "firewalld has to be reloaded, and would lose settings that are only in its running configuration: "
+            f"{', '.join(effects.lost)}. {remedy}, or reload it yourself"
         )
     return obstacles
 
 
-def _find_unsaved(run: Runner) -> List[str]:
-    """Return what firewalld has only in its running configuration."""
-    listings: List[Dict[Any, Any]] = []
-    for options in ([], ["--permanent"]):
-        objects: Dict[Any, Any] = {}
-        for kind, option in _LISTING_OPTIONS.items():
-            listing = run(["firewall-cmd", *options, option], timeout=_TIMEOUT).stdout
-            objects.update(firewalld.parse_objects(kind, listing))
-        direct_rules = run(["firewall-cmd", *options, "--direct", "--get-all-rules"], timeout=_TIMEOUT).stdout
-        objects["", "direct rules"] = {"rules": frozenset(direct_rules.splitlines())}
-        listings.append(objects)
-    return firewalld.find_unsaved(listings[1], listings[0])
+def _find_other_zones(run: Runner, interface: str, own_zone: str) -> List[str]:
+    """Return the zones of the administrator that have an interface, with the commands that remove it from them."""
+    commands_by_zone: Dict[str, List[str]] = {}
+    for options in (["--permanent"], []):
+        command = ["firewall-cmd", *options, f"--get-zone-of-interface={interface}"]
+        # Without a zone, it exits non-zero.
+        zone = run(command, check=False, timeout=_TIMEOUT).stdout.strip()
+        if zone and zone != own_zone:
+            removal = ["firewall-cmd", *options, f"--zone={zone}", f"--remove-interface={interface}"]
+            commands_by_zone.setdefault(zone, []).append(" ".join(removal))
+    return [
+        f"{interface} is in the zone {zone} of firewalld. Allow there what comes from the members, or remove it: "
+        f"{' && '.join(commands)}"
+        for zone, commands in commands_by_zone.items()
+    ]
+
+
+def _find_rebound_interfaces(tree: Tree) -> FrozenSet[str]:
+    """Return the interfaces that NetworkManager binds to their zones again after each reload."""
+    if not is_running(tree, "NetworkManager"):
+        return frozenset()
+    return frozenset(
+        interface
+        for interface in tree.list_names("sys/class/net")
+        if _NETWORK_MANAGER_CONNECTION
+        in (
+            tree.read("run/NetworkManager/devices", tree.read("sys/class/net", interface, "ifindex") or "unknown") or ""
+        )
+    )
+
+
+def _read_configuration(run: Runner, options: Sequence[str]) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
+    """Read all that a reload of firewalld replaces and that commands can change while it runs."""
+
+    def query(*arguments: str, check: bool = True) -> str:
+        return run(["firewall-cmd", *options, *arguments], timeout=_TIMEOUT, check=check).stdout
+
+    objects: Dict[Tuple[str, str], Dict[str, FrozenSet[str]]] = {}
+    for kind, option in _LISTING_OPTIONS.items():
+        objects.update(firewalld.parse_objects(kind, query(option)))
+    for name in ("chains", "rules", "passthroughs"):
+        objects["direct", name] = {name: frozenset(query("--direct", f"--get-all-{name}").splitlines())}
+    for name in query("--get-ipsets").split():
+        # firewalld does not know the entries of a set with a timeout.
+        entries = query(f"--ipset={name}", "--get-entries", check=False)
+        objects["ipset", name] = {"entries": frozenset(entries.split())}
+    return objects

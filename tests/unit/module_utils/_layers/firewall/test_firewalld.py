@@ -126,13 +126,57 @@ def test_names_are_short_enough_for_firewalld(cluster: str) -> None:
     assert names != firewalld.object_names(cluster + "b")
 
 
-def test_settings_that_a_reload_would_lose_are_found() -> None:
+PUBLIC = ("zone", "public")
+
+
+def effects(permanent: dict[Any, Any], running: dict[Any, Any], rebound: tuple[str, ...] = ()) -> Any:
+    found = firewalld.find_reload_effects("lab", permanent, running, frozenset(rebound))
+    return found.lost, found.activated
+
+
+def settings_of(**values: str) -> dict[str, frozenset[str]]:
+    return {name.replace("_", " "): frozenset(value.split()) for name, value in values.items()}
+
+
+def test_settings_that_a_reload_would_lose_or_activate_are_found() -> None:
     running = objects()
-    assert firewalld.find_unsaved(objects(), running) == []
+    assert effects(objects(), running) == ([], [])
     running["policy", "allow-host-ipv6"]["rich rules"] |= {"rule service name=ssh accept"}
-    running["zone", "gpumesh-lab"]["interfaces"] = frozenset(["eth0"])
-    assert firewalld.find_unsaved(objects(), running) == ["allow-host-ipv6"]
-    assert "gpumesh-lab" in firewalld.find_unsaved(objects(POLICIES, ""), running)
+    assert effects(objects(), running) == (["policy allow-host-ipv6"], [])
+    assert effects(running, objects()) == ([], ["policy allow-host-ipv6"])
+    assert effects({}, {PUBLIC: settings_of(ports="")}) == (["zone public"], [])
+    assert effects({PUBLIC: settings_of(ports="")}, {}) == ([], ["zone public"])
+
+
+def test_a_switch_counts_where_it_is_on() -> None:
+    on, off = {PUBLIC: settings_of(masquerade="yes")}, {PUBLIC: settings_of(masquerade="no")}
+    assert effects(off, on) == (["zone public"], [])
+    assert effects(on, off) == ([], ["zone public"])
+
+
+def test_a_target_can_only_have_been_changed_permanently() -> None:
+    default, accept = {PUBLIC: settings_of(target="default")}, {PUBLIC: settings_of(target="ACCEPT")}
+    assert effects(accept, default) == ([], ["zone public"])
+
+
+def test_the_zone_of_an_interface_would_be_lost_unless_it_is_bound_again() -> None:
+    """FlushAllOnReload=yes is the default of firewalld."""
+    permanent, running = {PUBLIC: settings_of(interfaces="")}, {PUBLIC: settings_of(interfaces="eth0 eth1")}
+    assert effects(permanent, running)[0] == ["interface eth0 of zone public", "interface eth1 of zone public"]
+    assert effects(permanent, running, ("eth1",)) == (["interface eth0 of zone public"], [])
+    assert effects(running, permanent)[1] == ["interface eth0 of zone public", "interface eth1 of zone public"]
+    docker = ("zone", "docker")
+    assert effects({docker: settings_of(interfaces="")}, {docker: settings_of(interfaces="docker0")}) == ([], [])
+
+
+def test_what_a_cluster_that_has_left_leaves_until_a_reload_may_be_lost() -> None:
+    emptied = {("policy", "gpumesh-in-old"): settings_of(priority="100", rich_rules="")}
+    assert effects({}, emptied) == ([], [])
+    filled = {("policy", "gpumesh-in-old"): settings_of(priority="100", rich_rules="rule")}
+    assert effects({}, filled) == (["policy gpumesh-in-old"], [])
+    assert effects({}, {PUBLIC: settings_of(target="default")})[0] == ["zone public"]
+    # What an interrupted run of another cluster has left must not stop both.
+    assert effects(filled, {}) == ([], [])
 
 
 def test_networks_of_ipv6() -> None:

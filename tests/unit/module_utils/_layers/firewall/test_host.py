@@ -88,22 +88,79 @@ def test_files_of_firewalld_go_even_if_it_is_not_running(tmp_path: Path) -> None
     assert not firewalls.compare().to_result()["applies"]
 
 
-def test_an_interface_in_a_zone_of_the_administrator_stays_there(tmp_path: Path) -> None:
-    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, get_zone_of_interface="home\n")
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [("get_zone_of_interface", [" --permanent", ""]), ("firewall_cmd --get_zone_of_interface", [""])],
+)
+def test_an_interface_in_a_zone_of_the_administrator_stays_there(tmp_path: Path, words: str, places: list[str]) -> None:
+    outputs = {words: "home\n", "--info_zone": "gpumesh-lab\n  forward: yes\n"}
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs)
     (obstacle,) = firewalls.compare(MESH).obstacles
-    assert "gpumesh0 is in the zone home of firewalld" in obstacle
+    assert obstacle.startswith("gpumesh0 is in the zone home of firewalld")
+    commands = [f"firewall-cmd{place} --zone=home --remove-interface=gpumesh0" for place in places]
+    assert obstacle.endswith(f"remove it: {' && '.join(commands)}")
 
 
-@pytest.mark.parametrize("only_running", ["public\n  ports: 80/tcp\n", ""])
-def test_a_reload_that_would_lose_settings_is_an_obstacle(tmp_path: Path, only_running: str) -> None:
+@pytest.mark.parametrize(
+    ("permanent", "running", "obstacles"),
+    [
+        ("", "", []),
+        ("", "80/tcp", ["lose settings that are only in its running configuration: zone public. Save them (firewall-"]),
+        ("80/tcp", "", ["activate permanent settings that are not loaded yet: zone public; review them"]),
+        ("80/tcp", "81/tcp", ["activate permanent settings", "configuration: zone public. Set again with --permanent"]),
+    ],
+)
+def test_a_reload_that_would_change_more_is_an_obstacle(
+    tmp_path: Path, permanent: str, running: str, obstacles: list[str]
+) -> None:
+    outputs = {
+        "--permanent --list_all_zones": f"public (default)\n  ports: {permanent}\n",
+        "list_all_zones": f"public\n  ports: {running}\n",
+    }
+    found = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs).compare(LAN).obstacles
+    assert len(found) == len(obstacles)
+    assert all(words in obstacle for words, obstacle in zip(obstacles, found))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "lost"),
+    [
+        ({"firewall-cmd --direct --get-all-rules": "ipv4 filter INPUT 0 -j DROP\n"}, "direct rules"),
+        ({"firewall-cmd --direct --get-all-passthroughs": "ipv4 -A X\n"}, "direct passthroughs"),
+        ({"firewall-cmd --direct --get-all-chains": "ipv4 filter X\n"}, "direct chains"),
+        ({"--get-ipsets": "banned", "firewall-cmd --ipset=banned --get-entries": "10.1.1.1\n"}, "ipset banned"),
+    ],
+)
+def test_what_only_runs_besides_zones_and_policies_is_an_obstacle(
+    tmp_path: Path, outputs: dict[str, str], lost: str
+) -> None:
+    (obstacle,) = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs).compare(LAN).obstacles
+    assert f"running configuration: {lost}. " in obstacle
+
+
+@pytest.mark.parametrize(("process", "connection"), [("NetworkManager", True), ("NetworkManager", False), ("x", True)])
+def test_network_manager_binds_the_interfaces_of_its_connections_again(
+    tmp_path: Path, process: str, connection: bool
+) -> None:
     firewalls = Firewalls(
         tmp_path,
         ufw=False,
         firewalld=True,
-        **{"--permanent --list-all-zones": "public (default)\n  ports: \n", "list_all_zones": only_running},
+        **{
+            "--permanent --list_all_zones": "public\n  interfaces: \n",
+            "list_all_zones": "public\n  interfaces: eth0\n",
+        },
     )
-    obstacles = firewalls.compare(LAN).obstacles
-    assert [("running configuration: public." in obstacle) for obstacle in obstacles] == [True] * bool(only_running)
+    files = {
+        "proc/8/comm": process,
+        "sys/class/net/eth0/ifindex": "2",
+        "run/NetworkManager/devices/2": "[device]\nmanaged=true\n" + "connection-uuid=0\n" * connection,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    lost = [] if process == "NetworkManager" and connection else ["interface eth0 of zone public"]
+    assert [obstacle.split("configuration: ")[1].split(".")[0] for obstacle in firewalls.compare(LAN).obstacles] == lost
 
 
 @pytest.mark.parametrize(
