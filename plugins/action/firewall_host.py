@@ -10,7 +10,11 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import STATE_OPTION, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
+    STATE_OPTION,
+    HostAction,
+    ModuleFailedError,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import host_rules
 
 _MODULE = "gpumesh.cluster.firewall_host"
@@ -22,8 +26,20 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        task_args = self.arguments(record={"type": "raw"}, registration={"type": "str"}, state=STATE_OPTION)
         options = self.options("cluster_name", "firewall_host")
+        try:
+            return self._compare_and_change(options)
+        except ModuleFailedError as failure:
+            # Who has left the firewall to himself has a cluster whatever the state of its programs.
+            if options["firewall_host"] != "report" or not _is_program_failure(failure.result):
+                raise
+            self.print_text(
+                f"{self.machine}: the host's own firewall was not compared with what the cluster needs: {failure}"
+            )
+            return {"changed": False}
+
+    def _compare_and_change(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        task_args = self.arguments(record={"type": "raw"}, registration={"type": "str"}, state=STATE_OPTION)
         network = self._read_network(task_args["registration"], options["cluster_name"])
         module_args: dict[str, Any] = {"cluster": network["name"], "state": task_args["state"]}
         if task_args["state"] == "present":
@@ -90,3 +106,8 @@ class ActionModule(HostAction):
         )
         commands = [f"  {command}" for command in comparison["commands"]]
         return "\n".join([heading, *commands, *(f"  But: {obstacle}." for obstacle in comparison["obstacles"])])
+
+
+def _is_program_failure(result: Mapping[str, Any]) -> bool:
+    """Whether a module failed since a program of the host did."""
+    return not result.get("unreachable") and (result.get("error") or {"kind": "command"})["kind"] == "command"

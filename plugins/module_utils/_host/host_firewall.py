@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import List
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 
 UFW, FIREWALLD = "ufw", "firewalld"
@@ -20,9 +21,13 @@ _UFW_ENABLED = re.compile(r"^ENABLED=[\"']?yes\b", re.IGNORECASE | re.MULTILINE)
 
 
 def find_active_firewalls(tree: Tree) -> List[str]:
-    """Return the programs whose firewalls are active on this host: UFW, FIREWALLD or both, which packets have to pass."""
-    active_firewalls = [UFW] if _UFW_ENABLED.search(tree.read(_UFW_SETTINGS) or "") else []
-    return [*active_firewalls, *([FIREWALLD] if is_running(tree, FIREWALLD) else [])]
+    """Return the programs whose firewalls are active on this host: UFW, FIREWALLD or both, which packets have to pass.
+
+    The settings of ufw stay when it is removed, and a process may belong to a container.
+    """
+    is_enabled = _UFW_ENABLED.search(tree.read(_UFW_SETTINGS) or "") and find_program("ufw")
+    is_started = is_running(tree, FIREWALLD) and find_program("firewall-cmd")
+    return [*([UFW] if is_enabled else []), *([FIREWALLD] if is_started else [])]
 
 
 def is_running(tree: Tree, daemon: str) -> bool:

@@ -136,3 +136,18 @@ def test_an_obstacle_stops_a_change() -> None:
 def test_the_rules_go_with_the_cluster_whatever_the_option_says() -> None:
     played = play({"record": RECORD, "state": "absent"}, MISSING)
     assert [name for name, _arguments in played.module_calls] == [MODULE, "community.general.ufw"]
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_a_failing_program_is_only_said_by_default(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(firewall_host.ActionModule, "print_text", lambda _self, text: texts.append(text))
+    arguments = {"record": RECORD, "state": state}
+    broken = {"failed": True, "msg": "'ufw show added' exited 1.", "error": {"kind": "command"}}
+    played = play(arguments, broken)
+    assert (played.result["changed"], played.result.get("failed")) == (False, None)
+    assert "n1: the host's own firewall was not compared" in texts[0] and "'ufw show added' exited 1." in texts[0]
+    assert play(arguments, broken, **AUTO).result["failed"]
+    assert play(arguments, {**broken, "error": {"kind": "input"}}).result["failed"]
+    assert play(arguments, {"unreachable": True, "msg": "no route"}).result["unreachable"]
+    assert len(texts) == 1

@@ -66,10 +66,10 @@ def compare_host(run: Runner, tree: Tree, cluster: str, rules: Sequence[HostRule
 
     Firewalls that are not active need no rules, but those that the cluster has there are found.
     """
-    firewalls = find_active_firewalls(tree)
-    ufw_changes: List[ufw.UfwChange] = []
-    if UFW in firewalls or (not rules and find_program("ufw")):
-        ufw_changes = ufw.plan_changes(run(["ufw", "show", "added"]).stdout, cluster, rules)
+    firewalls = [name for name in find_active_firewalls(tree) if name != FIREWALLD or _is_answering(run)]
+    has_to_read_ufw = UFW in firewalls if rules else _has_marked_rules(tree) and find_program("ufw")
+    added_output = run(["ufw", "show", "added"]).stdout if has_to_read_ufw else ""
+    ufw_changes = ufw.plan_changes(added_output, cluster, rules) if has_to_read_ufw else []
     plan, obstacles = _plan_firewalld(run, tree, cluster, rules) if FIREWALLD in firewalls else (_NO_CHANGES, [])
     return HostFirewall(firewalls, ufw_changes, plan, obstacles, [] if rules else _find_object_files(tree, cluster))
 
@@ -82,6 +82,16 @@ def apply_firewalld(run: Runner, tree: Tree, cluster: str, comparison: HostFirew
         # firewalld has made further copies of what it has deleted.
         for path in _find_object_files(tree, cluster):
             remove_file(path)
+
+
+def _is_answering(run: Runner) -> bool:
+    """Whether firewalld runs on this host, and not only in a container that the host sees."""
+    return run(["firewall-cmd", "--state"], timeout=_TIMEOUT, check=False).rc == 0
+
+
+def _has_marked_rules(tree: Tree) -> bool:
+    """Whether ufw has rules of clusters, even if it is not active."""
+    return any(ufw.ENCODED_MARK in (tree.read("etc", "ufw", name) or "") for name in ("user.rules", "user6.rules"))
 
 
 def _find_object_files(tree: Tree, cluster: str) -> List[str]:

@@ -15,6 +15,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.h
 
 #: The words before the names of the clusters in a comment.
 _MARK = "gpumesh.cluster "
+#: The same in the files of ufw.
+ENCODED_MARK = _MARK.encode().hex()
 _ADDED_RULE = re.compile(r"^ufw (?P<rule>.+?)(?: comment '(?P<comment>[^']*)')?$", re.MULTILINE)
 #: The forms in which ``format_rule`` writes rules.
 _OWN_FORM = re.compile(

@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import host_firewall
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import host
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule, parse_rule
 
@@ -31,6 +32,7 @@ class Firewalls:
         self.tree = Tree(str(root))
         self.outputs = outputs
         self.commands: list[str] = []
+        self.answers = True
         (root / "etc/ufw").mkdir(parents=True)
         (root / "etc/ufw/ufw.conf").write_text(f"ENABLED={'yes' if ufw else 'no'}\n")
         (root / "proc/7").mkdir(parents=True)
@@ -39,11 +41,22 @@ class Firewalls:
     def run(self, argv: Sequence[str], **_options: Any) -> CommandResult:
         command = " ".join(argv)
         self.commands.append(command)
+        if command == "firewall-cmd --state":
+            return CommandResult(0 if self.answers else 252, "", "")
         output = next((text for words, text in self.outputs.items() if words.replace("_", "-") in command), "")
         return CommandResult(0, output, "")
 
     def compare(self, *rules: HostRule) -> host.HostFirewall:
         return host.compare_host(self.run, self.tree, "lab", rules)
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs that the host has."""
+    installed = ["ufw", "firewall-cmd"]
+    for module in (host, host_firewall):
+        monkeypatch.setattr(module, "find_program", lambda program: program if program in installed else None)
+    return installed
 
 
 def test_a_firewall_that_is_not_active_is_not_asked(tmp_path: Path) -> None:
@@ -57,19 +70,38 @@ def test_both_firewalls_get_rules_if_both_are_active(tmp_path: Path) -> None:
     assert [command.split()[0] for command in comparison.commands()] == ["ufw", *["firewall-cmd"] * 6]
 
 
-def test_an_unchanged_lan_costs_two_calls(tmp_path: Path) -> None:
+def test_an_unchanged_lan_costs_three_calls(tmp_path: Path) -> None:
     firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, list_all_policies=POLICIES.replace("via-lab", "x"))
     tunnel = HostRule(port=51820, protocol="udp")
     assert firewalls.compare(LAN, tunnel).commands() == []
-    assert firewalls.commands == ["firewall-cmd --permanent --list-all-policies", "firewall-cmd --list-all-policies"]
+    assert firewalls.commands[1:] == [
+        "firewall-cmd --permanent --list-all-policies",
+        "firewall-cmd --list-all-policies",
+    ]
 
 
-def test_rules_of_an_inactive_ufw_go_when_the_cluster_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    firewalls = Firewalls(tmp_path, ufw=False, firewalld=False, show=ADDED)
-    monkeypatch.setattr(host, "find_program", {"ufw": "/usr/sbin/ufw"}.get)
+def test_a_firewalld_that_does_not_answer_is_not_asked(tmp_path: Path) -> None:
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True)
+    firewalls.answers = False
+    assert firewalls.compare(LAN) == host.HostFirewall([], [], ([], False), [], [])
+    assert firewalls.commands == ["firewall-cmd --state"]
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+@pytest.mark.parametrize("name", ["user.rules", "user6.rules"])
+def test_ufw_is_only_asked_on_leaving_if_it_has_rules_of_clusters(
+    tmp_path: Path, programs: list[str], is_active: bool, name: str
+) -> None:
+    firewalls = Firewalls(tmp_path, ufw=is_active, firewalld=False, show=ADDED)
+    rules = tmp_path / "etc/ufw" / name
+    rules.write_text(f"### tuple ### allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in comment={b'of the admin'.hex()}\n")
+    assert firewalls.compare().ufw_changes == []
+    assert firewalls.commands == []
+    mark = b"gpumesh.cluster lab".hex()
+    rules.write_text(f"### tuple ### allow udp 51820 0.0.0.0/0 any 0.0.0.0/0 in comment={mark}\n")
     assert len(firewalls.compare().ufw_changes) == 5
-    assert firewalls.compare(LAN).ufw_changes == []
-    monkeypatch.setattr(host, "find_program", lambda _program: None)
+    assert bool(firewalls.compare(LAN, HostRule(port=22, protocol="tcp")).ufw_changes) == is_active
+    programs.clear()
     assert firewalls.compare().ufw_changes == []
 
 
