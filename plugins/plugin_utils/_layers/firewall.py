@@ -44,9 +44,12 @@ def host_rules(
         rules.append(HostRule(interface, subnet))
     if has_mesh:
         rules.append(HostRule(port=int(mesh["port"]), protocol="udp"))
-        rules.append(HostRule(mesh["interface"], mesh["subnet"], mesh=True))
-        # A relay forwards between members that cannot connect to each other.
-        rules.append(HostRule(mesh["interface"], out_interface=mesh["interface"], forward=True, mesh=True))
+        # Other machines of the tailnet use that of Tailscale, and the administrator may have put it into a zone.
+        is_own = mesh["backend"] == "wireguard"
+        rules.append(HostRule(mesh["interface"], mesh["subnet"], mesh=is_own))
+        if is_own:
+            # A relay forwards between members that cannot connect to each other.
+            rules.append(HostRule(mesh["interface"], out_interface=mesh["interface"], forward=True, mesh=True))
     if options["session_enabled"]:
         if options["session_nat"]:
             rules += [HostRule(f"{network.NAME_PREFIX}+", pool, forward=True) for pool in options["session_subnets"]]

@@ -61,16 +61,20 @@ def test_a_lan_needs_its_subnet() -> None:
     assert rules_of({"record": RECORD}) == [LAN]
 
 
-@pytest.mark.parametrize(
-    ("backend", "interface", "subnet", "port"),
-    [("wireguard", "gpumesh0", "10.99.0.0/16", 51820), ("tailscale", "tailscale0", "100.64.0.0/10", 41641)],
-)
-def test_a_mesh_needs_its_port_and_its_interface(backend: str, interface: str, subnet: str, port: int) -> None:
-    assert rules_of({"record": record(backend)}) == [
+def test_a_mesh_needs_its_port_and_its_interface() -> None:
+    assert rules_of({"record": record("wireguard")}) == [
         LAN,
-        {"port": port, "protocol": "udp"},
-        {"interface": interface, "source": subnet, "mesh": True},
-        {"interface": interface, "out_interface": interface, "forward": True, "mesh": True},
+        {"port": 51820, "protocol": "udp"},
+        {"interface": "gpumesh0", "source": "10.99.0.0/16", "mesh": True},
+        {"interface": "gpumesh0", "out_interface": "gpumesh0", "forward": True, "mesh": True},
+    ]
+
+
+def test_the_interface_of_tailscale_is_not_the_clusters_alone_and_nothing_is_forwarded_there() -> None:
+    assert rules_of({"record": record("tailscale")}) == [
+        LAN,
+        {"port": 41641, "protocol": "udp"},
+        {"interface": "tailscale0", "source": "100.64.0.0/10"},
     ]
 
 

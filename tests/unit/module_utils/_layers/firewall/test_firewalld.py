@@ -69,6 +69,12 @@ def test_the_zone_of_a_mesh_is_for_the_module() -> None:
     ]
 
 
+def test_an_interface_of_others_stays_in_its_zone() -> None:
+    commands = firewalld.plan_changes("lab", [HostRule("tailscale0", "100.64.0.0/10")], EMPTY, EMPTY).commands()
+    assert not any("interface" in command or "gpumesh-lab" in command for command in commands)
+    assert any("100.64.0.0/10" in command and "gpumesh-in-lab" in command for command in commands)
+
+
 def test_another_port_is_opened_without_a_reload_now_and_at_boot() -> None:
     plan = firewalld.plan_changes(
         "lab", [LAN, HostRule(port=51821, protocol="udp"), MESH, SESSIONS], objects(), objects()
