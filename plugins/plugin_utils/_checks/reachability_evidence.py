@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median_low
 from typing import Any, NamedTuple, cast
 
@@ -128,9 +128,18 @@ def listener_lifetime(minimum_seconds: int, host_count: int, throughput_seconds:
 
 
 class ReachabilityEvidence:
-    """The results of the phases, ``{listen, probe, throughput: {machine: the registered result}}``."""
+    """The results of the phases, ``{listen, probe, throughput: {machine: the registered result}}``.
 
-    def __init__(self, results_by_phase: Mapping[str, Mapping[str, Any]], members: Sequence[ExpectedMember]) -> None:
+    ``automatic_machines``: those whose own firewall gets the rules of the cluster.
+    """
+
+    def __init__(
+        self,
+        results_by_phase: Mapping[str, Mapping[str, Any]],
+        members: Sequence[ExpectedMember],
+        automatic_machines: Collection[str] = (),
+    ) -> None:
+        self.automatic_machines = automatic_machines
         self.members = {member.machine: member for member in members}
         self._run_machines = {machine for phase in results_by_phase.values() for machine in phase}
         self._results_by_machine = {

@@ -254,14 +254,22 @@ def test_verdicts_of_ports(outcomes: tuple[str, str], verdict: str, words: str) 
     assert found["remedy"]
 
 
+def rich_rule(network: str) -> str:
+    """The command that accepts a network in the zone of the interface of n2."""
+    return (
+        '`firewall-cmd --zone="$(firewall-cmd --get-zone-of-interface=eth0 || firewall-cmd --get-default-zone)" '
+        f"""--add-rich-rule='rule family="ipv4" source address="{network}" accept'`, also with --permanent"""
+    )
+
+
 @pytest.mark.parametrize(
     ("firewall", "command"),
     [
         (
             "ufw",
-            "run there, for n1 and the same for the other members: `ufw allow in on eth0 from 10.0.0.1`.",
+            "run there, for n1 and the same for the other members: `ufw allow in on eth0 from 10.0.0.1`; and run site again. If",
         ),
-        ("firewalld", "`firewall-cmd --permanent --zone=trusted --add-source=10.0.0.1 && firewall-cmd --reload`"),
+        ("firewalld", f"other members: {rich_rule('10.0.0.1')}; and run site again. If"),
         ("rm -rf /", ""),
         (None, ""),
     ],
@@ -289,8 +297,14 @@ def test_the_command_for_a_firewall_names_the_network_of_all_members_and_each_fi
     remedy = find_pair(judge_reachability(results, members), "n1", "n2")["remedy"]
     assert remedy.startswith(
         "ufw and firewalld are active on n2. Set firewall_host=auto, or run there: `ufw allow in on eth0 from "
-        "10.0.0.0/24` and `firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/24 && firewall-cmd --reload`."
+        f"10.0.0.0/24` and {rich_rule('10.0.0.0/24')}; and run site again. If that does not suffice: "
     )
+    automatic = judge_reachability(results, members, automatic_machines=["n2"])
+    remedy = find_pair(automatic, "n1", "n2")["remedy"]
+    assert remedy.startswith("ufw and firewalld are active on n2, with firewall_host=auto. Run site again, which adds")
+    assert "Set firewall_host" not in remedy and "ufw allow" not in remedy
+    others = judge_reachability(results, members, automatic_machines=["n1"])
+    assert "Set firewall_host=auto" in find_pair(others, "n1", "n2")["remedy"]
 
 
 @pytest.mark.parametrize(
