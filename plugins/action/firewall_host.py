@@ -40,6 +40,10 @@ class ActionModule(HostAction):
 
     def _compare_and_change(self, options: Mapping[str, Any]) -> dict[str, Any]:
         task_args = self.arguments(record={"type": "raw"}, registration={"type": "str"}, state=STATE_OPTION)
+        says_only = task_args["state"] == "present" and options["firewall_host"] == "report"
+        if says_only and task_args["registration"]:
+            # If the probes fail, the verdict has the command. If they pass, the layer tells the rest.
+            return {"changed": False}
         network = self._read_network(task_args["registration"], options["cluster_name"])
         module_args: dict[str, Any] = {"cluster": network["name"], "state": task_args["state"]}
         if task_args["state"] == "present":
@@ -52,7 +56,7 @@ class ActionModule(HostAction):
         comparison = self.run_module(_MODULE, module_args)
         if not comparison["commands"]:
             return comparison
-        if task_args["state"] == "present" and options["firewall_host"] == "report":
+        if says_only:
             self.print_text(self._describe_commands(network["name"], comparison))
             return {**comparison, "changed": False, "diff": {}}
         if self.check_mode:
@@ -62,13 +66,16 @@ class ActionModule(HostAction):
                 f"The firewall of {self.machine} was not changed: {'; '.join(comparison['obstacles'])}.",
                 "Then run this again, or set firewall_host to report and change it yourself.",
             )
+        self._change(comparison, module_args)
+        return {**comparison, "changed": True}
+
+    def _change(self, comparison: Mapping[str, Any], module_args: Mapping[str, Any]) -> None:
         for ufw_args in comparison["ufw"]:
             self.run_module("community.general.ufw", ufw_args)
         for zone_args in comparison["zones"]:
             self.run_module("ansible.posix.firewalld", zone_args)
         if comparison["applies"]:
             self.run_module(_MODULE, {**module_args, "apply": True})
-        return {**comparison, "changed": True}
 
     def _read_network(self, registration: str | None, cluster: str) -> Mapping[str, Any]:
         """Return the record, or the parts of one that is not written yet."""
@@ -101,8 +108,8 @@ class ActionModule(HostAction):
         firewalls = " and ".join(comparison["firewalls"])
         verb = "are" if len(comparison["firewalls"]) > 1 else "is"
         heading = (
-            f"{self.machine}: {firewalls} {verb} active, without the rules of cluster '{cluster}'. Run these commands "
-            "there as root, or set firewall_host=auto, and they are run for you:"
+            f"{self.machine}: {firewalls} {verb} active, but the rules of cluster '{cluster}' there are not up to date. Run "
+            "these commands there as root, or set firewall_host=auto, and they are run for you:"
         )
         commands = [f"  {command}" for command in comparison["commands"]]
         return "\n".join([heading, *commands, *(f"  But: {obstacle}." for obstacle in comparison["obstacles"])])

@@ -96,7 +96,10 @@ def test_sessions_need_to_be_forwarded_and_their_ports_only_on_the_manager() -> 
 
 def test_a_machine_that_joins_needs_the_same_as_a_member() -> None:
     decision = {"subnet": "10.0.0.0/24", "manager": "n1", "enrol_settings": RECORD["mesh"], "members": MEMBERS}
-    assert rules_of({"registration": "decided"}, decided=decision, cluster_name="lab") == [LAN]
+    arguments = {"registration": "decided"}
+    assert rules_of(arguments, decided=decision, cluster_name="lab", **AUTO) == [LAN]
+    # Its commands are said once it has joined, and by the verdict on the probes if it cannot.
+    assert play(arguments, NOTHING, decided=decision, cluster_name="lab").module_calls == []
 
 
 def test_a_machine_outside_the_cluster_gets_no_rules_but_loses_them() -> None:
@@ -113,7 +116,7 @@ def test_the_commands_are_only_said_by_default(monkeypatch: pytest.MonkeyPatch) 
         assert [name for name, _arguments in played.module_calls] == [MODULE]
         assert not played.result["changed"] and not played.result["diff"]
     assert texts[0].splitlines()[1:] == ["  ufw allow x", "  But: x is y."]
-    assert texts[0].startswith("n1: ufw is active, without the rules of cluster 'lab'.")
+    assert texts[0].startswith("n1: ufw is active, but the rules of cluster 'lab' there are not up to date.")
 
 
 def test_missing_rules_are_added_with_the_modules_for_them() -> None:

@@ -18,7 +18,7 @@ import re
 import shlex
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule, is_part_of
 
 ZONE, POLICY = "zone", "policy"
 RELOAD_COMMAND = ("firewall-cmd", "--reload")
@@ -41,6 +41,7 @@ _FIXED_OPTIONS = {
 }
 #: These cannot be changed in the running configuration.
 _PERMANENT_ONLY = ("target", "priority", "ingress-priority", "egress-priority")
+_ACCEPTING_RULE = re.compile(r'^rule family="ipv[46]" source address="(?P<network>[^"]+)" accept$')
 _OBJECT_LINE = re.compile(r"^(?P<name>\S+)(?: \([^)]*\))?$")
 
 #: The settings of an object by their names in the output of firewall-cmd.
@@ -171,6 +172,34 @@ def plan_changes(cluster: str, rules: Sequence[HostRule], permanent: Objects, ru
         if not reload:
             changes += _plan_lists(kind, name, running.get((kind, name), {}), settings or {}, False)
     return FirewalldPlan(changes, reload)
+
+
+def is_accepted(rule: HostRule, zones: Objects, default_zone: str) -> bool:
+    """Whether the zones of the administrator accept all that a rule does. Those of a source precede an interface's."""
+    if not (rule.interface and rule.source) or rule.mesh or rule.forward:
+        return False
+    source = rule.source
+
+    def sources(settings: Settings) -> FrozenSet[str]:
+        return settings.get("sources", frozenset())
+
+    deciding_zones = [
+        settings
+        for settings in zones.values()
+        if any(is_part_of(source, network) or is_part_of(network, source) for network in sources(settings))
+    ]
+    if not any(is_part_of(source, network) for settings in deciding_zones for network in sources(settings)):
+        interface_zones = [settings for settings in zones.values() if rule.interface in settings.get(_INTERFACES, ())]
+        deciding_zones += interface_zones or [zones.get((ZONE, default_zone), {})]
+    return all(
+        "ACCEPT" in settings.get("target", ())
+        or any(
+            is_part_of(source, match["network"])
+            for match in map(_ACCEPTING_RULE.match, settings.get(_RULES, ()))
+            if match
+        )
+        for settings in deciding_zones
+    )
 
 
 def find_reload_effects(

@@ -112,6 +112,14 @@ def _plan_firewalld(
     has_zone = any(rule.mesh for rule in rules) or any("/zones/" in path for path in _find_object_files(tree, cluster))
     permanent, running = (_read_objects(run, options, cluster, has_zone) for options in (["--permanent"], []))
     plan = firewalld.plan_changes(cluster, rules, permanent, running)
+    if rules and plan != _NO_CHANGES:
+        zones, default_zone = (
+            run(["firewall-cmd", option], timeout=_TIMEOUT).stdout
+            for option in (_LISTING_OPTIONS[firewalld.ZONE], "--get-default-zone")
+        )
+        parsed_zones = firewalld.parse_objects(firewalld.ZONE, zones)
+        needed_rules = [rule for rule in rules if not firewalld.is_accepted(rule, parsed_zones, default_zone.strip())]
+        plan = firewalld.plan_changes(cluster, needed_rules, permanent, running)
     return plan, _find_obstacles(run, tree, cluster, plan)
 
 

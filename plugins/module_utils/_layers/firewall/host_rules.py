@@ -38,3 +38,12 @@ def parse_rule(fields: Mapping[str, Any]) -> HostRule:
     except ValueError as failure:
         raise InputError(f"A rule for the firewall of the host is invalid: {failure}.") from failure
     return rule
+
+
+def is_part_of(source: str, network: str) -> bool:
+    """Whether all senders of a rule are in a network of a firewall, which also has other texts in place of networks."""
+    try:
+        outer, inner = (ipaddress.ip_network(text, strict=False) for text in (network, source))
+    except ValueError:
+        return False
+    return outer.overlaps(inner) and outer.prefixlen <= inner.prefixlen

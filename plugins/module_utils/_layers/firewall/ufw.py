@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule, is_part_of
 
 #: The words before the names of the clusters in a comment.
 _MARK = "gpumesh.cluster "
@@ -72,14 +72,17 @@ def parse_rules(added_output: str) -> Dict[str, str]:
 def plan_changes(added_output: str, cluster: str, desired_rules: Sequence[HostRule]) -> List[UfwChange]:
     """Return what is to be changed so that ufw has the rules of the cluster, and no others of it.
 
-    A rule that the administrator has added stays as it is. One that several clusters need has the names of all.
+    A rule that the administrator has added stays as it is, and one that it makes superfluous is not added. One that
+    several clusters need has the names of all.
     """
     comment_by_rule = parse_rules(added_output)
+    rules_of_others = [text for text, comment in comment_by_rule.items() if not _marked_clusters(comment)]
     changes = []
     for rule in desired_rules:
         comment = comment_by_rule.get(format_rule(rule))
         clusters = _marked_clusters(comment or "")
-        if comment is None or (clusters and cluster not in clusters):
+        is_superfluous = comment is None and any(_covers(text, rule) for text in rules_of_others)
+        if not is_superfluous and (comment is None or (clusters and cluster not in clusters)):
             changes.append(UfwChange(rule, _format_mark(clusters | {cluster})))
     desired_texts = {format_rule(rule) for rule in desired_rules}
     for rule_text, comment in comment_by_rule.items():
@@ -96,6 +99,21 @@ def _marked_clusters(comment: str) -> FrozenSet[str]:
 def _format_mark(clusters: Iterable[str]) -> str:
     names = ",".join(sorted(clusters))
     return f"{_MARK}{names}" if names else ""
+
+
+def _covers(rule_text: str, rule: HostRule) -> bool:
+    """Whether a rule of the administrator accepts all that another one does."""
+    if rule.port and rule_text == f"allow {rule.port}":
+        return True
+    wide = _parse_own_form(rule_text)
+    return (
+        wide is not None
+        and wide.forward == rule.forward
+        and (wide.port, wide.protocol) in ((0, ""), (rule.port, rule.protocol))
+        and wide.interface in ("", rule.interface)
+        and wide.out_interface in ("", rule.out_interface)
+        and (wide.source in ("", "any", rule.source) or is_part_of(rule.source, wide.source))
+    )
 
 
 def _parse_own_form(rule_text: str) -> Optional[HostRule]:

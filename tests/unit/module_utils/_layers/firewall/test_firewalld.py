@@ -188,3 +188,39 @@ def test_what_a_cluster_that_has_left_leaves_until_a_reload_may_be_lost() -> Non
 def test_networks_of_ipv6() -> None:
     plan = firewalld.plan_changes("lab", [HostRule("eth0", "fd00:1::/64")], EMPTY, EMPTY)
     assert plan.changes[-1].value == 'rule family="ipv6" source address="fd00:1::/64" accept'
+
+
+RICH = 'rule family="ipv4" source address="{}" accept'
+
+
+def zones(**changed: dict[str, Any]) -> dict[Any, Any]:
+    """The default zone public, home with eth0, and the zone of a source."""
+    empty: dict[str, frozenset[str]] = dict.fromkeys(("target", "sources", "interfaces", "rich rules"), frozenset())
+    found = {"public": {}, "home": {"interfaces": {"eth0"}}, "office": {}, **changed}
+    return {("zone", name): {**empty, **settings} for name, settings in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "accepted"),
+    [
+        ({}, False),
+        ({"home": {"interfaces": {"eth0"}, "target": {"ACCEPT"}}}, True),
+        ({"home": {}, "public": {"target": {"ACCEPT"}}}, True),
+        ({"public": {"target": {"ACCEPT"}}}, False),
+        ({"home": {"interfaces": {"eth0"}, "rich rules": {RICH.format("10.79.0.0/16")}}}, True),
+        ({"home": {"interfaces": {"eth0"}, "rich rules": {RICH.format("10.79.60.0/25")}}}, False),
+        ({"home": {"interfaces": {"eth0"}, "rich rules": {RICH.format("10.0.0.0/8") + " # "}}}, False),
+        ({"office": {"sources": {"10.0.0.0/8", "ipset:x"}, "target": {"ACCEPT"}}}, True),
+        ({"office": {"sources": {"10.79.60.0/25"}, "target": {"ACCEPT"}}}, False),
+        (
+            {
+                "office": {"sources": {"10.79.60.0/25"}, "target": {"default"}},
+                "home": {"interfaces": {"eth0"}, "target": {"ACCEPT"}},
+            },
+            False,
+        ),
+    ],
+)
+def test_what_a_zone_of_the_administrator_accepts_needs_no_rule(changed: dict[str, Any], accepted: bool) -> None:
+    assert firewalld.is_accepted(LAN, zones(**changed), "public") is accepted
+    assert not any(firewalld.is_accepted(rule, zones(**changed), "public") for rule in RULES[1:])

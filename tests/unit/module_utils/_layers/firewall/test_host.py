@@ -43,11 +43,15 @@ class Firewalls:
         self.commands.append(command)
         if command == "firewall-cmd --state":
             return CommandResult(0 if self.answers else 252, "", "")
-        output = next((text for words, text in self.outputs.items() if words.replace("_", "-") in command), "")
+        outputs = {**self.outputs, "--list-all-zones": PUBLIC.format(""), "--get-default-zone": "public\n"}
+        output = next((text for words, text in outputs.items() if words.replace("_", "-") in command), "")
         return CommandResult(0, output, "")
 
     def compare(self, *rules: HostRule) -> host.HostFirewall:
         return host.compare_host(self.run, self.tree, "lab", rules)
+
+
+PUBLIC = "public (default)\n  target: default\n  interfaces: \n  sources: \n  ports: {}\n  rich rules: \n"
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +72,11 @@ def test_both_firewalls_get_rules_if_both_are_active(tmp_path: Path) -> None:
     comparison = Firewalls(tmp_path, ufw=True, firewalld=True).compare(LAN)
     assert comparison.firewalls == ["ufw", "firewalld"]
     assert [command.split()[0] for command in comparison.commands()] == ["ufw", *["firewall-cmd"] * 6]
+
+
+def test_a_zone_that_accepts_the_lan_needs_no_rule(tmp_path: Path) -> None:
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, list_all_zones=PUBLIC.replace("default\n", "ACCEPT\n"))
+    assert firewalls.compare(LAN).commands() == []
 
 
 def test_an_unchanged_lan_costs_three_calls(tmp_path: Path) -> None:
@@ -146,8 +155,8 @@ def test_a_reload_that_would_change_more_is_an_obstacle(
     tmp_path: Path, permanent: str, running: str, obstacles: list[str]
 ) -> None:
     outputs = {
-        "--permanent --list_all_zones": f"public (default)\n  ports: {permanent}\n",
-        "list_all_zones": f"public\n  ports: {running}\n",
+        "--permanent --list_all_zones": PUBLIC.format(permanent),
+        "list_all_zones": PUBLIC.format(running),
     }
     found = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs).compare(LAN).obstacles
     assert len(found) == len(obstacles)

@@ -96,3 +96,40 @@ def test_networks_of_ipv6() -> None:
     (command,) = commands("", [rule])
     assert commands(f"{command}\n", [rule]) == []
     assert commands(f"{command}\n", []) == ["ufw delete allow in on eth0 from fd00:1::/64"]
+
+
+@pytest.mark.parametrize(
+    "covering",
+    [
+        "allow from 10.0.0.0/8",
+        "allow in on eth0",
+        "allow in on eth0 from 10.79.0.0/16 comment 'lan'",
+        "allow from any",
+    ],
+)
+def test_a_wider_rule_of_the_administrator_makes_ours_superfluous(covering: str) -> None:
+    assert commands(f"ufw {covering}\n", [LAN]) == []
+    (added,) = commands("ufw allow in on eth0 from 10.79.60.0/24 comment 'gpumesh.cluster old'\n", [LAN])
+    assert added.endswith("comment 'gpumesh.cluster lab,old'")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "deny from 10.0.0.0/8",
+        "allow in on eth1 from 10.0.0.0/8",
+        "allow from 10.79.60.0/25",
+        "allow from fd00::/8",
+        "allow 22/tcp",
+        "allow 51820/tcp",
+        "route allow in on eth0 from 10.0.0.0/8",
+        "allow in on eth0 from 10.0.0.0/8 comment 'gpumesh.cluster other'",
+    ],
+)
+def test_another_rule_does_not(other: str) -> None:
+    assert len([command for command in commands(f"ufw {other}\n", [LAN, TUNNEL]) if "delete" not in command]) == 2
+
+
+@pytest.mark.parametrize("covering", ["allow 51820", "allow from any"])
+def test_a_port_may_be_open_for_all_protocols(covering: str) -> None:
+    assert commands(f"ufw {covering}\n", [TUNNEL]) == []
