@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
@@ -147,7 +148,7 @@ def _find_obstacles(run: Runner, tree: Tree, cluster: str, plan: firewalld.Firew
     ]
     if not plan.reload:
         return obstacles
-    permanent, running = (_read_configuration(run, options) for options in (["--permanent"], []))
+    permanent, running = (_read_configuration(run, tree, options) for options in (["--permanent"], []))
     effects = firewalld.find_reload_effects(cluster, permanent, running, _find_rebound_interfaces(tree))
     if effects.activated:
         obstacles.append(
@@ -199,7 +200,9 @@ def _find_rebound_interfaces(tree: Tree) -> FrozenSet[str]:
     )
 
 
-def _read_configuration(run: Runner, options: Sequence[str]) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
+def _read_configuration(
+    run: Runner, tree: Tree, options: Sequence[str]
+) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
     """Read all that a reload of firewalld replaces and that commands can change while it runs."""
 
     def query(*arguments: str, check: bool = True) -> str:
@@ -214,4 +217,9 @@ def _read_configuration(run: Runner, options: Sequence[str]) -> Dict[Tuple[str, 
         # firewalld does not know the entries of a set with a timeout.
         entries = query(f"--ipset={name}", "--get-entries", check=False)
         objects["ipset", name] = {"entries": frozenset(entries.split())}
+    # Those of the administrator, or which he has changed; the others are the same in both.
+    for file_name in tree.list_names("etc", "firewalld", "services"):
+        name, extension = os.path.splitext(file_name)
+        if extension == ".xml":
+            objects.update(firewalld.parse_objects("service", query(f"--info-service={name}", check=False)))
     return objects

@@ -179,6 +179,18 @@ def test_what_only_runs_besides_zones_and_policies_is_an_obstacle(
     assert f"running configuration: {lost}. " in obstacle
 
 
+@pytest.mark.parametrize("running", ["", "web\n  ports: 80/tcp\n"])
+def test_a_service_that_is_not_loaded_yet_is_an_obstacle(tmp_path: Path, running: str) -> None:
+    outputs = {"--permanent --info_service=web": "web\n  ports: 80/tcp 81/tcp\n", "--info_service=web": running}
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs)
+    assert firewalls.compare(LAN).obstacles == []
+    (tmp_path / "etc/firewalld/services").mkdir(parents=True)
+    for name in ("web.xml", "web.xml.old"):
+        (tmp_path / "etc/firewalld/services" / name).touch()
+    (obstacle,) = firewalls.compare(LAN).obstacles
+    assert "activate permanent settings that are not loaded yet: service web; " in obstacle
+
+
 @pytest.mark.parametrize(("process", "connection"), [("NetworkManager", True), ("NetworkManager", False), ("x", True)])
 def test_network_manager_binds_the_interfaces_of_its_connections_again(
     tmp_path: Path, process: str, connection: bool
