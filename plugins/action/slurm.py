@@ -55,6 +55,7 @@ class ActionModule(HostAction):
                 str(manager_result("slurm_version") or ""),
                 manager_result("rest_certificates"),
             )
+            plugins_included = manager_result("plugins_included")
             module_args = slurm.node_parameters(
                 record,
                 self.machine,
@@ -63,6 +64,7 @@ class ActionModule(HostAction):
                 keep_checks,
                 slurm_version,
                 rest_certificates,
+                plugins_included,
             )
         elif state == "configured":
             module_args = slurm.configuration_parameters(record, self.machine, slurm_options)

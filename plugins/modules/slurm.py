@@ -17,6 +17,9 @@ description:
   - The controller serves C(slurm.conf), C(cgroup.conf) and C(gres.conf), which do not contain nodes. So a node can join or
     leave without a changed file or a restart on other hosts. Host-specific settings are in O(directory) below C(node).
   - Detects the cgroup version, the GPUs, the memory and the version of Slurm on the host.
+  - On a host with gcc and the headers of its Slurm, from 24.11 on, compiles the Slurm plugin that sets the environment of jobs instead of
+    O(task_prolog). It works in containers, too, where Slurm would look for that program inside. C(slurm_conf) with a
+    C(TaskProlog) of its own disables both.
   - Set O(record). The other options are derived from it and from the options of the role P(gpumesh.cluster.slurm#role) in
     the variables of the host. This happens on the controller, which also installs missing packages.
   - "Reads these options of roles: C(session_enabled), C(slurm_accounting), C(slurm_accounts), C(slurm_cgroup),
@@ -56,10 +59,15 @@ options:
     default: false
   registered:
     description: The names under which results with the version of Slurm on the manager have been registered. The first
-      one that has it counts. The same for RV(rest_certificates).
+      one that has it counts. The same for RV(rest_certificates) and RV(plugins_included).
     type: list
     elements: str
     default: []
+  plugins_included:
+    description: Whether the controller serves a C(plugstack.conf) that includes the file with plugins of each host. Only
+      then is the plugin used that sets the environment of jobs instead of O(task_prolog). Null keeps the plugin on a host
+      that has it in use.
+    type: bool
   reregister:
     description: Whether the node was deleted from the controller, so that slurmd can register it again.
     type: bool
@@ -335,6 +343,10 @@ database:
     available for this.
   type: bool
   returned: O(state=stored)
+plugins_included:
+  description: Whether the C(plugstack.conf) of the controller includes the file with plugins of each host.
+  type: bool
+  returned: O(state=present) and O(state=configured)
 withdrawn:
   description: The existing files of services that are no longer wanted.
   type: list
@@ -389,7 +401,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange, ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel_log import can_read
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import config, configure, release, rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    config,
+    configure,
+    job_plugin,
+    release,
+    rest,
+    spank,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import (
     read_slurm_host,
     running_slurmd_options,
@@ -414,14 +433,18 @@ def work(module: AnsibleModule) -> ModuleResult:
         config_plan = configure.plan_config(
             configure.read_managed_files(params["directory"]), None, False, params["directory"]
         )
-        leftover_paths = _existing_paths([rest.TRUST_PATH, rest.PROXY_DIRECTORY, rest.SOCKET_DIRECTORY])
+        leftover_paths = _existing_paths(
+            [rest.TRUST_PATH, rest.PROXY_DIRECTORY, rest.SOCKET_DIRECTORY, job_plugin.LIBRARY_PATH]
+        )
+        source_removal = spank.plan_removal(job_plugin.SOURCE_PATH)
         if not module.check_mode:
             configure.apply_config(params["directory"], config_plan)
             _remove_paths(leftover_paths)
+            source_removal.apply()
             remove_empty_directory(os.path.dirname(rest.TRUST_PATH))
         values: Dict[str, Any] = {"changed_files": sorted(config_plan.changed_files)}
         return ModuleResult(
-            bool(config_plan.changed_files or leftover_paths),
+            bool(config_plan.changed_files or leftover_paths or source_removal.changed),
             values,
             config_plan.before,
             config_plan.after,
@@ -441,7 +464,8 @@ def work(module: AnsibleModule) -> ModuleResult:
     if missing_programs and not module.check_mode:
         return ModuleResult(False, values)
     if params["state"] in ("present", "configured"):
-        values["outdated"] = push.missing_contents([_plan_health_program(params)])
+        planned_plugin = spank.plan_job_plugin(run, params, release.installed_version(run, "slurmd"))
+        values["outdated"] = push.missing_contents([_plan_health_program(params), planned_plugin.change])
     if values["outdated"] and not module.check_mode:
         return ModuleResult(False, values)
     state_functions = {
@@ -485,8 +509,20 @@ def _write_configuration(module: AnsibleModule, values: Dict[str, Any], kept_fil
         known_types = config.parse_gres_types(current_files["slurm.conf"])
         config_request = config_request._replace(gres_types=[*config_request.gres_types, *known_types])
     running_arguments = running_slurmd_options(Tree(), params["machine"])
+    planned_plugin = spank.plan_job_plugin(run, params, slurm_host.version)
+    # A plugstack.conf of others without such a line is refused only if the user has chosen something that needs it.
+    plugins_included = (
+        not configure.has_foreign_plugins(current_files["plugstack.conf"], directory)
+        if params["serve"]
+        else _are_plugins_included(params, current_files)
+    )
     desired_config = config.build_config_files(
-        config_request, slurm_host, directory, config.parse_definition(current_files[config.OPTIONS_FILE]) or ""
+        config_request,
+        slurm_host,
+        directory,
+        config.parse_definition(current_files[config.OPTIONS_FILE]) or "",
+        job_plugin.LIBRARY_PATH if planned_plugin.is_usable and plugins_included else "",
+        include_plugins=plugins_included,
     )
     config_plan = configure.plan_config(
         current_files, desired_config, params["serve"], directory, running_arguments, kept_files
@@ -505,16 +541,28 @@ def _write_configuration(module: AnsibleModule, values: Dict[str, Any], kept_fil
         redefined=config_plan.node_redefined,
         leftover=not params["serve"] and state_exists(params["state_folder"]),
         changed_files=sorted(config_plan.changed_files),
+        plugins_included=plugins_included,
     )
     if not check_mode:
         health_change.apply()
+        planned_plugin.change.apply()
         configure.create_directories(missing_directories)
         configure.create_programs(missing_hooks)
         configure.apply_config(directory, config_plan)
     changed = bool(config_plan.changed_files or missing_directories or missing_hooks or health_change.changed)
     return ModuleResult(
-        changed, values, health_change.before + config_plan.before, health_change.after + config_plan.after, directory
+        changed or planned_plugin.change.changed,
+        values,
+        health_change.before + planned_plugin.change.before + config_plan.before,
+        health_change.after + planned_plugin.change.after + config_plan.after,
+        directory,
     )
+
+
+def _are_plugins_included(params: Mapping[str, Any], current_files: Mapping[str, Optional[str]]) -> bool:
+    if params["plugins_included"] is None:
+        return job_plugin.LIBRARY_PATH in (current_files[config.PLUGINS_FILE] or "")
+    return bool(params["plugins_included"])
 
 
 def _refuse_release(params: Mapping[str, Any], verb: str, slurmd_version: Optional[release.Version]) -> None:
@@ -760,6 +808,7 @@ def main() -> None:
             },
             "restart": {"type": "bool", "default": False},
             "registered": {"type": "list", "elements": "str", "default": []},
+            "plugins_included": {"type": "bool"},
             "reregister": {"type": "bool", "default": False},
             "programs": {"type": "list", "elements": "str", "default": []},
             "health_mount_timeout": {"type": "float", "default": 10},

@@ -91,6 +91,10 @@ rest_certificates:
   type: list
   elements: str
   returned: without O(part)
+plugins_included:
+  description: Whether the C(plugstack.conf) of the controller includes the file with plugins of each host.
+  type: bool
+  returned: without O(part)
 content:
   description: The part, in base64.
   type: str
@@ -118,8 +122,15 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release, rest, state, term
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    configure,
+    release,
+    rest,
+    state,
+    term,
+)
 
 _SLURMD_ENVIRONMENT = "/etc/slurm/node/slurmd.env"
 
@@ -137,6 +148,9 @@ def work(module: AnsibleModule) -> ModuleResult:
         "pending_accounting": controller_state.pending_accounting,
         "is_node": os.path.exists(_SLURMD_ENVIRONMENT),
         "slurm_version": release.format_version(slurm_version) if slurm_version else None,
+        "plugins_included": configure.includes_plugins(
+            read_text(f"{configure.CONFIG_DIRECTORY}/plugstack.conf"), configure.CONFIG_DIRECTORY
+        ),
         "rest_certificates": server_certificate.read_trusted(rest.PROXY_DIRECTORY),
     }
     return ModuleResult(False, values)

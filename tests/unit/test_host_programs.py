@@ -53,6 +53,10 @@ OPTIONAL = {
     "tailscaled": "the role mesh installs it from its makers' repository or archive",
     "sudo": "only a host on which Ansible uses it has to have it",
 }
+#: The same for single layers.
+OPTIONAL_IN_LAYER = {
+    ("slurm", "gcc"): "compiles the plugin that sets the environment of jobs; without it, Slurm's task prolog does",
+}
 #: Packages that others depend on, and those that do.
 DEPENDENTS = {
     "mariadb-client": {"mariadb-server"},
@@ -354,6 +358,8 @@ def not_installed(uses: tuple[Use, ...]) -> list[str]:
     for use in uses:
         package = PACKAGE_BY_PROGRAM.get(use.program)
         if package is None or use.program in OPTIONAL or package in MINIMAL | PREREQUISITES:
+            continue
+        if (use.layer, use.program) in OPTIONAL_IN_LAYER:
             continue
         if not providers(package) & available_packages(use.layer):
             faults.add(f"{use.program} ({package}), {use.layer or 'shared'}: {use.path.relative_to(ROOT)}:{use.line}")

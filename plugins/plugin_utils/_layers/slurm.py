@@ -18,10 +18,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
     current_pair,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import quote_unit_argument
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, job_plugin, rest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
+    read_role_file,
     source_digests,
 )
 
@@ -132,6 +133,17 @@ def health_program_sources() -> ProgramSources:
     return {health_settings.PROGRAM_NAME: bundle_program(health_settings.ENTRY_MODULE)}
 
 
+@cache
+def job_plugin_sources() -> ProgramSources:
+    """The source of the plugin that sets the environment of jobs."""
+    return {job_plugin.SOURCE_NAME: read_role_file("job_environment", job_plugin.SOURCE_NAME)}
+
+
+def pushed_sources() -> ProgramSources:
+    """All sources for which the module slurm may ask."""
+    return {**health_program_sources(), **job_plugin_sources()}
+
+
 def configuration_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the module that writes the configuration.
 
@@ -152,7 +164,7 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
         "max_nodes": options["slurm_max_nodes"],
         "task_prolog": _TASK_PROLOG,
         "health_check": health_check,
-        "digests": source_digests(health_program_sources()) if health_check else {},
+        "digests": source_digests({**(health_program_sources() if health_check else {}), **job_plugin_sources()}),
         "health_check_interval": options["slurm_health_check_interval"],
         "health_mount_timeout": options["slurm_health_mount_timeout"],
         "health_rdma_rate_gbps": options["slurm_health_rdma_rate_gbps"],
@@ -192,11 +204,13 @@ def node_parameters(
     keep_checks: bool,
     controller_version: str = "",
     rest_certificates: Sequence[str] | None = None,
+    plugins_included: bool | None = None,
 ) -> dict[str, Any]:
     """The parameters for a node.
 
     ``reregister``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
     program on nodes. ``controller_version``: empty if it is not known. ``rest_certificates``: None if it is not known.
+    ``plugins_included``: whether the controller lets each host have plugins of its own; None if it is not known.
     """
     manager = record["manager"]
     parameters = configuration_parameters(record, machine, options)
@@ -207,6 +221,7 @@ def node_parameters(
         "controller_name": manager,
         "controller_version": controller_version,
         "rest_certificates": rest_certificates,
+        "plugins_included": plugins_included,
         "controller_port": _first_port("slurm_conf", options["slurm_conf"], "SlurmctldPort", "6817"),
         "daemons": [
             {

@@ -10,8 +10,8 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import (
-    health_program_sources,
     packages_for_programs,
+    pushed_sources,
 )
 
 _MODULE = "gpumesh.cluster.slurm"
@@ -28,4 +28,4 @@ def run_slurm_module(action: HostAction, module_parameters: Mapping[str, Any]) -
         ),
     )
     action.refuse_missing_programs(result["missing"])
-    return action.push_sources(_MODULE, module_args, result, health_program_sources)
+    return action.push_sources(_MODULE, module_args, result, pushed_sources)

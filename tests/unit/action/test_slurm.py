@@ -19,8 +19,10 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm impo
     DBD_CONFIG_PATH,
     TOKEN_KEY,
     health_program_sources,
+    job_plugin_sources,
     packages_for_programs,
     program_path,
+    pushed_sources,
     required_programs,
 )
 
@@ -325,10 +327,10 @@ def test_the_health_program_is_pushed_after_the_packages() -> None:
     played = run_slurm_action({}, {**UNCHANGED, "missing": ["slurmd"]}, lacking, {**UNCHANGED, "changed": True})
     *_earlier, before, after = [given for module, given in played.module_calls if module == "gpumesh.cluster.slurm"]
     assert unpack_files(after.pop("contents")) == health_program_sources()
-    assert before == after and source_digests(health_program_sources()) == before["digests"]
+    assert before == after and source_digests(pushed_sources()) == before["digests"]
     assert played.result["changed"]
     assert "contents" not in run_slurm_action({}, lacking, check_mode=True).module_calls[-1][1]
-    assert module_arguments_of({}, slurm_health_check="")["digests"] == {}
+    assert module_arguments_of({}, slurm_health_check="")["digests"] == source_digests(job_plugin_sources())
 
 
 def test_missing_packages_are_installed() -> None:

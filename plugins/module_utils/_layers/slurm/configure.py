@@ -176,6 +176,21 @@ def plan_config(
     )
 
 
+def includes_plugins(plugstack_text: Optional[str], config_directory: str) -> bool:
+    """Whether the controller's plugstack.conf includes the file of each host: ours, or a file of others that does."""
+    include_line = f"include {os.path.join(config_directory, 'plugstack.conf.d')}/*.conf"
+    return plugstack_text is not None and _contains_settings(plugstack_text, include_line)
+
+
+def has_foreign_plugins(plugstack_text: Optional[str], config_directory: str) -> bool:
+    """Whether the controller has a plugstack.conf of others, which does not include the file of each host."""
+    return (
+        plugstack_text is not None
+        and not plugstack_text.startswith(_MANAGED_HEADER)
+        and not includes_plugins(plugstack_text, config_directory)
+    )
+
+
 def _contains_settings(text: str, desired_text: str) -> bool:
     """Whether a file that is not ours, such as one from a package, contains the desired settings."""
     lines = [
