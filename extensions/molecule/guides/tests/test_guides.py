@@ -575,6 +575,8 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(
         lab.run("gpu3", "rm", f"/root/{dump.name}")
         lab.run("gpu3", "systemctl", "start", "slurmdbd")
         lab.wait_until("it has all jobs", lambda: before.items() <= accounting(lab, "gpu3").items(), PATIENCE)
+        # It has the ID that the database of gpu3 had before, with which slurmctld would not start.
+        lab.run("gpu3", "rm", "/var/lib/slurm/slurmctld/clustername")
         lab.run("gpu3", "systemctl", "restart", "slurmctld")
         lab.wait_until("the node works again", able(lab, "gpu3", "gpu3"), PATIENCE)
         assert ran_on(lab, "gpu3", 1) == ["gpu3"]
