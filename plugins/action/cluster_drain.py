@@ -12,6 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.nodes import (
+    HOST_SETTINGS_PATH,
     LEAVING_REASON,
     REASON_PREFIX,
     REBOOT_REASON,
@@ -32,8 +33,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     ModuleFailedError,
 )
 
-#: Every member on which Slurm is set up has it, also one that runs no jobs.
-_HOST_SETTINGS = "/etc/slurm/node/slurm.conf"
 #: A job may have started since the query.
 _MIN_WAIT = 10
 #: Slurm repeats the request to end a job after two minutes, for example to a node that was restarted meanwhile.
@@ -87,7 +86,7 @@ class ActionModule(HostAction):
         is_forced = options["cluster_force"]
         record = self.record()
         foreign_slurm = self._belongs_to_other_cluster(record)
-        has_scheduler = not foreign_slurm and self.path_exists(_HOST_SETTINGS)
+        has_scheduler = not foreign_slurm and self.path_exists(HOST_SETTINGS_PATH)
         if has_scheduler and task_args["handing_over"]:
             self._refuse_incomplete_handover(record)
         skip_query = foreign_slurm or not task_args["drain"] or not self._has_controller()

@@ -119,10 +119,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release, rest, state, term
-
-#: Every member on which Slurm is set up has it, also one that runs no jobs.
-_HOST_SETTINGS = "/etc/slurm/node/slurm.conf"
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes, release, rest, state, term
 
 
 def work(module: AnsibleModule) -> ModuleResult:
@@ -136,7 +133,7 @@ def work(module: AnsibleModule) -> ModuleResult:
         "in_use": controller_state.in_use,
         "marker": controller_state.marker._asdict() if controller_state.marker else None,
         "pending_accounting": controller_state.pending_accounting,
-        "is_node": os.path.exists(_HOST_SETTINGS),
+        "is_node": os.path.exists(nodes.HOST_SETTINGS_PATH),
         "slurm_version": release.format_version(slurm_version) if slurm_version else None,
         "rest_certificates": server_certificate.read_trusted(rest.PROXY_DIRECTORY),
     }

@@ -24,6 +24,8 @@ LEAVING_REASON = "leaves the cluster"
 REBOOT_REASON = "reboot"
 #: That of a node whose member stays in the cluster, but runs no jobs any more.
 WITHDRAWAL_REASON = "is to run no jobs"
+#: Every member on which Slurm is set up has this file, also one that runs no jobs.
+HOST_SETTINGS_PATH = "/etc/slurm/node/slurm.conf"
 _OUT_OF_SERVICE_FLAGS = ("drain", "fail", "invalid_reg", "maintenance")
 _POLL_INTERVAL = 2.0
 

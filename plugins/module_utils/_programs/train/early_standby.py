@@ -17,6 +17,7 @@ import select
 import signal
 import threading
 import time
+from functools import partial
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
@@ -108,10 +109,7 @@ def stand_by(runner: Runner, program_path: str, orders_fd: int, sleep: Callable[
             for step_id in scheduler.find_steps(runner, job_id, step_name)
         )
 
-    def query_end() -> Tuple[bool, str]:
-        """Whether the job is being ended, and its fate. Raises CommandError."""
-        return scheduler.query_end(runner, job_id)
-
+    query_end = partial(scheduler.query_end, runner, job_id)
     if await_loss(orders_fd, received_signals) and await_no_successor(
         has_successor, query_end, received_signals, sleep
     ):
