@@ -109,7 +109,9 @@ TYPES = {
 }
 
 
+@lru_cache(maxsize=None)
 def load(path: Path) -> Any:
+    """The content of a file, which all callers share."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
