@@ -165,7 +165,8 @@ def test_a_fault_in_the_kernel_log_takes_the_node_out_of_service_within_a_minute
     lab.run_shell("v3", "systemctl is-active gpumesh-health && mknod /dev/nvidia0 c 195 0 && rm -f /var/tmp/notified")
     submit = "sbatch --parsable --nodelist=v3 --mem=64M --chdir=/ --output=/var/tmp/notified --wrap='sleep 3000'"
     job = lab.run_shell("v2", submit).strip()
-    lab.wait_until("the job runs", lambda: f"{job} RUNNING" in lab.ssh("v2", "squeue -h -o '%A %T'").stdout, PATIENCE)
+    # Slurm says RUNNING from the prolog on, in which a job can be told nothing yet.
+    lab.wait_until("the job's script runs", lambda: not lab.ssh("v3", "test -e /var/tmp/notified").returncode, PATIENCE)
     message = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x{} ({}) to 0x{} ({})"
     fault = "health.gpu_xid: Xid 154 (the driver requires: GPU Reset Required) on 0000:01:00, 1 ×"
     try:
