@@ -37,7 +37,7 @@ LAYERS_BY_SCENARIO: dict[str, frozenset[str]] = {
     "default": _BASE_LAYERS | _SCHEDULER_LAYERS | {"check", "discover", "train"},
     "guides": _BASE_LAYERS | _SCHEDULER_LAYERS | {"check", "discover", "storage"},
     "kernel": _RECORD_LAYERS | _SCHEDULER_LAYERS | {"mesh", "wireguard", "storage"},
-    "registry": _RECORD_LAYERS,
+    "registry": _RECORD_LAYERS | {"firewall"},
     "session": _SCHEDULER_LAYERS | {"session"},
     "slurm": _RECORD_LAYERS | _SCHEDULER_LAYERS,
     "slurm_bookworm": _SCHEDULER_LAYERS,

@@ -109,7 +109,10 @@ class ActionModule(ControllerAction):
                 "pods": pod_machines,
                 "volumes": layered_record["storage"]["volumes"],
             },
-            "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed_members],
+            "probed": [
+                {**{key: member[key] for key in ("machine", "address", "interface")}, "network": decision["subnet"]}
+                for member in probed_members
+            ],
         }
 
     @staticmethod

@@ -38,8 +38,18 @@ class ActionModule(ReachabilityAction):
             for phase, name in task_args["registered"].items()
             if name
         }
+        automatic_machines = [
+            machine
+            for machine in machines_in_run
+            if self.options("firewall_host", machine=machine)["firewall_host"] == "auto"
+        ]
         verdicts = {
-            **judge_reachability(results_by_phase, members, max_clock_offset=options["check_max_clock_offset"]),
+            **judge_reachability(
+                results_by_phase,
+                members,
+                max_clock_offset=options["check_max_clock_offset"],
+                automatic_machines=automatic_machines,
+            ),
             "layer": options["reachability_layer"],
             "run": task_args["run"],
         }

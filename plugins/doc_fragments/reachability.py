@@ -11,8 +11,8 @@ class ModuleDocFragment:
 options:
   members:
     description:
-      - The cluster record, or a list of mappings with C(machine), C(address) and C(interface). Options that it does not need
-        are derived from it on the controller.
+      - The cluster record, or a list of mappings with C(machine), C(address), C(interface) and possibly C(network). Options
+        that it does not need are derived from it on the controller.
     type: raw
   layer:
     description:

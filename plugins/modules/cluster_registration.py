@@ -99,7 +99,8 @@ enrol_settings:
   returned: success
   type: dict
 probed:
-  description: The machines between which the subnet has to be probed, with their addresses. Empty if no machine joins.
+  description: The machines between which the subnet has to be probed, with their addresses and the subnet. Empty if no
+    machine joins.
   returned: success
   type: list
   elements: dict

@@ -120,10 +120,11 @@ rdma:
     - If there is no port or no perftest, C(device) is empty and C(reason) says why.
   returned: O(state=started)
   type: dict
-host_firewall:
-  description: The firewall of the administrator that is active on this host, V(ufw) or V(firewalld). Empty for none.
+host_firewalls:
+  description: The firewalls of the administrator that are active on this host, V(ufw) and V(firewalld).
   returned: O(state=started)
-  type: str
+  type: list
+  elements: str
 throughput:
   description:
     - For each peer, C(machine), C(gbps) (10^9 bits per second to the peer), C(method) and C(error).

@@ -16,7 +16,7 @@ description:
     its root cause, with a message and a remedy. Run it once, not on every host.
   - A pair that could not be measured is C(not_checked), and its message says why.
   - Runs only on the controller and makes no connection.
-  - "Reads these options of roles: C(check_max_clock_offset), C(reachability_layer), C(reachability_show)."
+  - "Reads these options of roles: C(check_max_clock_offset), C(firewall_host), C(reachability_layer), C(reachability_show)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

@@ -40,6 +40,7 @@ PREREQUISITES = {"iproute2", "openssh-server", "python3", "systemd"}
 #: Programs without which the layers do, and why.
 OPTIONAL = {
     "dcgmi": "the diagnostics of DCGM, if an administrator has installed them",
+    "firewall-cmd": "changes the firewall of an administrator who has installed it",
     "git": "gpumesh-train notes the commit of a directory that is a repository of Git",
     "ib_write_bw": "measures RDMA where it is installed",
     "ib_write_lat": "measures RDMA where it is installed",
@@ -52,6 +53,7 @@ OPTIONAL = {
     "tailscale": "the role mesh installs it from its makers' repository or archive",
     "tailscaled": "the role mesh installs it from its makers' repository or archive",
     "sudo": "only a host on which Ansible uses it has to have it",
+    "ufw": "changes the firewall of an administrator who has installed it",
 }
 #: Packages that others depend on, and those that do.
 DEPENDENTS = {

@@ -253,6 +253,7 @@ NOT_FOR_AWX = {
         "cluster_unknown_variables",
         "cluster_unsupported_release",
         "firewall_enabled",
+        "firewall_host",
         "mesh_backend",
         "mesh_interface",
         "mesh_mtu",

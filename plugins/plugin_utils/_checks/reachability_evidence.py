@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median_low
 from typing import Any, NamedTuple, cast
 
@@ -31,12 +31,14 @@ class ExpectedMember(NamedTuple):
     """An expected member: its address, and the interface that has it.
 
     ``is_pod``: only its programs have these, not its kernel, and only for TCP.
+    ``network``: the one in which all members have their addresses; empty if it is not known.
     """
 
     machine: str
     address: str
     interface: str
     is_pod: bool = False
+    network: str = ""
 
     def identity_options(self) -> dict[str, str]:
         """The options with which a module of this member identifies itself."""
@@ -49,8 +51,11 @@ def expected_members(members: Any, address_layer: str = "mesh") -> list[Expected
     ``address_layer``: the cluster addresses of a record's members (mesh), or their own (subnet). Raises InputError.
     """
     pod_names: Sequence[str] = ()
+    network = ""
     if isinstance(members, Mapping) and "members" in members:
         pod_names = find_pods(cast(Record, members)) if address_layer == "mesh" else ()
+        uses_mesh = address_layer == "mesh" and members["mesh"]["backend"] != "none"
+        network = str((members["mesh"] if uses_mesh else members).get("subnet") or "")
         members = list(member_views(cast(Record, members)).values()) if address_layer == "mesh" else members["members"]
     if not isinstance(members, Sequence) or isinstance(members, str):
         raise InputError("The members are neither a cluster record nor a list.", "Set the fact cluster_record.")
@@ -62,7 +67,15 @@ def expected_members(members: Any, address_layer: str = "mesh") -> list[Expected
         if not isinstance(member, Mapping) or not {"machine", "address", "interface"} <= set(member):
             raise InputError(f"{str(member)[:80]!r} is not a member.", "Set machine, address and interface.")
         machine = str(member["machine"])
-        targets.append(ExpectedMember(machine, str(member["address"]), str(member["interface"]), machine in pod_names))
+        targets.append(
+            ExpectedMember(
+                machine,
+                str(member["address"]),
+                str(member["interface"]),
+                machine in pod_names,
+                str(member.get("network") or network),
+            )
+        )
     return targets
 
 
@@ -115,9 +128,18 @@ def listener_lifetime(minimum_seconds: int, host_count: int, throughput_seconds:
 
 
 class ReachabilityEvidence:
-    """The results of the phases, ``{listen, probe, throughput: {machine: the registered result}}``."""
+    """The results of the phases, ``{listen, probe, throughput: {machine: the registered result}}``.
 
-    def __init__(self, results_by_phase: Mapping[str, Mapping[str, Any]], members: Sequence[ExpectedMember]) -> None:
+    ``automatic_machines``: those whose own firewall gets the rules of the cluster.
+    """
+
+    def __init__(
+        self,
+        results_by_phase: Mapping[str, Mapping[str, Any]],
+        members: Sequence[ExpectedMember],
+        automatic_machines: Collection[str] = (),
+    ) -> None:
+        self.automatic_machines = automatic_machines
         self.members = {member.machine: member for member in members}
         self._run_machines = {machine for phase in results_by_phase.values() for machine in phase}
         self._results_by_machine = {
@@ -222,9 +244,9 @@ class ReachabilityEvidence:
         """The RDMA port of a machine, or why it has none; None if it could not be queried."""
         return (self._results_by_machine[machine].get("listen") or {}).get("rdma")
 
-    def host_firewall(self, machine: str) -> str:
-        """The firewall that is active on a machine, ufw or firewalld; empty if there is none, or if it is not known."""
-        return str((self._results_by_machine[machine].get("listen") or {}).get("host_firewall") or "")
+    def host_firewalls(self, machine: str) -> list[str]:
+        """The firewalls that are active on a machine, ufw and firewalld; empty if there is none, or if it is not known."""
+        return list((self._results_by_machine[machine].get("listen") or {}).get("host_firewalls") or [])
 
     def _throughput_result(self, sender_name: str, receiver_name: str) -> Mapping[str, Any] | None:
         return self._rates_by_sender[sender_name].get(receiver_name)

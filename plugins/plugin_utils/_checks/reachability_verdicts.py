@@ -9,8 +9,9 @@ which they explain each other, and the first that fits is the verdict.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import PeerResult, PortResult
@@ -52,10 +53,15 @@ _ENGINE_REMEDIES = {
     "cni": "it belongs to Kubernetes: use another range for the pods",
     "podman": "it belongs to Podman: set another range with `default_subnet` in containers.conf",
 }
-#: The commands that allow the connections of a member, by the firewall of the receiving host.
+#: The commands that allow connections from a network, by the firewall of the receiving host.
 _FIREWALL_COMMANDS = {
-    UFW: "ufw allow in on {interface} from {address}",
-    FIREWALLD: "firewall-cmd --permanent --zone=trusted --add-source={address} && firewall-cmd --reload",
+    UFW: "`ufw allow in on {interface} from {network}`",
+    # An interface that has no zone of its own is in the default one.
+    FIREWALLD: (
+        '`firewall-cmd --zone="$(firewall-cmd --get-zone-of-interface={interface} || firewall-cmd --get-default-zone)" '
+        """--add-rich-rule='rule family="ipv{version}" source address="{network}" accept'`, """
+        "also with --permanent"
+    ),
 }
 
 
@@ -95,12 +101,16 @@ class _MemberPair(NamedTuple):
 
 
 def judge_reachability(
-    results: Mapping[str, Mapping[str, Any]], members: Any, max_clock_offset: float = 5.0
+    results: Mapping[str, Mapping[str, Any]],
+    members: Any,
+    max_clock_offset: float = 5.0,
+    automatic_machines: Collection[str] = (),
 ) -> dict[str, Any]:
     """All verdicts.
 
     ``results`` is ``{listen, probe, throughput: {machine: as the task registered it}}``; a machine that is not in the
-    run is in none of them. ``members`` is the cluster record or a list of ``{machine, address, interface}``. Returns::
+    run is in none of them. ``members`` is the cluster record or a list of ``{machine, address, interface}``.
+    ``automatic_machines``: those with ``firewall_host: auto``. Returns::
 
         {status: pass|fail|error|skipped, summary: words, counts: {verdict: number of pairs},
          pairs: [{from, to, status, verdict, message, remedy, rtt_ms, path_mtu, offset_s, bandwidth_gbps, rdma_gbps,
@@ -113,7 +123,7 @@ def judge_reachability(
     ``hosts`` has what is wrong with single members, ``checks`` the same in the form of all checks, with what is right.
     Raises InputError.
     """
-    evidence = ReachabilityEvidence(results, expected_members(members))
+    evidence = ReachabilityEvidence(results, expected_members(members), automatic_machines)
     pair_verdicts = [
         _describe_pair(evidence, sender, receiver, max_clock_offset)
         for sender in evidence.members.values()
@@ -400,14 +410,22 @@ def _check_each_port(pair: _MemberPair) -> ReachabilityFinding | None:
 def _suggest_opening(pair: _MemberPair, general_remedy: str) -> str:
     """Return the remedy for a pair that a firewall keeps apart: the command for the receiver's own, if that is known."""
     sender, receiver = pair.sender, pair.receiver
-    firewall = pair.evidence.host_firewall(receiver.machine)
-    if firewall not in _FIREWALL_COMMANDS:
+    firewalls = [name for name in pair.evidence.host_firewalls(receiver.machine) if name in _FIREWALL_COMMANDS]
+    if not firewalls:
         return general_remedy
-    command = _FIREWALL_COMMANDS[firewall].format(interface=receiver.interface, address=sender.address)
-    return (
-        f"{firewall} is active on {receiver.machine}. Run there, for {sender.machine} and the same for the other members: "
-        f"`{command}`. If that does not suffice: {general_remedy[0].lower()}{general_remedy[1:]}"
-    )
+    opening = f"{join_names(firewalls)} {'is' if len(firewalls) == 1 else 'are'} active on {receiver.machine}"
+    fallback = f"If that does not suffice: {general_remedy[0].lower()}{general_remedy[1:]}"
+    if receiver.machine in pair.evidence.automatic_machines:
+        return f"{opening}, with firewall_host=auto. Run site again, which adds rules that are missing. {fallback}"
+    network = sender.network or sender.address
+    version = ipaddress.ip_network(network).version
+    commands = [
+        _FIREWALL_COMMANDS[name].format(interface=receiver.interface, network=network, version=version)
+        for name in firewalls
+    ]
+    # Without the network, the command is about a single member.
+    scope = "" if sender.network else f", for {sender.machine} and the same for the other members"
+    return f"{opening}. Set firewall_host=auto, or run there{scope}: {join_names(commands)}; and run site again. {fallback}"
 
 
 def _check_unopened_ports(pair: _MemberPair) -> ReachabilityFinding | None:

@@ -87,6 +87,7 @@ RECORD_MODULES = frozenset(
     f"gpumesh.cluster.{name}"
     for name in (
         "firewall",
+        "firewall_host",
         "job_environment",
         "mesh_preload",
         "munge",

@@ -1,13 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ports that the firewall of a member restricts: those of all layers."""
+"""The ports that the firewall of a member restricts, those of all layers, and what the host's own must let through."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Member
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import forward, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.network import NAME_PREFIX
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Ports
 
 
@@ -25,6 +30,38 @@ def given_parameters(options: Mapping[str, Any], layer_ports: Sequence[Ports]) -
             *(port for ports in layer_ports for port in ports.open_udp),
         ],
     }
+
+
+def host_rules(network: Mapping[str, Any], member: Member, options: Mapping[str, Any]) -> list[HostRule]:
+    """Return what the firewall that the administrator of a member has set up must accept.
+
+    ``network``: the subnet, the mesh and the manager of the cluster. ``options``: session_enabled, session_nat,
+    session_ports and session_subnets.
+    """
+    mesh, interface = network["mesh"], member.get("interface") or ""
+    has_mesh = mesh["backend"] != "none"
+    rules = []
+    # Machines that share only the mesh have the subnet of the mesh.
+    if interface and not (has_mesh and network["subnet"] == mesh["subnet"]):
+        rules.append(HostRule(interface, network["subnet"]))
+    if has_mesh:
+        rules.append(HostRule(port=int(mesh["port"]), protocol="udp"))
+        # Other machines of the tailnet use that of Tailscale, and the administrator may have put it into a zone.
+        is_own = mesh["backend"] == "wireguard"
+        rules.append(HostRule(mesh["interface"], mesh["subnet"], mesh=is_own))
+        if is_own:
+            # A relay forwards between members that cannot connect to each other.
+            rules.append(HostRule(mesh["interface"], out_interface=mesh["interface"], forward=True, mesh=True))
+    if options["session_enabled"]:
+        # Containers run only where jobs do, but the manager publishes their ports in any case.
+        if options["session_nat"] and membership.is_slurm_node(member):
+            rules += [HostRule(f"{NAME_PREFIX}+", pool, forward=True) for pool in options["session_subnets"]]
+        if member["machine"] == network["manager"]:
+            rules += [
+                HostRule(port=manager_port, protocol="tcp")
+                for manager_port, _container_port in forward.parse_ports(spec.parse_ports(options["session_ports"]))
+            ]
+    return rules
 
 
 LAYER = Layer("firewall", BASE, options=("firewall_enabled",), lists_members=True)

@@ -124,3 +124,17 @@ def test_the_pairs_are_judged() -> None:
         reachability_verdicts.ActionModule, arguments, {}, registered_probes(3, probe=silent)
     ).result["verdicts"]
     assert {pair["status"] for pair in verdicts["pairs"] if pair["from"] == "n3"} != {"pass"}
+
+
+def test_the_remedy_knows_whose_own_firewall_gets_the_rules() -> None:
+    arguments = {"members": build_members(2), "run": "r", "registered": {"listen": "listen", "probe": "probe"}}
+    found = healthy_results(2)
+    for machine, probed in found["probe"].items():
+        found["listen"][machine]["host_firewalls"] = ["ufw"]
+        for port in probed["probe"]["peers"][0]["ports"]:
+            port["outcome"] = "filtered"
+    host_variables = registered_probes(2, **found)
+    host_variables["hostvars"]["n2"]["firewall_host"] = "auto"
+    verdicts = play_action(reachability_verdicts.ActionModule, arguments, {}, host_variables).result["verdicts"]
+    remedies = {pair["to"]: pair["remedy"] for pair in verdicts["pairs"]}
+    assert "Set firewall_host=auto" in remedies["n1"] and "Set firewall_host=auto" not in remedies["n2"]

@@ -65,7 +65,7 @@ class ListenerReport(NamedTuple):
 
     ports: List[ListenerPort]
     rdma: RdmaEndpoint
-    host_firewall: str
+    host_firewalls: Sequence[str]
 
 
 def start_listener(
@@ -106,7 +106,7 @@ def start_listener(
         leased_process.run_leased(
             lambda: listener.run_listener(settings, listening_sockets, control_socket, term), term, keep
         )
-        return ListenerReport(port_states, rdma_endpoint, host_firewall.find_active_firewall(Tree()))
+        return ListenerReport(port_states, rdma_endpoint, host_firewall.find_active_firewalls(Tree()))
     finally:
         # The background process has its own copies.
         for open_socket in (control_socket, *listening_sockets):

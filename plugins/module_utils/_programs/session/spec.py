@@ -63,7 +63,7 @@ def parse_spec(document: Any) -> SessionSpec:
         network=network_mode,
         partition=_parse_partition("session_partition", options.get("partition")),
         retry=_parse_boolean("session_retry", options.get("retry", True)),
-        ports=_parse_ports(options.get("ports")),
+        ports=parse_ports(options.get("ports")),
     )
     _refuse_conflicts(spec)
     return spec
@@ -213,7 +213,7 @@ def _refuse_conflicts(spec: SessionSpec) -> None:
             )
 
 
-def _parse_ports(value: Any) -> Tuple[str, ...]:
+def parse_ports(value: Any) -> Tuple[str, ...]:
     """Parse ports: a number, or two if the manager's port differs. The answer of a survey in AWX is text."""
     port_texts = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value or "").split()
     port_pairs: List[Tuple[int, int]] = []

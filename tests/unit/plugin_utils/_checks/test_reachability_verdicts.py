@@ -254,14 +254,22 @@ def test_verdicts_of_ports(outcomes: tuple[str, str], verdict: str, words: str) 
     assert found["remedy"]
 
 
+def rich_rule(network: str) -> str:
+    """The command that accepts a network in the zone of the interface of n2."""
+    return (
+        '`firewall-cmd --zone="$(firewall-cmd --get-zone-of-interface=eth0 || firewall-cmd --get-default-zone)" '
+        f"""--add-rich-rule='rule family="ipv4" source address="{network}" accept'`, also with --permanent"""
+    )
+
+
 @pytest.mark.parametrize(
     ("firewall", "command"),
     [
         (
             "ufw",
-            "ufw is active on n2. Run there, for n1 and the same for the other members: `ufw allow in on eth0 from",
+            "run there, for n1 and the same for the other members: `ufw allow in on eth0 from 10.0.0.1`; and run site again. If",
         ),
-        ("firewalld", "`firewall-cmd --permanent --zone=trusted --add-source=10.0.0.1 && firewall-cmd --reload`"),
+        ("firewalld", f"other members: {rich_rule('10.0.0.1')}; and run site again. If"),
         ("rm -rf /", ""),
         (None, ""),
     ],
@@ -271,13 +279,32 @@ def test_the_remedy_of_a_filtered_pair_names_the_firewall_of_the_receiver(
     firewall: str | None, command: str, outcomes: tuple[str, str]
 ) -> None:
     results = healthy_results(2)
-    results["listen"]["n2"]["host_firewall"] = firewall
+    results["listen"]["n2"]["host_firewalls"] = [firewall] if firewall else None
     for port, outcome in zip(result_of_pair(results, "n1", "n2")["ports"], outcomes):
         port["outcome"] = outcome
     remedy = find_pair(judge_reachability(results, build_members(2)), "n1", "n2")["remedy"]
     assert command in remedy and "rm -rf" not in remedy
     assert ("is active on n2" in remedy) == bool(command)
     assert "in the firewall" in remedy or "in both firewalls" in remedy
+
+
+def test_the_command_for_a_firewall_names_the_network_of_all_members_and_each_firewall() -> None:
+    results = healthy_results(2)
+    results["listen"]["n2"]["host_firewalls"] = ["ufw", "firewalld"]
+    for port in result_of_pair(results, "n1", "n2")["ports"]:
+        port["outcome"] = "filtered"
+    members = [{**member, "network": "10.0.0.0/24"} for member in build_members(2)]
+    remedy = find_pair(judge_reachability(results, members), "n1", "n2")["remedy"]
+    assert remedy.startswith(
+        "ufw and firewalld are active on n2. Set firewall_host=auto, or run there: `ufw allow in on eth0 from "
+        f"10.0.0.0/24` and {rich_rule('10.0.0.0/24')}; and run site again. If that does not suffice: "
+    )
+    automatic = judge_reachability(results, members, automatic_machines=["n2"])
+    remedy = find_pair(automatic, "n1", "n2")["remedy"]
+    assert remedy.startswith("ufw and firewalld are active on n2, with firewall_host=auto. Run site again, which adds")
+    assert "Set firewall_host" not in remedy and "ufw allow" not in remedy
+    others = judge_reachability(results, members, automatic_machines=["n1"])
+    assert "Set firewall_host=auto" in find_pair(others, "n1", "n2")["remedy"]
 
 
 @pytest.mark.parametrize(

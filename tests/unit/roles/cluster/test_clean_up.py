@@ -19,3 +19,11 @@ def test_claims_are_released_after_the_layers_are_removed() -> None:
     asked, released = (number for number, task in enumerate(tasks) if "gpumesh.cluster.host_owner" in task)
     assert tasks[asked]["check_mode"] and "check_mode" not in tasks[released]
     assert asked < names.index("Remove the layers") < released < names.index("Delete the copy of the record")
+
+
+def test_a_machine_that_never_joined_keeps_no_rules_in_its_own_firewall() -> None:
+    tasks = yaml.safe_load((ROLE / "tasks" / "clean_up.yml").read_text(encoding="utf-8"))
+    (removal,) = (number for number, task in enumerate(tasks) if "gpumesh.cluster.firewall_host" in task)
+    assert tasks[removal]["gpumesh.cluster.firewall_host"]["state"] == "absent"
+    (end,) = (number for number, task in enumerate(tasks) if task["name"] == "Skip a machine that never joined")
+    assert removal < end and tasks[removal]["when"] == tasks[end]["when"]
