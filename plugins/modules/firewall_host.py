@@ -12,7 +12,7 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Compares the rules of ufw, and a zone and two policies of firewalld, with what a cluster needs on this host. Does nothing
+  - Compares the rules of ufw, and two zones and two policies of firewalld, with what a cluster needs on this host. Does nothing
     about a firewall that is not active.
   - The rules are derived from the record on the controller. If C(firewall_host) is V(auto), the missing ones are then added,
     with M(community.general.ufw), M(ansible.posix.firewalld) and, since that knows no policies, C(firewall-cmd). Otherwise,
@@ -97,7 +97,7 @@ applies:
   type: bool
   returned: success
 zones:
-  description: The arguments for M(ansible.posix.firewalld), for each permanent change of the zone.
+  description: The arguments for M(ansible.posix.firewalld), for each permanent change of the zones that is not a deletion.
   type: list
   elements: dict
   returned: success

@@ -147,7 +147,7 @@ def test_the_rules_are_added_and_removed_with_the_cluster(tmp_path: Path, before
             "route allow in on gms+ from 10.192.0.0/10",
         )
     ]
-    assert all(name in zones for name in ("gpumesh-third", "gpumesh-in-third", "gpumesh-via-third"))
+    assert all(name in zones for name in ("gpumesh-third", "gpumesh-S-third", "gpumesh-in-third", "gpumesh-via-third"))
     assert on("r2", "firewall-cmd --get-zone-of-interface=gpumesh0").strip() == "gpumesh-third"
     assert RICH_RULE in on("r2", "firewall-cmd --info-policy=gpumesh-in-third")
     deleted = play(tmp_path, "third", *DELETION)

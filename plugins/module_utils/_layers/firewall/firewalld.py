@@ -4,8 +4,9 @@
 """The zone and the policies of a cluster in firewalld. Pure.
 
 firewalld has no comments, so what is ours is in objects of our own, whose names begin with gpumesh: a zone for the
-interface of the mesh, a policy for packets to the host, and one for those that it forwards. The policies come after the
-zones, so that what the administrator rejects stays rejected, and bind no interface or source to another zone.
+interface of the mesh, one for those of sessions, a policy for packets to the host, and one for those that it forwards. The
+policies come after the zones, so that what the administrator rejects stays rejected. Sessions need a zone, since firewalld
+2.3 uses no policy between two interfaces of which neither is bound to one.
 
 Source: firewall-cmd(1), firewalld.policies(5). Objects can only be created permanently, and are used after a reload.
 """
@@ -69,12 +70,12 @@ class FirewalldChange(NamedTuple):
         return [*argv, f"--{self.kind}={self.name}", f"{option}={self.value}" if self.value else option]
 
     def zone_arguments(self) -> Optional[Dict[str, Any]]:
-        """Return the arguments for ansible.posix.firewalld, which knows zones, but no policies."""
-        if self.kind != ZONE:
+        """Return the arguments for ansible.posix.firewalld, which knows zones, but no policies, which have to go first."""
+        if self.kind != ZONE or self.verb == "delete":
             return None
         arguments: Dict[str, Any] = {"zone": self.name, "permanent": self.permanent}
         if not self.option:
-            return {**arguments, "state": "present" if self.verb == "new" else "absent"}
+            return {**arguments, "state": "present"}
         arguments["state"] = "disabled" if self.verb == "remove" else "enabled"
         return {**arguments, self.option.replace("-", "_"): self.value or True}
 
@@ -104,10 +105,14 @@ class ReloadEffects(NamedTuple):
 
 
 def object_names(cluster: str) -> Dict[str, Tuple[str, str]]:
-    """Return the kind and name of each object of a cluster: ``mesh``, ``host`` and ``forward``."""
+    """Return the kind and name of each object of a cluster, those that others refer to first.
+
+    ``mesh``, ``session``, ``host`` and ``forward``. No cluster has a capital letter in its name.
+    """
     label = cluster if len(cluster) <= _MAX_LABEL else hashlib.sha256(cluster.encode()).hexdigest()[:_MAX_LABEL]
     return {
         "mesh": (ZONE, f"{_NAME_PREFIX}{label}"),
+        "session": (ZONE, f"{_NAME_PREFIX}S-{label}"),
         "host": (POLICY, f"{_NAME_PREFIX}in-{label}"),
         "forward": (POLICY, f"{_NAME_PREFIX}via-{label}"),
     }
@@ -126,11 +131,16 @@ def desired_objects(cluster: str, rules: Iterable[HostRule]) -> Dict[Tuple[str, 
             _INTERFACES: frozenset(rule.interface for rule in mesh_rules),
             _RULES: frozenset(_format_rule(rule) for rule in mesh_rules),
         }
-    for name, policy_rules, egress_zone in (("host", host_rules, "HOST"), ("forward", forward_rules, "ANY")):
+    if forward_rules:
+        objects[names["session"]] = {_INTERFACES: frozenset(rule.interface for rule in forward_rules)}
+    for name, policy_rules, ingress_zone, egress_zone in (
+        ("host", host_rules, "ANY", "HOST"),
+        ("forward", forward_rules, names["session"][1], "ANY"),
+    ):
         if policy_rules:
             objects[names[name]] = {
                 "priority": frozenset([_PRIORITY]),
-                "ingress-zones": frozenset(["ANY"]),
+                "ingress-zones": frozenset([ingress_zone]),
                 "egress-zones": frozenset([egress_zone]),
                 _RULES: frozenset(_format_rule(rule) for rule in policy_rules),
             }
@@ -162,12 +172,16 @@ def plan_changes(cluster: str, rules: Sequence[HostRule], permanent: Objects, ru
     """
     desired = desired_objects(cluster, rules)
     reload = any(not _has_fixed_settings(running.get(name), settings) for name, settings in desired.items())
-    changes: List[FirewalldChange] = []
-    for kind, name in object_names(cluster).values():
+    names = list(object_names(cluster).values())
+    # A policy whose zone is gone would prevent a reload, so it goes first.
+    changes = [
+        FirewalldChange(kind, name, "delete")
+        for kind, name in reversed(names)
+        if (kind, name) in permanent and (kind, name) not in desired
+    ]
+    for kind, name in names:
         settings = desired.get((kind, name))
-        if settings is None:
-            changes += [FirewalldChange(kind, name, "delete")] if (kind, name) in permanent else []
-        else:
+        if settings is not None:
             changes += _plan_permanent(kind, name, permanent.get((kind, name)), settings)
         if not reload:
             changes += _plan_lists(kind, name, running.get((kind, name), {}), settings or {}, False)

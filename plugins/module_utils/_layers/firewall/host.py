@@ -109,9 +109,15 @@ def _find_object_files(tree: Tree, cluster: str) -> List[str]:
 def _plan_firewalld(
     run: Runner, tree: Tree, cluster: str, rules: Sequence[HostRule]
 ) -> Tuple[firewalld.FirewalldPlan, List[str]]:
-    # Each call of firewall-cmd takes a while, and most clusters without a mesh have never had one.
-    has_zone = any(rule.mesh for rule in rules) or any("/zones/" in path for path in _find_object_files(tree, cluster))
-    permanent, running = (_read_objects(run, options, cluster, has_zone) for options in (["--permanent"], []))
+    # Each call of firewall-cmd takes a while, and most clusters without a mesh or sessions have never had a zone.
+    paths, desired_objects = _find_object_files(tree, cluster), firewalld.desired_objects(cluster, rules)
+    zone_names = [
+        name
+        for kind, name in firewalld.object_names(cluster).values()
+        if kind == firewalld.ZONE
+        and ((kind, name) in desired_objects or any(f"/zones/{name}.xml" in path for path in paths))
+    ]
+    permanent, running = (_read_objects(run, options, zone_names) for options in (["--permanent"], []))
     plan = firewalld.plan_changes(cluster, rules, permanent, running)
     if rules and plan != _NO_CHANGES:
         zones, default_zone = (
@@ -125,26 +131,26 @@ def _plan_firewalld(
 
 
 def _read_objects(
-    run: Runner, options: Sequence[str], cluster: str, has_zone: bool
+    run: Runner, options: Sequence[str], zone_names: Sequence[str]
 ) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
-    """Read the policies, and the zone of the cluster."""
+    """Read the policies, and these zones."""
     objects = firewalld.parse_objects(
         firewalld.POLICY,
         run(["firewall-cmd", *options, _LISTING_OPTIONS[firewalld.POLICY]], timeout=_TIMEOUT).stdout,
     )
-    zone_key = firewalld.object_names(cluster)["mesh"]
-    if has_zone:
-        listing = run(["firewall-cmd", *options, f"--info-zone={zone_key[1]}"], timeout=_TIMEOUT, check=False)
+    for name in zone_names:
+        listing = run(["firewall-cmd", *options, f"--info-zone={name}"], timeout=_TIMEOUT, check=False)
         objects.update(firewalld.parse_objects(firewalld.ZONE, listing.stdout if listing.rc == 0 else ""))
     return objects
 
 
 def _find_obstacles(run: Runner, tree: Tree, cluster: str, plan: firewalld.FirewalldPlan) -> List[str]:
     """Return why the changes would undo what the administrator has set up."""
-    own_zone = firewalld.object_names(cluster)["mesh"][1]
-    interfaces = {change.value for change in plan.changes if (change.verb, change.option) == ("add", "interface")}
+    bindings = {
+        (change.value, change.name) for change in plan.changes if (change.verb, change.option) == ("add", "interface")
+    }
     obstacles = [
-        obstacle for interface in sorted(interfaces) for obstacle in _find_other_zones(run, interface, own_zone)
+        obstacle for interface, own_zone in sorted(bindings) for obstacle in _find_other_zones(run, interface, own_zone)
     ]
     if not plan.reload:
         return obstacles

@@ -34,7 +34,12 @@ EMPTY: dict[Any, Any] = {}
 
 def test_its_output_is_read() -> None:
     parsed = objects()
-    assert {name for _kind, name in parsed} == {"allow-host-ipv6", "gpumesh-in-lab", "gpumesh-via-lab", "gpumesh-lab"}
+    assert {name for kind, name in parsed if kind == "policy"} == {
+        "allow-host-ipv6",
+        "gpumesh-in-lab",
+        "gpumesh-via-lab",
+    }
+    assert {name for kind, name in parsed if kind == "zone"} == {"gpumesh-lab", "gpumesh-S-lab"}
     assert len(parsed["policy", "allow-host-ipv6"]["rich rules"]) == 4
     assert parsed["policy", "allow-host-ipv6"]["priority"] == {"-15000"}
     assert parsed["zone", "gpumesh-lab"]["interfaces"] == {"gpumesh0"}
@@ -66,6 +71,22 @@ def test_the_zone_of_a_mesh_is_for_the_module() -> None:
         {**zone, "state": "enabled", "forward": True},
         {**zone, "state": "enabled", "rich_rule": 'rule family="ipv4" source address="10.99.0.0/16" accept'},
         {**zone, "state": "enabled", "interface": "gpumesh0"},
+    ]
+
+
+def test_what_sessions_send_is_forwarded_from_a_zone_of_their_own() -> None:
+    plan = firewalld.plan_changes("lab", [SESSIONS], EMPTY, EMPTY)
+    zone = {"zone": "gpumesh-S-lab", "permanent": True}
+    assert [change.zone_arguments() for change in plan.changes][:3] == [
+        {**zone, "state": "present"},
+        {**zone, "state": "enabled", "interface": "gms+"},
+        None,
+    ]
+    policy = "firewall-cmd --permanent --policy=gpumesh-via-lab"
+    assert plan.commands()[3:6] == [
+        f"{policy} --set-priority=100",
+        f"{policy} --add-ingress-zone=gpumesh-S-lab",
+        f"{policy} --add-egress-zone=ANY",
     ]
 
 
@@ -102,13 +123,17 @@ def test_a_cluster_that_leaves_takes_its_objects_without_a_reload() -> None:
     plan = firewalld.plan_changes("lab", [], objects(), objects())
     assert not plan.reload
     permanent = [command for command in plan.commands() if "--permanent" in command]
+    # Not with the module, which would delete the zones first: firewalld does not load a policy whose zone is missing.
     assert permanent == [
-        "firewall-cmd --permanent --delete-zone=gpumesh-lab",
-        "firewall-cmd --permanent --delete-policy=gpumesh-in-lab",
         "firewall-cmd --permanent --delete-policy=gpumesh-via-lab",
+        "firewall-cmd --permanent --delete-policy=gpumesh-in-lab",
+        "firewall-cmd --permanent --delete-zone=gpumesh-S-lab",
+        "firewall-cmd --permanent --delete-zone=gpumesh-lab",
     ]
+    assert not any(change.zone_arguments() for change in plan.changes if change.permanent)
     running = [command for command in plan.commands() if "--permanent" not in command]
     assert "firewall-cmd --zone=gpumesh-lab --remove-interface=gpumesh0" in running
+    assert "firewall-cmd --zone=gpumesh-S-lab --remove-interface=gms+" in running
     assert sum("--remove-rich-rule" in command for command in running) == 4
     emptied = objects(POLICIES.replace("\trule", "  # "), "")
     for settings in emptied.values():
@@ -127,7 +152,7 @@ def test_other_clusters_and_the_administrator_keep_theirs() -> None:
 @pytest.mark.parametrize("cluster", ["a", "abcdef", "abcdefg", "a" * 40])
 def test_names_are_short_enough_for_firewalld(cluster: str) -> None:
     names = firewalld.object_names(cluster)
-    assert len(set(names.values())) == 3
+    assert len(set(names.values())) == 4
     assert all(len(name) <= (17 if kind == "zone" else 18) for kind, name in names.values())
     assert names != firewalld.object_names(cluster + "b")
 
