@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from typing import Any, Iterable, Optional, Union
+from typing import Any, Dict, Iterable, Optional, Tuple, Union
 
 #: No counter, size or process ID of a host has more digits; Python raises an error for thousands of digits.
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
@@ -31,6 +31,25 @@ def parse_json(text: Union[str, bytes]) -> Any:
         return json.loads(text)
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
+
+
+def parse_tool_json(text: Union[str, bytes]) -> Any:
+    """Parse JSON that a program printed, with all names of fields in lower case. Raises only ValueError.
+
+    The hosts of a cluster have different versions. OpenSSH 10.1 changed the case of the names that it prints.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=lower_names)
+    except RecursionError as failure:
+        raise ValueError("it is nested too deeply") from failure
+
+
+def lower_names(pairs: Iterable[Tuple[str, Any]]) -> Dict[str, Any]:
+    """Return fields by lower-case name. Of two with one name, the first remains."""
+    fields: Dict[str, Any] = {}
+    for name, value in pairs:
+        fields.setdefault(name.lower(), value)
+    return fields
 
 
 def join_names(names: Iterable[object], conjunction: str = "and", max_named: Optional[int] = MAX_NAMED) -> str:

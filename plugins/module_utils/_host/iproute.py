@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the JSON of ``ip``. Pure; raises ParseError, which names the command, for anything unexpected.
 
-The fields are those of ipaddress.c, iplink*.c and iproute.c in iproute2 4.13 (the first with ``-j``) to 6.15.
+The fields are those of ipaddress.c, iplink*.c and iproute.c in iproute2 4.13 (the first with ``-j``) to 7.2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Type, TypeVar
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_tool_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kinds import classify_interface, normalise_state
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import DefaultRoute, InterfaceAddress, IpLink
 
@@ -65,7 +65,7 @@ class _OutputReader:
     def read_objects(self, json_text: str) -> List[Mapping[str, Any]]:
         """Read the top-level list. Old versions leave empty objects in it for filtered entries."""
         try:
-            entries = parse_json(json_text)
+            entries = parse_tool_json(json_text)
         except ValueError as failure:
             raise self.parse_error(f"it is not JSON ({failure}); it starts with {json_text[:60]!r}") from failure
         return [entry for entry in self.require_mappings(entries, "the output") if entry]
@@ -95,7 +95,9 @@ class _OutputReader:
         return value
 
     def read_strings(self, entry: Mapping[str, Any], key: str) -> List[str]:
-        strings = entry.get(key, [])
+        strings = entry.get(key)
+        if strings is None:
+            return []
         if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
             raise self.parse_error(f"{key} is {str(strings)[:60]!r}, which is not a list of strings")
         return strings

@@ -30,7 +30,7 @@ def parse_handshakes(wg_output: str) -> Dict[str, int]:
     time_by_key: Dict[str, int] = {}
     for line in wg_output.splitlines():
         fields = line.split()
-        at = parse_whole_number(fields[1]) if len(fields) == 2 else None
+        at = parse_whole_number(fields[1]) if len(fields) > 1 else None
         if at is not None:
             time_by_key[fields[0]] = at
     return time_by_key

@@ -24,11 +24,11 @@ COMMENT_PREFIX = "gpumesh-unfit:"
 COUNTS_PREFIX = "gpumesh-faults:"
 #: Seconds for which a count is used.
 COUNTS_LIFETIME = 20
-_NODE_NAME = re.compile(r"^NodeName=(\S+)")
+_NODE_NAME = re.compile(r"^NodeName=(\S+)", re.IGNORECASE)
 #: Slurm shows other fields after it. Our own comments contain no blanks.
-_NODE_COMMENT = re.compile(rf"\sComment=({COMMENT_PREFIX}\S*|.*$)")
+_NODE_COMMENT = re.compile(rf"\sComment=({COMMENT_PREFIX}\S*|.*$)", re.IGNORECASE)
 #: Slurm shows it after the comment. Only a comment may contain the same text.
-_NODE_EXTRA = re.compile(r".*\sExtra=(.*)$", re.DOTALL)
+_NODE_EXTRA = re.compile(r".*\sExtra=(.*)$", re.DOTALL | re.IGNORECASE)
 _COUNTS = re.compile(rf"^{COUNTS_PREFIX}(\d{{1,15}}):(\d{{1,9}}):([a-z0-9_.=,]*)(?:\s|$)")
 _CHECK_COUNT = re.compile(r"^([a-z0-9_.]+)=(\d{1,9})$")
 

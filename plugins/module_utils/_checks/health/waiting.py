@@ -25,7 +25,7 @@ _MAX_WAIT = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 #: Seconds before Slurm's own limit in which the wait ends: a pause and an attempt.
 _RESERVED_SECONDS = 90.0
-_PROLOG_LIMIT = re.compile(r"^Prolog(?:Epilog)?Timeout\s*=\s*([0-9]+)\b", re.MULTILINE)
+_PROLOG_LIMIT = re.compile(r"^Prolog(?:Epilog)?Timeout\s*=\s*([0-9]+)\b", re.MULTILINE | re.IGNORECASE)
 #: The number that Slurm shows for no limit.
 _UNLIMITED_SECONDS = 65533.0
 #: The states of a job whose prolog still has to finish.

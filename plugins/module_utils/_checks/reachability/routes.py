@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.reachability.models import PeerRoute
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import lower_names
 
 #: ``-force`` continues after an address without a route. Each answer is JSON on a separate line.
 ROUTE_COMMAND = ("ip", "-j", "-force", "-batch", "-")
@@ -71,7 +72,7 @@ def _parse_errors(addresses: Sequence[str], stderr: str) -> Dict[str, str]:
 
 
 def _parse_objects(stdout: str) -> List[Dict[str, Any]]:
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=lower_names)
     json_objects: List[Dict[str, Any]] = []
     remaining_text = stdout.strip()
     while remaining_text:

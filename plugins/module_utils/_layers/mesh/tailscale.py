@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     InputError,
     translate_parse_errors,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_tool_json
 
 #: The default login server.
 DEFAULT_LOGIN_SERVER = "https://controlplane.tailscale.com"
@@ -189,37 +189,37 @@ def _parse_network(network_text: str) -> str:
 @translate_parse_errors("tailscale debug prefs")
 def parse_prefs(json_text: str) -> TailnetPrefs:
     """Read ``tailscale debug prefs``. Raises ParseError."""
-    prefs_document = parse_json(json_text)
+    prefs_document = parse_tool_json(json_text)
     return TailnetPrefs(
-        str(prefs_document["ControlURL"] or DEFAULT_LOGIN_SERVER).rstrip("/"),
-        str(prefs_document.get("Hostname") or ""),
-        tuple(sorted(prefs_document.get("AdvertiseTags") or ())),
-        tuple(sorted(prefs_document.get("AdvertiseRoutes") or ())),
-        bool(prefs_document["RouteAll"]),
-        bool(prefs_document["CorpDNS"]),
-        bool(prefs_document.get("RunSSH")),
-        bool(prefs_document.get("ShieldsUp")),
-        str(prefs_document.get("OperatorUser") or ""),
+        str(prefs_document["controlurl"] or DEFAULT_LOGIN_SERVER).rstrip("/"),
+        str(prefs_document.get("hostname") or ""),
+        tuple(sorted(prefs_document.get("advertisetags") or ())),
+        tuple(sorted(prefs_document.get("advertiseroutes") or ())),
+        bool(prefs_document["routeall"]),
+        bool(prefs_document["corpdns"]),
+        bool(prefs_document.get("runssh")),
+        bool(prefs_document.get("shieldsup")),
+        str(prefs_document.get("operatoruser") or ""),
     )
 
 
 @translate_parse_errors("tailscale status --json")
 def parse_status(json_text: str) -> TailnetStatus:
     """Read ``tailscale status --json``. Raises ParseError."""
-    status_document = parse_json(json_text)
-    self_entry = status_document.get("Self") or {}
+    status_document = parse_tool_json(json_text)
+    self_entry = status_document.get("self") or {}
     return TailnetStatus(
-        str(status_document["Version"]),
-        bool(status_document["TUN"]),
-        str(status_document["BackendState"]),
-        str(self_entry.get("ID") or ""),
+        str(status_document["version"]),
+        bool(status_document["tun"]),
+        str(status_document["backendstate"]),
+        str(self_entry.get("id") or ""),
         _parse_first_label(self_entry),
         _parse_addresses(status_document),
-        tuple(sorted(self_entry.get("Tags") or ())),
-        str(self_entry.get("PublicKey") or ""),
-        str(self_entry.get("KeyExpiry") or ""),
-        tuple(status_document.get("Health") or ()),
-        tuple(_parse_peer(peer) for peer in (status_document.get("Peer") or {}).values()),
+        tuple(sorted(self_entry.get("tags") or ())),
+        str(self_entry.get("publickey") or ""),
+        str(self_entry.get("keyexpiry") or ""),
+        tuple(status_document.get("health") or ()),
+        tuple(_parse_peer(peer) for peer in (status_document.get("peer") or {}).values()),
     )
 
 
@@ -227,19 +227,19 @@ def _parse_peer(peer_entry: Mapping[str, Any]) -> TailnetPeer:
     return TailnetPeer(
         _parse_first_label(peer_entry),
         _parse_addresses(peer_entry),
-        bool(peer_entry.get("Online")),
-        str(peer_entry.get("CurAddr") or ""),
-        str(peer_entry.get("Relay") or ""),
-        bool(peer_entry.get("Active")),
+        bool(peer_entry.get("online")),
+        str(peer_entry.get("curaddr") or ""),
+        str(peer_entry.get("relay") or ""),
+        bool(peer_entry.get("active")),
     )
 
 
 def _parse_first_label(node_entry: Mapping[str, Any]) -> str:
-    return str(node_entry.get("DNSName") or node_entry.get("HostName") or "").partition(".")[0]
+    return str(node_entry.get("dnsname") or node_entry.get("hostname") or "").partition(".")[0]
 
 
 def _parse_addresses(status_entry: Mapping[str, Any]) -> Tuple[str, ...]:
-    return tuple(str(ipaddress.ip_address(ip_address)) for ip_address in status_entry.get("TailscaleIPs") or ())
+    return tuple(str(ipaddress.ip_address(ip_address)) for ip_address in status_entry.get("tailscaleips") or ())
 
 
 #: The line that ``tailscale ping`` prints for each answer.

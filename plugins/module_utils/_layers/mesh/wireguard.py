@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     ParseError,
     translate_parse_errors,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_tool_json
 
 #: The first line of every managed configuration. A file without it is not changed.
 CONF_HEADER = "# Managed by gpumesh.cluster: edits are replaced at the next run."
@@ -301,19 +301,20 @@ def compute_digest(secret: str) -> str:
 def parse_dump(dump_text: str) -> WireguardDump:
     """Read ``wg show <interface> dump`` (tab-separated, see wg(8)). Raises ParseError.
 
+    A version that prints more about an interface or a peer prints it after these fields.
     The private key is dropped here, and only a digest of each preshared key is kept.
     """
     lines = dump_text.splitlines()
     command_name = "wg show dump"
-    if not lines or len(lines[0].split("\t")) != 4:
+    if not lines or len(lines[0].split("\t")) < 4:
         raise ParseError(command_name, "the first line does not have the 4 fields of an interface")
     interface_fields = lines[0].split("\t")
     peers_by_key = {}
     for line_number, line in enumerate(lines[1:], start=2):
         fields = line.split("\t")
-        if len(fields) != 8:
+        if len(fields) < 8:
             raise ParseError(command_name, f"line {line_number} has {len(fields)} fields, not the 8 of a peer")
-        key, preshared_key, endpoint, allowed_ips, handshake, received, sent_bytes, keepalive_seconds = fields
+        key, preshared_key, endpoint, allowed_ips, handshake, received, sent_bytes, keepalive_seconds = fields[:8]
         try:
             peers_by_key[key] = RunningPeer(
                 key,
@@ -337,19 +338,17 @@ def parse_dump(dump_text: str) -> WireguardDump:
 @translate_parse_errors("ip -j -d address show")
 def parse_link(json_text: str) -> InterfaceLink:
     """Read ``ip -j -d address show dev <interface>``. Raises ParseError."""
-    # iproute2 before 6.x pads the list with empty objects.
-    link_entries = [link_entry for link_entry in parse_json(json_text) if link_entry]
-    link_entry = link_entries[0]
+    link_entry = _parse_entries(json_text)[0]
     addresses = tuple(
         f"{address_entry['local']}/{address_entry['prefixlen']}"
-        for address_entry in link_entry.get("addr_info", [])
-        if address_entry.get("scope") != "link"
+        for address_entry in link_entry.get("addr_info") or []
+        if address_entry and address_entry.get("scope") != "link"
     )
     return InterfaceLink(
         int(link_entry["mtu"]),
         "UP" in link_entry["flags"],
         addresses,
-        str(link_entry.get("linkinfo", {}).get("info_kind", "")),
+        str((link_entry.get("linkinfo") or {}).get("info_kind") or ""),
     )
 
 
@@ -359,9 +358,14 @@ def parse_routes(*json_texts: str) -> FrozenSet[str]:
     return frozenset(
         str(ipaddress.ip_network(str(entry["dst"])))
         for json_text in json_texts
-        for entry in (parse_json(json_text) if json_text.strip() else [])
+        for entry in (_parse_entries(json_text) if json_text.strip() else [])
         if entry.get("protocol") != "kernel" and entry["dst"] != "default"
     )
+
+
+def _parse_entries(json_text: str) -> List[Dict[str, Any]]:
+    """Parse the list that ip(8) prints. iproute2 before 6.x pads it with empty objects."""
+    return [entry for entry in parse_tool_json(json_text) if entry]
 
 
 # --- the configuration ---------------------------------------------------------------------------------------

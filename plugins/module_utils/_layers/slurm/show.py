@@ -19,7 +19,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     ParseError,
     translate_parse_errors,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json, parse_whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import (
+    lower_names,
+    parse_tool_json,
+    parse_whole_number,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.conf import parse_pairs
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import parse_version
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.hostlist import expand_hostlist
@@ -93,9 +97,9 @@ _FLAG_BY_SUFFIX = {
     "+": "completing",
 }
 _STATE_SUFFIXES = "".join(_FLAG_BY_SUFFIX)
-_REASON_PATTERN = re.compile(
-    r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+(?:Comment|Extra|InstanceId|InstanceType|ReservationName)=.*)?$", re.DOTALL
-)
+_REASON_FIELD = re.compile(r"\sReason=", re.IGNORECASE)
+#: A reason, who has given it, and when. Other fields may follow.
+_REASON_PATTERN = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](\s+[A-Za-z]\w*=.*)?$", re.DOTALL)
 #: The same flag under other names, in other outputs and versions.
 _FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "not_responding", "res": "reserved"}
 
@@ -225,25 +229,25 @@ def parse_nodes_json(json_text: str) -> List[SlurmNode]:
     """Parse the output of `scontrol show node --json`."""
     parsed_nodes: List[SlurmNode] = []
     for entry in _require_entries(json_text, "nodes", "scontrol show node --json"):
-        state, flags = parse_node_state([str(state_word) for state_word in entry.get("state", [])])
+        state, flags = parse_node_state(_list_words(entry.get("state")))
         parsed_nodes.append(
             {
                 "name": str(entry["name"]),
-                "address": str(entry.get("address", "")),
-                "hostname": str(entry.get("hostname", "")),
+                "address": _read_text(entry, "address"),
+                "hostname": _read_text(entry, "hostname"),
                 "state": state,
                 "flags": flags,
                 "ready": accepts_jobs(state, flags),
                 "drained": is_drained(flags),
-                "reason": str(entry.get("reason", "")),
-                "reason_user": str(entry.get("reason_set_by_user", "")),
-                "cpus": int(entry.get("cpus", 0)),
-                "cpus_allocated": int(entry.get("alloc_cpus", 0)),
-                "memory": int(entry.get("real_memory", 0)),
-                "gres": str(entry.get("gres", "")),
-                "features": _split_names(entry.get("features", [])),
-                "partitions": _split_names(entry.get("partitions", [])),
-                "version": str(entry.get("version", "")),
+                "reason": _read_text(entry, "reason"),
+                "reason_user": _read_text(entry, "reason_set_by_user"),
+                "cpus": _parse_number(entry.get("cpus")) or 0,
+                "cpus_allocated": _parse_number(entry.get("alloc_cpus")) or 0,
+                "memory": _parse_number(entry.get("real_memory")) or 0,
+                "gres": _read_text(entry, "gres"),
+                "features": _split_names(entry.get("features") or []),
+                "partitions": _split_names(entry.get("partitions") or []),
+                "version": _read_text(entry, "version"),
                 "slurmd_started": _parse_number(entry.get("slurmd_start_time")) or None,
             }
         )
@@ -255,31 +259,31 @@ def parse_nodes_text(scontrol_output: str) -> List[SlurmNode]:
     """Parse the output of `scontrol show -o node`."""
     parsed_nodes: List[SlurmNode] = []
     for line in _lines_starting_with(scontrol_output, "NodeName="):
-        # A reason may contain anything, including what looks like another field. It is the last one, except for a
-        # comment and a reservation.
-        leading_fields, _mark, reason_text = line.partition(" Reason=")
-        fields = dict(parse_pairs(leading_fields))
-        reason_match = _REASON_PATTERN.match(reason_text.strip())
-        state, flags = parse_node_state(fields.get("State", "UNKNOWN").split("+"))
+        # A reason may contain anything, including what looks like another field, and ends with its user and time.
+        leading_fields, *reason_texts = _REASON_FIELD.split(line, maxsplit=1)
+        reason_text = "".join(reason_texts).strip()
+        reason_match = _REASON_PATTERN.match(reason_text)
+        fields = _read_fields(leading_fields + ((reason_match.group(4) or "") if reason_match else ""))
+        state, flags = parse_node_state(fields.get("state", "UNKNOWN").split("+"))
         parsed_nodes.append(
             {
-                "name": fields["NodeName"],
-                "address": _empty_if_unset(fields.get("NodeAddr")),
-                "hostname": _empty_if_unset(fields.get("NodeHostName")),
+                "name": fields["nodename"],
+                "address": _empty_if_unset(fields.get("nodeaddr")),
+                "hostname": _empty_if_unset(fields.get("nodehostname")),
                 "state": state,
                 "flags": flags,
                 "ready": accepts_jobs(state, flags),
                 "drained": is_drained(flags),
-                "reason": reason_match.group(1) if reason_match else reason_text.strip(),
+                "reason": reason_match.group(1) if reason_match else reason_text,
                 "reason_user": reason_match.group(2) if reason_match else "",
-                "cpus": int(fields.get("CPUTot", 0)),
-                "cpus_allocated": int(fields.get("CPUAlloc", 0)),
-                "memory": int(fields.get("RealMemory", 0)),
-                "gres": _empty_if_unset(fields.get("Gres")),
-                "features": _split_names(_empty_if_unset(fields.get("AvailableFeatures"))),
-                "partitions": _split_names(_empty_if_unset(fields.get("Partitions"))),
-                "version": _empty_if_unset(fields.get("Version")),
-                "slurmd_started": _parse_time(fields.get("SlurmdStartTime")),
+                "cpus": int(fields.get("cputot", 0)),
+                "cpus_allocated": int(fields.get("cpualloc", 0)),
+                "memory": int(fields.get("realmemory", 0)),
+                "gres": _empty_if_unset(fields.get("gres")),
+                "features": _split_names(_empty_if_unset(fields.get("availablefeatures"))),
+                "partitions": _split_names(_empty_if_unset(fields.get("partitions"))),
+                "version": _empty_if_unset(fields.get("version")),
+                "slurmd_started": _parse_time(fields.get("slurmdstarttime")),
             }
         )
     return parsed_nodes
@@ -305,18 +309,18 @@ def parse_jobs_json(json_text: str) -> List[SlurmJob]:
     return [
         {
             "id": int(entry["job_id"]),
-            "name": str(entry.get("name", "")),
-            "user": str(entry.get("user_name", "")),
-            "state": parse_job_state(entry.get("job_state", [])),
+            "name": _read_text(entry, "name"),
+            "user": _read_text(entry, "user_name"),
+            "state": parse_job_state(entry.get("job_state") or []),
             "reason": str(entry.get("state_description") or _empty_if_unset(entry.get("state_reason"))),
-            "partition": str(entry.get("partition", "")),
+            "partition": _read_text(entry, "partition"),
             "nodes": expand_hostlist(_empty_if_unset(entry.get("nodes"))),
             "node_count": _parse_number(entry.get("node_count")) or 0,
             "submitted": _parse_number(entry.get("submit_time")) or None,
             "started": _parse_number(entry.get("start_time")) or None,
             "time_limit": _parse_number(entry.get("time_limit")),
-            "restarts": int(entry.get("restart_cnt", 0)),
-            "comment": str(entry.get("comment", "")),
+            "restarts": _parse_number(entry.get("restart_cnt")) or 0,
+            "comment": _read_text(entry, "comment"),
         }
         for entry in _require_entries(json_text, "jobs", "scontrol show job --json")
     ]
@@ -327,25 +331,23 @@ def parse_jobs_text(scontrol_output: str) -> List[SlurmJob]:
     """Parse the output of `scontrol show -o job`."""
     parsed_jobs: List[SlurmJob] = []
     for line in _lines_starting_with(scontrol_output, "JobId="):
-        fields: Dict[str, str] = {}
         # The user's own texts (Command, Comment, …) come later, and cannot replace the first field of a name.
-        for key, value in parse_pairs(line):
-            fields.setdefault(key, value)
+        fields = _read_fields(line)
         parsed_jobs.append(
             {
-                "id": int(fields["JobId"]),
-                "name": fields.get("JobName", ""),
-                "user": fields.get("UserId", "").split("(")[0],
-                "state": fields.get("JobState", "").lower(),
-                "reason": _empty_if_unset(fields.get("Reason")).replace("_", " "),
-                "partition": fields.get("Partition", ""),
-                "nodes": expand_hostlist(_empty_if_unset(fields.get("NodeList"))),
-                "node_count": int(fields.get("NumNodes", "0").split("-")[0]),
-                "submitted": _parse_time(fields.get("SubmitTime")),
-                "started": _parse_time(fields.get("StartTime")),
-                "time_limit": parse_time_limit(fields.get("TimeLimit", "")),
-                "restarts": int(fields.get("Restarts", 0)),
-                "comment": _empty_if_unset(fields.get("Comment")),
+                "id": int(fields["jobid"]),
+                "name": fields.get("jobname", ""),
+                "user": fields.get("userid", "").split("(")[0],
+                "state": fields.get("jobstate", "").lower(),
+                "reason": _empty_if_unset(fields.get("reason")).replace("_", " "),
+                "partition": fields.get("partition", ""),
+                "nodes": expand_hostlist(_empty_if_unset(fields.get("nodelist"))),
+                "node_count": int(fields.get("numnodes", "0").split("-")[0]),
+                "submitted": _parse_time(fields.get("submittime")),
+                "started": _parse_time(fields.get("starttime")),
+                "time_limit": parse_time_limit(fields.get("timelimit", "")),
+                "restarts": int(fields.get("restarts", 0)),
+                "comment": _empty_if_unset(fields.get("comment")),
             }
         )
     return parsed_jobs
@@ -356,15 +358,15 @@ def parse_partitions_text(scontrol_output: str) -> List[SlurmPartition]:
     """Parse the output of `scontrol show -o partition`."""
     parsed_partitions: List[SlurmPartition] = []
     for line in _lines_starting_with(scontrol_output, "PartitionName="):
-        fields = dict(parse_pairs(line))
+        fields = _read_fields(line)
         parsed_partitions.append(
             {
-                "name": fields["PartitionName"],
-                "state": fields.get("State", "").lower(),
-                "default": fields.get("Default") == "YES",
-                "nodes": expand_hostlist(_empty_if_unset(fields.get("Nodes"))),
-                "cpus": int(fields.get("TotalCPUs", 0)),
-                "max_time": parse_time_limit(fields.get("MaxTime", "")),
+                "name": fields["partitionname"],
+                "state": fields.get("state", "").lower(),
+                "default": fields.get("default", "").lower() == "yes",
+                "nodes": expand_hostlist(_empty_if_unset(fields.get("nodes"))),
+                "cpus": int(fields.get("totalcpus", 0)),
+                "max_time": parse_time_limit(fields.get("maxtime", "")),
             }
         )
     return parsed_partitions
@@ -382,12 +384,27 @@ def parse_time_limit(duration: str) -> Optional[int]:
 
 
 def _lines_starting_with(text: str, prefix: str) -> List[str]:
-    return [line for line in text.splitlines() if line.startswith(prefix)]
+    return [line for line in text.splitlines() if line.lower().startswith(prefix.lower())]
+
+
+def _read_fields(line: str) -> Dict[str, str]:
+    """Return the fields of a line by their lower-case names."""
+    return lower_names(parse_pairs(line))
+
+
+def _list_words(value: Any) -> List[str]:
+    """Return a state as a list of words. Before 23.02, the JSON has only one."""
+    return [str(word) for word in (value if isinstance(value, list) else [value]) if word]
+
+
+def _read_text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
+    return "" if value is None else str(value)
 
 
 def _require_entries(json_text: str, key: str, command: str) -> List[Mapping[str, Any]]:
     try:
-        json_document = parse_json(json_text)
+        json_document = parse_tool_json(json_text)
     except ValueError as failure:
         raise ParseError(command, f"it is not JSON ({failure})") from failure
     entries = json_document.get(key) if isinstance(json_document, dict) else None
@@ -433,6 +450,6 @@ def _natural_key(name: str) -> List[Tuple[int, int, str]]:
 def is_controller_up(run: Runner) -> bool:
     """Whether a controller responds."""
     try:
-        return " is UP" in run(["scontrol", "ping"], check=False, timeout=30).stdout
+        return " is up" in run(["scontrol", "ping"], check=False, timeout=30).stdout.lower()
     except CommandError:
         return False
