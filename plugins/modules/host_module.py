@@ -53,7 +53,7 @@ facts:
   description: The facts of the module. All other values are those that it returns.
   returned: if the module returns facts
   type: dict
-  sample: {ansible_distribution_release: trixie}
+  sample: {ansible_kernel: 6.12.48+deb13-amd64}
 """
 
 # The work is done by the action plugin of the same name.

@@ -171,6 +171,11 @@ installed:
   description: Whether C(tailscale) and C(tailscaled) are installed.
   type: bool
   returned: success
+release:
+  description: The codename of the release with whose packages the host works, as a repository calls it.
+  type: str
+  returned: success
+  sample: trixie
 running:
   description: Whether C(tailscaled) answers.
   type: bool
@@ -283,6 +288,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service impo
     starts_at_boot,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host.releases import read_codename
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.tailnet import (
     TailnetHost,
     ensure_login,
@@ -321,6 +327,7 @@ def work(module: AnsibleModule) -> ModuleResult:
         result.changed,
         {
             "installed": find_program("tailscale") is not None and find_program("tailscaled") is not None,
+            "release": read_codename(Tree()),
             "running": result.daemon_status is not None,
             "command": next(iter(find_command_lines(Tree(), "tailscaled")), []),
             "boot": starts_at_boot("tailscaled", runs_systemd(), service_paths),

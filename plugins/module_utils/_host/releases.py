@@ -20,20 +20,26 @@ _DEBIAN, _UBUNTU = "debian", "ubuntu"
 _CODENAME_FIELDS = ("UBUNTU_CODENAME", "DEBIAN_CODENAME", "VERSION_CODENAME")
 
 
+#: Debian's driver needs the components contrib, non-free and non-free-firmware.
+_DEBIAN_DRIVER_COMMAND = "apt-get install linux-headers-amd64 nvidia-driver"
+_UBUNTU_DRIVER_COMMAND = "apt-get install ubuntu-drivers-common && ubuntu-drivers install"
+
+
 class Release(NamedTuple):
-    """A release."""
+    """A release. ``driver_command``: the command that installs NVIDIA's driver from its packages."""
 
     codename: str
     name: str
+    driver_command: str
 
 
 RELEASES = (
-    Release("bookworm", "Debian 12"),
-    Release("trixie", "Debian 13"),
-    Release("forky", "Debian 14"),
-    Release("jammy", "Ubuntu 22.04"),
-    Release("noble", "Ubuntu 24.04"),
-    Release("resolute", "Ubuntu 26.04"),
+    Release("bookworm", "Debian 12", _DEBIAN_DRIVER_COMMAND),
+    Release("trixie", "Debian 13", _DEBIAN_DRIVER_COMMAND),
+    Release("forky", "Debian 14", _DEBIAN_DRIVER_COMMAND),
+    Release("jammy", "Ubuntu 22.04", _UBUNTU_DRIVER_COMMAND),
+    Release("noble", "Ubuntu 24.04", _UBUNTU_DRIVER_COMMAND),
+    Release("resolute", "Ubuntu 26.04", _UBUNTU_DRIVER_COMMAND),
 )
 _RELEASE_BY_CODENAME = {release.codename: release for release in RELEASES}
 
@@ -79,8 +85,14 @@ def identify_release(fields: Dict[str, str]) -> HostRelease:
 
 def read_release(tree: Tree) -> HostRelease:
     """Return the release of this host."""
-    text = next(filter(None, (tree.read(path) for path in _OS_RELEASE_PATHS)), "")
-    return identify_release(parse_os_release(text))
+    return identify_release(_read_fields(tree))
+
+
+def read_codename(tree: Tree) -> str:
+    """Return the name of the release by which package repositories call what this host has; empty if it has none."""
+    fields = _read_fields(tree)
+    release = identify_release(fields).release
+    return release.codename if release else fields.get("VERSION_CODENAME", "")
 
 
 def explain_unsupported(host_release: HostRelease) -> str:
@@ -105,6 +117,10 @@ def list_names() -> str:
         f"{distribution} {', '.join(versions[:-1])} or {versions[-1]}"
         for distribution, versions in versions_by_distribution.items()
     )
+
+
+def _read_fields(tree: Tree) -> Dict[str, str]:
+    return parse_os_release(next(filter(None, (tree.read(path) for path in _OS_RELEASE_PATHS)), ""))
 
 
 def _distribution_names(fields: Dict[str, str]) -> List[str]:

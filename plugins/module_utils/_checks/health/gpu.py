@@ -210,15 +210,18 @@ def judge_recovery(recovery_output: str, gpu_count: int, expected_count: Optiona
     )
 
 
-def judge_gpu_count(gpu_count: int, problem: Optional[str], expected_count: Optional[int]) -> Judgement:
-    """Judge whether the number of GPUs matches the record.
+def judge_gpu_count(
+    gpu_count: int, problem: Optional[str], expected_count: Optional[int], driver_command: str = ""
+) -> Judgement:
+    """Judge whether the number of GPUs matches the record. ``driver_command``: what installs a missing driver.
 
     If it does, others on the bus may belong to a virtual machine, or to other containers.
     """
     if problem and (not gpu_count or expected_count not in (None, gpu_count)):
-        return failed(
-            gpu_count, expected_count, problem, "Load the driver, or make the GPUs available in this container.", "GPUs"
-        )
+        remedy = "Load the driver, or make the GPUs available in this container."
+        if driver_command:
+            remedy = f"Install the driver and reboot: {driver_command}"
+        return failed(gpu_count, expected_count, problem, remedy, "GPUs")
     if expected_count is None:
         return skipped("The expected number of GPUs is not set.")
     if gpu_count == expected_count:

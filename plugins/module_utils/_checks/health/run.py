@@ -45,7 +45,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.dpkg import find_leftovers
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils._host import kernel_log, releases
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import split_ports
@@ -220,7 +220,9 @@ class JudgedCheck(NamedTuple):
 
 def _check_gpu_count(context: CheckContext) -> Judgement:
     gpu_facts = context.read_gpu_facts()
-    by_files = gpu.judge_gpu_count(gpu_facts["count"], gpu_facts["problem"], context.expected_state.gpus)
+    by_files = gpu.judge_gpu_count(
+        gpu_facts["count"], gpu_facts["problem"], context.expected_state.gpus, _find_driver_command(context)
+    )
     # The device files remain when the driver is unloaded, so that only nvidia-smi tells whether it works.
     if by_files.status == "fail" or gpu_facts["vendor"] != "nvidia" or context.find_program("nvidia-smi") is None:
         return by_files
@@ -239,6 +241,17 @@ def _check_gpu_count(context: CheckContext) -> Judgement:
     recovery_result = context.run_nvidia_smi(gpu.RECOVERY_COMMAND, timeout=10)
     by_recovery = gpu.judge_recovery(recovery_result.stdout, len(table), context.expected_state.gpus)
     return by_recovery or gpu.judge_gpu_count(len(table), None, context.expected_state.gpus)
+
+
+def _find_driver_command(context: CheckContext) -> str:
+    """Return the command that installs NVIDIA's driver on this host; empty if it has one, or needs none."""
+    host_tree, problem = context.host_tree, context.read_gpu_facts()["problem"] or ""
+    has_driver = host_tree.exists("proc/driver/nvidia/version") or context.find_program("nvidia-smi") is not None
+    # In a container, it is the driver of the machine that counts. An AMD GPU has another driver.
+    if has_driver or "nvidia" not in problem or host.runs_in_container(host_tree):
+        return ""
+    release = releases.read_release(host_tree).release
+    return release.driver_command if release else ""
 
 
 def _judge_gpus(judge: Callable[[Sequence[gpu.GpuFields]], Judgement], context: CheckContext) -> Judgement:

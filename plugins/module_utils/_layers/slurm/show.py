@@ -394,7 +394,7 @@ def _read_fields(line: str) -> Dict[str, str]:
 
 def _list_words(value: Any) -> List[str]:
     """Return a state as a list of words. Before 23.02, the JSON has only one."""
-    return [str(word) for word in (value if isinstance(value, list) else [value]) if word]
+    return [str(state_word) for state_word in (value if isinstance(value, list) else [value]) if state_word]
 
 
 def _read_text(entry: Mapping[str, Any], key: str) -> str:

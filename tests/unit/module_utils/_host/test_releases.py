@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host import releases
 
+ROOT = Path(__file__).parents[4]
 # The lines of each file that are not addresses of web sites.
 OS_RELEASES = {
     "Debian 12": """PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
@@ -177,3 +180,76 @@ def test_the_file_of_the_system_serves_where_etc_has_none(tmp_path: Path) -> Non
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "os-release").write_text(OS_RELEASES["Pop!_OS 22.04"])
     assert releases.read_release(Tree(str(tmp_path))).description == "Pop!_OS 22.04 LTS"
+
+
+def test_a_repository_has_the_name_of_the_release_on_which_a_host_is_based(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    for name, codename in (
+        ("LMDE 6", "bookworm"),
+        ("Linux Mint 22", "noble"),
+        ("Kali", "kali-rolling"),
+        ("Alpine", ""),
+    ):
+        (tmp_path / "etc" / "os-release").write_text(OS_RELEASES[name])
+        assert releases.read_codename(Tree(str(tmp_path))) == codename
+
+
+def read_table(header: str) -> list[list[str]]:
+    """The rows of the table in the guide with this column."""
+    lines = iter((ROOT / "docs" / "guides" / "releases.md").read_text(encoding="utf-8").splitlines())
+    next(line for line in lines if line.startswith("|") and f" {header} |" in line)
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows[1:]
+
+
+def test_the_guide_has_the_releases_in_the_table_and_those_of_the_scenarios() -> None:
+    rows = read_table("what has run on it")
+    assert [(name, codename) for name, codename, *_others in rows] == [
+        (release.name, release.codename) for release in releases.RELEASES
+    ]
+    scenarios: dict[str, list[str]] = {}
+    for path in (ROOT / "extensions" / "molecule").glob("*/lab.yml"):
+        lab_release = re.search(r"^lab_release: (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        scenarios.setdefault(lab_release[1] if lab_release else "trixie", []).append(path.parent.name)
+    for _name, codename, _slurm, proof in rows:
+        if codename == "trixie":
+            assert "all other scenarios" in proof
+        elif codename in scenarios:
+            assert all(f"`{scenario}`" in proof for scenario in scenarios[codename])
+        assert (codename in scenarios) != proof.startswith("not run")
+
+
+def test_the_guide_has_the_command_that_installs_a_driver_on_each_release() -> None:
+    commands = {}
+    for names, command in read_table("command"):
+        distribution, versions = names.split(" ", 1)
+        for version in re.findall(r"[0-9.]+", versions):
+            commands[f"{distribution} {version}"] = command.strip("`")
+    assert commands == {release.name: release.driver_command for release in releases.RELEASES}
+
+
+def test_each_role_is_for_the_same_releases() -> None:
+    expected: dict[str, list[str]] = {}
+    for release in releases.RELEASES:
+        expected.setdefault(release.name.split(" ")[0], []).append(release.codename)
+    platforms = [{"name": name, "versions": codenames} for name, codenames in expected.items()]
+    for path in (ROOT / "roles").glob("*/meta/main.yml"):
+        assert yaml.safe_load(path.read_text(encoding="utf-8"))["galaxy_info"]["platforms"] == platforms, path
+
+
+def test_nothing_else_asks_which_distribution_a_host_has() -> None:
+    question = re.compile(
+        r"ansible_(distribution|os_family|lsb)|facts[.\[].?(distribution|os_family|lsb)|os-release|lsb_release|_CODENAME"
+    )
+    asking = {
+        str(path.relative_to(ROOT))
+        for folder in ("plugins", "roles", "playbooks")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yml", ".yaml", ".j2", ".sh", "") and path.is_file()
+        if question.search(path.read_text(encoding="utf-8", errors="replace"))
+    }
+    assert asking == {"plugins/module_utils/_host/releases.py"}

@@ -341,6 +341,38 @@ def add_driver(tmp_path: Path, *files: str) -> None:
         (tmp_path / name).write_text("", encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("os_release", "files", "remedy"),
+    [
+        (
+            "ID=ubuntu\nVERSION_CODENAME=noble\n",
+            [],
+            "and reboot: apt-get install ubuntu-drivers-common && ubuntu-drivers ",
+        ),
+        ("ID=debian\nVERSION_CODENAME=trixie\n", [], "and reboot: apt-get install linux-headers-amd64 nvidia-driver"),
+        ("ID=linuxmint\nID_LIKE=debian\nDEBIAN_CODENAME=bookworm\n", [], "linux-headers-amd64 nvidia-driver"),
+        ("ID=debian\nVERSION_CODENAME=bullseye\n", [], "Load the driver"),
+        # Its device files are missing, or it is another machine's.
+        ("ID=debian\nVERSION_CODENAME=trixie\n", ["proc/driver/nvidia/version"], "Load the driver"),
+        ("ID=debian\nVERSION_CODENAME=trixie\n", [".dockerenv"], "Load the driver"),
+    ],
+)
+def test_the_command_that_installs_a_missing_driver_is_named(
+    tmp_path: Path, os_release: str, files: list[str], remedy: str
+) -> None:
+    device = {"sys/bus/pci/devices/0000:18:00.0/modalias": "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"}
+    for name, text in {**device, **dict.fromkeys(files, ""), "etc/os-release": os_release}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (count,) = (
+        result
+        for result in run.run_selected_checks(context(ExpectedState(gpus=1), tmp_path), "n1", ["health"])
+        if result["id"] == "health.gpu_count"
+    )
+    assert count["status"] == "fail"
+    assert remedy in count["remedy"]
+
+
 @pytest.mark.parametrize(("engine", "status"), [([".dockerenv"], "skipped"), ([], "error")])
 def test_container_is_not_judged_by_log_and_services_of_its_host(
     tmp_path: Path, engine: list[str], status: str
