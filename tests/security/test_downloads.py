@@ -15,7 +15,7 @@ import ssl
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ import yaml
 from lab_hosts import ROOT, AnsibleRun, run_ansible
 from role_runs import run_tasks
 from task_files import load_tasks
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 
 MAKEFILE = b"all:\n\ttrue\n"
 #: The checksum of another file.
@@ -99,6 +101,15 @@ def _impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Impos
             server.server_close()
 
 
+def record_of(machines: Iterable[str]) -> dict[str, Any]:
+    members = [
+        {"machine": machine, "address": f"10.0.0.{number}", "interface": "eth0"}
+        for number, machine in enumerate(machines, 1)
+    ]
+    manager, stamp = members[0]["machine"], plan.ChangeStamp("2026-11-20T20:31:00Z", "alice")
+    return plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", manager, {"backend": "none"}, members, stamp), stamp)
+
+
 def run_task(
     directory: Path, role: str, task: dict[str, Any], hosts: Mapping[str, Mapping[str, Any]]
 ) -> tuple[AnsibleRun, set[str]]:
@@ -112,7 +123,7 @@ def run_task(
         "__mesh_tailscale_folder": f"{directory}/{{{{ inventory_hostname }}}}/programs",
         "__mesh_tailscale_archive_path": f"{directory}/{{{{ inventory_hostname }}}}/tailscale.tgz",
         "__check_sources": f"{directory}/{{{{ inventory_hostname }}}}/sources",
-        "cluster_record": {"manager": next(iter(hosts)), "members": [{"machine": host, "gpus": 0} for host in hosts]},
+        "cluster_record": record_of(hosts),
     }
     for host in hosts:
         (directory / host / "programs").mkdir(parents=True)
@@ -122,7 +133,7 @@ def run_task(
     playbook_run = run_tasks(
         directory, {host: {**defaults, **variables} for host, variables in hosts.items()}, play_variables, [task]
     )
-    return playbook_run, set(re.findall(r"^fatal: \[(\w+)\]", playbook_run.output, re.MULTILINE))
+    return playbook_run, set(re.findall(r"^fatal: \[([\w-]+)\]", playbook_run.output, re.MULTILINE))
 
 
 def find_task(tasks: str, name: str, **variables: Any) -> dict[str, Any]:
@@ -136,7 +147,7 @@ def test_programs_are_installed_only_from_verified_sources(tmp_path: Path, impos
     right = impostor.checksum("tailscale.tgz")
     sources = {
         "plain": (plain, ""),
-        "plain_checksum": (plain, right),
+        "plain-checksum": (plain, right),
         "unchecked": (secure, ""),
         "file": ("file:///tmp/tailscale.tgz", ""),
         "weak": (secure, "md5:d41d8cd98f00b204e9800998ecf8427e"),
@@ -154,7 +165,7 @@ def test_programs_are_installed_only_from_verified_sources(tmp_path: Path, impos
     playbook_run, failed = run_task(tmp_path, "mesh", install, hosts)
     assert failed == set(sources) - {"verified", "local"}, playbook_run.output
     # Nothing was requested for the other hosts.
-    assert len(impostor.requested_paths) == len({"changed", "verified"})
+    assert len(impostor.requested_paths) == len({"changed", "verified"}), playbook_run.output
     for name in sources:
         installed = {path.name for path in (tmp_path / name / "programs").iterdir()}
         assert installed == (set() if name in failed else {"tailscale", "tailscaled"}), name
@@ -167,7 +178,7 @@ def test_programs_are_installed_only_from_verified_sources(tmp_path: Path, impos
 def test_package_key_is_used_only_if_verified(tmp_path: Path, impostor: ImpostorServer) -> None:
     sources = {
         "plain": (impostor.http_url, ""),
-        "plain_checksum": (impostor.http_url, OTHER_CHECKSUM),
+        "plain-checksum": (impostor.http_url, OTHER_CHECKSUM),
         "unchecked": (impostor.https_url, ""),
         "verified": (impostor.https_url, OTHER_CHECKSUM),
     }
@@ -185,7 +196,7 @@ def test_sources_are_built_only_if_verified(tmp_path: Path, impostor: ImpostorSe
     right = impostor.checksum("sources.tgz")
     sources = {
         "plain": (plain, ""),
-        "plain_checksum": (plain, right),
+        "plain-checksum": (plain, right),
         "unchecked": (secure, ""),
         "changed": (secure, OTHER_CHECKSUM),
         "verified": (secure, right),
@@ -203,7 +214,7 @@ def test_sources_are_built_only_if_verified(tmp_path: Path, impostor: ImpostorSe
     )
     playbook_run, failed = run_task(tmp_path, "check", build, hosts)
     assert failed == set(sources) - {"verified", "local"}, playbook_run.output
-    assert len(impostor.requested_paths) == len({"changed", "verified"})
+    assert len(impostor.requested_paths) == len({"changed", "verified"}), playbook_run.output
     for name in sources:
         assert (tmp_path / name / "sources" / "Makefile").exists() == (name not in failed), name
 
