@@ -139,7 +139,15 @@ def run_task(
 def find_task(tasks: str, name: str, **variables: Any) -> dict[str, Any]:
     """Return the task or block of this name in a file of tasks below roles, with the results that it uses."""
     (task,) = (task for task in load_tasks(ROOT / "roles" / tasks) if task["name"] == name)
-    return {**task, "vars": variables}
+    return {**without_packages(task), "vars": variables}
+
+
+def without_packages(task: dict[str, Any]) -> dict[str, Any]:
+    """Return a task or block without the installation of packages, which would be on this machine, and for several hosts
+    at once.
+    """
+    kept = [without_packages(one) for one in task.get("block", []) if "gpumesh.cluster.packages" not in one]
+    return {**task, "block": kept} if kept else task
 
 
 def test_programs_are_installed_only_from_verified_sources(tmp_path: Path, impostor: ImpostorServer) -> None:
