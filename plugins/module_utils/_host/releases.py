@@ -21,7 +21,7 @@ _CODENAME_FIELDS = ("UBUNTU_CODENAME", "DEBIAN_CODENAME", "VERSION_CODENAME")
 
 
 #: Debian's driver needs the components contrib, non-free and non-free-firmware.
-_DEBIAN_DRIVER_COMMAND = "apt-get install linux-headers-amd64 nvidia-driver"
+_DEBIAN_DRIVER_COMMAND = "apt-get install linux-headers-$(dpkg --print-architecture) nvidia-driver"
 _UBUNTU_DRIVER_COMMAND = "apt-get install ubuntu-drivers-common && ubuntu-drivers install"
 
 
