@@ -99,7 +99,7 @@ _FLAG_BY_SUFFIX = {
 _STATE_SUFFIXES = "".join(_FLAG_BY_SUFFIX)
 _REASON_FIELD = re.compile(r"\sReason=", re.IGNORECASE)
 #: A reason, who has given it, and when. Other fields may follow.
-_REASON_PATTERN = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](\s+[A-Za-z]\w*=.*)?$", re.DOTALL)
+_REASON_PATTERN = re.compile(r"^(.*?)\s*\[(\S+)@(\d{4}-\d\d-\d\dT[\d:]+|Unknown)\](\s+[A-Za-z]\w*=.*)?$", re.DOTALL)
 #: The same flag under other names, in other outputs and versions.
 _FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "not_responding", "res": "reserved"}
 

@@ -146,6 +146,12 @@ def test_a_reason_that_looks_like_another_field() -> None:
     assert node["reason"] == "State=IDLE because NodeAddr=1.2.3.4"
 
 
+def test_a_reason_that_looks_like_one_with_fields_after_it() -> None:
+    reason = "see [bob@work] Version=1"
+    (node,) = show.parse_nodes_text(f"NodeName=n1 State=DOWN Reason={reason} [eve@2026-11-20T21:58:49] Comment=x\n")
+    assert (node["reason"], node["reason_user"], node["version"]) == (reason, "eve", "")
+
+
 @pytest.mark.parametrize("more", ["", " Comment=x y", " ReservationName=mt", " Comment=x y ReservationName=mt"])
 def test_a_reason_ends_before_a_comment_and_a_reservation(more: str) -> None:
     line = f"NodeName=n1 State=DOWN+DRAIN+RESERVED Reason=Kill task failed [root@2026-11-20T21:58:49]{more}\n"
