@@ -40,9 +40,13 @@ _FIXED_OPTIONS = {
     "egress-zones": "add-egress-zone",
     "forward": "add-forward",
 }
+#: The zones between which a policy applies, with the options that remove one.
+_ZONE_REMOVALS = {"ingress-zones": "ingress-zone", "egress-zones": "egress-zone"}
+DEFAULT_ZONE_SETTING = "DefaultZone"
 #: These cannot be changed in the running configuration.
-_PERMANENT_ONLY = ("target", "priority", "ingress-priority", "egress-priority")
+_PERMANENT_ONLY = ("target", "priority", "ingress-priority", "egress-priority", DEFAULT_ZONE_SETTING)
 _ACCEPTING_RULE = re.compile(r'^rule family="ipv[46]" source address="(?P<network>[^"]+)" accept$')
+_DEFAULT_ZONE_LINE = re.compile(rf"^\s*{DEFAULT_ZONE_SETTING}\s*=\s*(?P<zone>[^\s=]+)\s*$")
 _OBJECT_LINE = re.compile(r"^(?P<name>\S+)(?: \([^)]*\))?$")
 
 #: The settings of an object by their names in the output of firewall-cmd.
@@ -188,6 +192,43 @@ def plan_changes(cluster: str, rules: Sequence[HostRule], permanent: Objects, ru
     return FirewalldPlan(changes, reload)
 
 
+def find_references(cluster: str, changes: Iterable[FirewalldChange], permanent: Objects) -> Dict[str, List[str]]:
+    """Return the options that remove zones which are to be deleted from the policies of others, by policy.
+
+    firewalld does not reload as long as a policy names a zone that is gone.
+    """
+    own_objects = object_names(cluster).values()
+    deleted_zones = {change.name for change in changes if (change.kind, change.verb) == (ZONE, "delete")}
+    options_by_policy = {
+        name: [
+            f"--remove-{option}={zone}"
+            for key, option in _ZONE_REMOVALS.items()
+            for zone in sorted(deleted_zones & settings.get(key, frozenset()))
+        ]
+        for (kind, name), settings in permanent.items()
+        if kind == POLICY and (kind, name) not in own_objects
+    }
+    return {name: options for name, options in options_by_policy.items() if options}
+
+
+def parse_default_zone(configuration: str) -> str:
+    """Return the default zone in firewalld.conf, of which firewalld takes the first that is set, or its own."""
+    zones = (match["zone"] for match in map(_DEFAULT_ZONE_LINE.match, configuration.splitlines()) if match is not None)
+    return next(zones, "public")
+
+
+def bind_interfaces(permanent: Objects, running: Objects, rebound_interfaces: FrozenSet[str]) -> Objects:
+    """Return permanent zones with the interfaces that NetworkManager binds to them, in firewalld's memory only."""
+    return {
+        key: {
+            **settings,
+            _INTERFACES: settings.get(_INTERFACES, frozenset())
+            | (running.get(key, {}).get(_INTERFACES, frozenset()) & rebound_interfaces),
+        }
+        for key, settings in permanent.items()
+    }
+
+
 def is_accepted(rule: HostRule, zones: Objects, default_zone: str) -> bool:
     """Whether the zones of the administrator accept all that a rule does. Those of a source precede an interface's."""
     if not (rule.interface and rule.source) or rule.mesh or rule.forward:
@@ -274,7 +315,12 @@ def _has_fixed_settings(current: Optional[Settings], desired: Settings) -> bool:
 def _plan_permanent(kind: str, name: str, current: Optional[Settings], desired: Settings) -> List[FirewalldChange]:
     changes = [] if current is not None else [FirewalldChange(kind, name, "new")]
     for key, option in _FIXED_OPTIONS.items():
-        if key in desired and (current or {}).get(key) != desired[key]:
+        current_values = (current or {}).get(key, frozenset())
+        if key in _ZONE_REMOVALS and key in desired:
+            # These come first, since ANY and HOST go with no other zone.
+            surplus_zones = sorted(current_values - desired[key])
+            changes += [FirewalldChange(kind, name, "remove", _ZONE_REMOVALS[key], zone) for zone in surplus_zones]
+        if key in desired and not desired[key] <= current_values:
             (value,) = desired[key]
             verb, _dash, option_name = option.partition("-")
             changes.append(FirewalldChange(kind, name, verb, option_name, "" if key == "forward" else value))

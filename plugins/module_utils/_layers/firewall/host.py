@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
@@ -120,14 +120,45 @@ def _plan_firewalld(
     permanent, running = (_read_objects(run, options, zone_names) for options in (["--permanent"], []))
     plan = firewalld.plan_changes(cluster, rules, permanent, running)
     if rules and plan != _NO_CHANGES:
-        zones, default_zone = (
-            run(["firewall-cmd", option], timeout=_TIMEOUT).stdout
-            for option in (_LISTING_OPTIONS[firewalld.ZONE], "--get-default-zone")
+        # What only runs is gone after the next boot, and what is only permanent does not count yet.
+        running_zones, permanent_zones = (
+            firewalld.parse_objects(
+                firewalld.ZONE,
+                run(["firewall-cmd", *options, _LISTING_OPTIONS[firewalld.ZONE]], timeout=_TIMEOUT).stdout,
+            )
+            for options in ([], ["--permanent"])
         )
-        parsed_zones = firewalld.parse_objects(firewalld.ZONE, zones)
-        needed_rules = [rule for rule in rules if not firewalld.is_accepted(rule, parsed_zones, default_zone.strip())]
+        zones_at_boot = firewalld.bind_interfaces(permanent_zones, running_zones, _find_rebound_interfaces(tree))
+        running_default, default_at_boot = _read_default_zone(run), _read_permanent_default_zone(tree)
+        needed_rules = [
+            rule
+            for rule in rules
+            if not firewalld.is_accepted(rule, running_zones, running_default)
+            or not firewalld.is_accepted(rule, zones_at_boot, default_at_boot)
+        ]
         plan = firewalld.plan_changes(cluster, needed_rules, permanent, running)
-    return plan, _find_obstacles(run, tree, cluster, plan)
+    return plan, [
+        *_describe_references(firewalld.find_references(cluster, plan.changes, permanent)),
+        *_find_obstacles(run, tree, cluster, plan),
+    ]
+
+
+def _describe_references(options_by_policy: Mapping[str, Sequence[str]]) -> List[str]:
+    """Return which policies of the administrator prevent that a zone is deleted, with the commands that change them."""
+    return [
+        f"the policy {policy} of firewalld names a zone that is to be deleted, without which firewalld would not reload. "
+        f"Remove it there: {' && '.join(f'firewall-cmd --permanent --policy={policy} {option}' for option in options)}"
+        for policy, options in sorted(options_by_policy.items())
+    ]
+
+
+def _read_default_zone(run: Runner) -> str:
+    return run(["firewall-cmd", "--get-default-zone"], timeout=_TIMEOUT).stdout.strip()
+
+
+def _read_permanent_default_zone(tree: Tree) -> str:
+    """Return the default zone after a reload or at boot."""
+    return firewalld.parse_default_zone(tree.read("etc", "firewalld", "firewalld.conf") or "")
 
 
 def _read_objects(
@@ -214,7 +245,11 @@ def _read_configuration(
     def query(*arguments: str, check: bool = True) -> str:
         return run(["firewall-cmd", *options, *arguments], timeout=_TIMEOUT, check=check).stdout
 
-    objects: Dict[Tuple[str, str], Dict[str, FrozenSet[str]]] = {}
+    default_zone = _read_permanent_default_zone(tree) if options else _read_default_zone(run)
+    setting = firewalld.DEFAULT_ZONE_SETTING
+    objects: Dict[Tuple[str, str], Dict[str, FrozenSet[str]]] = {
+        ("firewalld.conf", setting): {setting: frozenset([default_zone])}
+    }
     for kind, option in _LISTING_OPTIONS.items():
         objects.update(firewalld.parse_objects(kind, query(option)))
     for name in ("chains", "rules", "passthroughs"):

@@ -119,6 +119,45 @@ def test_what_is_only_permanent_or_only_running_is_completed() -> None:
     ]
 
 
+def test_zones_that_a_policy_has_too_many_go_before_others_come() -> None:
+    surplus = POLICIES.replace("gpumesh-S-lab\n", "gpumesh-S-lab home\n").replace("HOST\n", "home public\n")
+    plan = firewalld.plan_changes("lab", RULES, objects(surplus), objects())
+    policy = "firewall-cmd --permanent --policy=gpumesh-"
+    assert plan.commands() == [
+        f"{policy}in-lab --remove-egress-zone=home",
+        f"{policy}in-lab --remove-egress-zone=public",
+        f"{policy}in-lab --add-egress-zone=HOST",
+        f"{policy}via-lab --remove-ingress-zone=home",
+    ]
+
+
+def test_policies_of_others_that_name_a_zone_that_goes_are_found() -> None:
+    permanent = objects()
+    permanent["policy", "guests"] = {
+        "ingress-zones": frozenset(["gpumesh-lab", "home"]),
+        "egress-zones": frozenset(["gpumesh-S-lab"]),
+    }
+    leaving = firewalld.plan_changes("lab", [], permanent, permanent).changes
+    assert firewalld.find_references("lab", leaving, permanent) == {
+        "guests": ["--remove-ingress-zone=gpumesh-lab", "--remove-egress-zone=gpumesh-S-lab"]
+    }
+    no_mesh = firewalld.plan_changes("lab", [LAN, SESSIONS], permanent, permanent).changes
+    assert firewalld.find_references("lab", no_mesh, permanent) == {"guests": ["--remove-ingress-zone=gpumesh-lab"]}
+    assert firewalld.find_references("lab", [], permanent) == {}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "zone"),
+    [
+        ("", "public"),
+        ("# DefaultZone=home\nDefaultZone=\n", "public"),
+        ("CleanupOnExit=yes\n DefaultZone = work \nDefaultZone=home\n", "work"),
+    ],
+)
+def test_the_default_zone_is_read_as_firewalld_reads_it(configuration: str, zone: str) -> None:
+    assert firewalld.parse_default_zone(configuration) == zone
+
+
 def test_a_cluster_that_leaves_takes_its_objects_without_a_reload() -> None:
     plan = firewalld.plan_changes("lab", [], objects(), objects())
     assert not plan.reload

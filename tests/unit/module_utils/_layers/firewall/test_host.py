@@ -51,6 +51,20 @@ class Firewalls:
         return host.compare_host(self.run, self.tree, "lab", rules)
 
 
+def write_files(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def network_manager_files(connection: bool) -> dict[str, str]:
+    """The interface eth0, and what NetworkManager knows about it."""
+    return {
+        "sys/class/net/eth0/ifindex": "2",
+        "run/NetworkManager/devices/2": "[device]\nmanaged=true\n" + "connection-uuid=0\n" * connection,
+    }
+
+
 PUBLIC = "public (default)\n  target: default\n  interfaces: \n  sources: \n  ports: {}\n  rich rules: \n"
 
 
@@ -77,6 +91,43 @@ def test_both_firewalls_get_rules_if_both_are_active(tmp_path: Path) -> None:
 def test_a_zone_that_accepts_the_lan_needs_no_rule(tmp_path: Path) -> None:
     firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, list_all_zones=PUBLIC.replace("default\n", "ACCEPT\n"))
     assert firewalls.compare(LAN).commands() == []
+
+
+@pytest.mark.parametrize("other", ["--permanent", "firewall_cmd"])
+def test_a_zone_that_accepts_the_lan_only_now_or_only_at_boot_is_not_enough(tmp_path: Path, other: str) -> None:
+    outputs = {f"{other} --list_all_zones": PUBLIC, "list_all_zones": PUBLIC.replace("default\n", "ACCEPT\n")}
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs)
+    assert firewalls.compare(LAN).commands() != []
+
+
+@pytest.mark.parametrize("connection", [True, False])
+def test_a_zone_to_which_network_manager_binds_the_lan_accepts_it_at_boot(tmp_path: Path, connection: bool) -> None:
+    trusted = "trusted\n  target: ACCEPT\n  interfaces:"
+    outputs = {"--permanent --list_all_zones": f"{trusted}\n", "list_all_zones": f"{trusted} eth0\n"}
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs)
+    write_files(tmp_path, {"proc/8/comm": "NetworkManager", **network_manager_files(connection)})
+    assert (firewalls.compare(LAN).commands() == []) == connection
+
+
+def test_a_lan_is_accepted_at_boot_by_the_default_zone_of_then(tmp_path: Path) -> None:
+    outputs = {"list_all_zones": PUBLIC.replace("default\n", "ACCEPT\n") + "\nhome\n  target: default\n"}
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs)
+    assert firewalls.compare(LAN).commands() == []
+    write_files(tmp_path, {"etc/firewalld/firewalld.conf": "DefaultZone=home\n"})
+    assert firewalls.compare(LAN).commands() != []
+
+
+@pytest.mark.parametrize("rules", [(), (LAN,)])
+def test_a_zone_that_a_policy_of_the_administrator_names_is_not_deleted(
+    tmp_path: Path, rules: tuple[HostRule, ...]
+) -> None:
+    guests = "guests (active)\n  ingress-zones: gpumesh-lab\n  egress-zones: ANY\n\n"
+    outputs = {"list_all_policies": guests + POLICIES, "--info_zone=gpumesh-lab": "gpumesh-lab\n  interfaces: \n"}
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True, **outputs)
+    write_files(tmp_path, {"etc/firewalld/zones/gpumesh-lab.xml": ""})
+    (obstacle,) = firewalls.compare(*rules).obstacles
+    assert obstacle.startswith("the policy guests of firewalld names a zone that is to be deleted")
+    assert obstacle.endswith(": firewall-cmd --permanent --policy=guests --remove-ingress-zone=gpumesh-lab")
 
 
 def test_an_unchanged_lan_costs_three_calls(tmp_path: Path) -> None:
@@ -163,6 +214,15 @@ def test_a_reload_that_would_change_more_is_an_obstacle(
     assert all(words in obstacle for words, obstacle in zip(obstacles, found))
 
 
+def test_a_default_zone_that_is_not_loaded_yet_is_an_obstacle(tmp_path: Path) -> None:
+    firewalls = Firewalls(tmp_path, ufw=False, firewalld=True)
+    write_files(tmp_path, {"etc/firewalld/firewalld.conf": "DefaultZone=public\n"})
+    assert firewalls.compare(LAN).obstacles == []
+    (tmp_path / "etc/firewalld/firewalld.conf").write_text("DefaultZone=home\n")
+    (obstacle,) = firewalls.compare(LAN).obstacles
+    assert "activate permanent settings that are not loaded yet: firewalld.conf DefaultZone; review them" in obstacle
+
+
 @pytest.mark.parametrize(
     ("outputs", "lost"),
     [
@@ -204,14 +264,7 @@ def test_network_manager_binds_the_interfaces_of_its_connections_again(
             "list_all_zones": "public\n  interfaces: eth0\n",
         },
     )
-    files = {
-        "proc/8/comm": process,
-        "sys/class/net/eth0/ifindex": "2",
-        "run/NetworkManager/devices/2": "[device]\nmanaged=true\n" + "connection-uuid=0\n" * connection,
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, {"proc/8/comm": process, **network_manager_files(connection)})
     lost = [] if process == "NetworkManager" and connection else ["interface eth0 of zone public"]
     assert [obstacle.split("configuration: ")[1].split(".")[0] for obstacle in firewalls.compare(LAN).obstacles] == lost
 
