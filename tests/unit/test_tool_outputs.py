@@ -195,9 +195,8 @@ def test_settings_and_match_blocks_of_the_ssh_server(release: str, arrange: Call
         ["any"],
         [".ssh/authorized_keys", ".ssh/authorized_keys2"],
     )
-    criteria = server.read_match_criteria(
-        lambda *_arguments, **_options: CommandResult(0, "", read_output(release, "sshd-debug.txt"))
-    )
+    printed = read_output(release, "sshd-debug.txt").replace("\n", "\r\n")
+    criteria = server.read_match_criteria(lambda *_arguments, **_options: CommandResult(0, "", printed))
     assert criteria == [("address", "192.0.2.0/24"), ("address", "10.0.0.0/8,fd00::/8"), ("host", "*.example.org")]
 
 

@@ -349,8 +349,16 @@ def add_driver(tmp_path: Path, *files: str) -> None:
             [],
             "and reboot: apt-get install ubuntu-drivers-common && ubuntu-drivers ",
         ),
-        ("ID=debian\nVERSION_CODENAME=trixie\n", [], "and reboot: apt-get install linux-headers-$(dpkg --print-architecture) nvidia-driver"),
-        ("ID=linuxmint\nID_LIKE=debian\nDEBIAN_CODENAME=bookworm\n", [], "linux-headers-$(dpkg --print-architecture) nvidia-driver"),
+        (
+            "ID=debian\nVERSION_CODENAME=trixie\n",
+            [],
+            "and reboot: apt-get install linux-headers-$(dpkg --print-architecture) nvidia-driver",
+        ),
+        (
+            "ID=linuxmint\nID_LIKE=debian\nDEBIAN_CODENAME=bookworm\n",
+            [],
+            "linux-headers-$(dpkg --print-architecture) nvidia-driver",
+        ),
         ("ID=debian\nVERSION_CODENAME=bullseye\n", [], "Load the driver"),
         # Its device files are missing, or it is another machine's.
         ("ID=debian\nVERSION_CODENAME=trixie\n", ["proc/driver/nvidia/version"], "Load the driver"),
