@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import find_element, show_page, start_chromium
@@ -23,6 +24,27 @@ def text(browser) -> str:
     return str(browser.execute_script("return document.body.innerText"))
 
 
+def await_page(browser, lab: TrackingLab, page: str, condition: Callable[[], object]) -> None:
+    """Load a page, and wait until the condition is true there."""
+    entries: list[dict[str, Any]] = []
+
+    def is_true() -> object:
+        new_entries = browser.get_log("browser")
+        entries.extend(new_entries)
+        # Chromium gives up what it is loading when any network of this machine changes, such as those of other scenarios.
+        if any("ERR_NETWORK_CHANGED" in entry["message"] for entry in new_entries):
+            browser.refresh()
+        return condition()
+
+    browser.get(page)
+    try:
+        lab.wait_until(f"{page} is complete", is_true, 240)
+    except AssertionError:
+        # The test cannot tell from outside whether the server or the page is late.
+        print(text(browser), entries)
+        raise
+
+
 def test_the_run_its_metrics_and_its_file(browser, lab: TrackingLab) -> None:
     run = lab.find_runs("alice")["tracked"]["info"]
     scheme, _slashes, place = lab.server_uri.partition("://")
@@ -35,16 +57,9 @@ def test_the_run_its_metrics_and_its_file(browser, lab: TrackingLab) -> None:
         (f"{where}/runs/{run['run_id']}", ["tracked", "loss", "width"]),
         (f"{where}/runs/{run['run_id']}/artifacts", ["losses.csv"]),
     ):
-        browser.get(page)
-        try:
-            lab.wait_until(f"{page} has {words}", lambda words=words: all(word in text(browser) for word in words), 240)
-        except AssertionError:
-            # The test cannot tell from outside whether the server or the page is late.
-            print(text(browser), browser.get_log("browser"))
-            raise
-    browser.get(f"{where}/runs/{run['run_id']}/model-metrics")
+        await_page(browser, lab, page, lambda words=words: all(word in text(browser) for word in words))
     drawn = "return document.querySelectorAll('.js-plotly-plot .scatterlayer path, .js-plotly-plot canvas').length > 0"
-    lab.wait_until("the loss is drawn", lambda: browser.execute_script(drawn), 240)
+    await_page(browser, lab, f"{where}/runs/{run['run_id']}/model-metrics", lambda: browser.execute_script(drawn))
 
 
 def test_the_page_names_the_slow_rank(browser) -> None:
