@@ -15,7 +15,7 @@ description:
   - Compares the rules of ufw, and two zones and two policies of firewalld, with what a cluster needs on this host. Does nothing
     about a firewall that is not active.
   - The rules are derived from the record on the controller. If C(firewall_host) is V(auto), the missing ones are then added,
-    with M(community.general.ufw), M(ansible.posix.firewalld) and, since that knows no policies, C(firewall-cmd). Otherwise,
+    with C(community.general.ufw), C(ansible.posix.firewalld) and, since that knows no policies, C(firewall-cmd). Otherwise,
     the commands are printed.
   - Never enables, disables or resets a firewall, changes its defaults, or changes rules of others.
   - "Reads these options of roles: C(cluster_name), C(firewall_host), C(session_enabled), C(session_nat),
@@ -88,7 +88,7 @@ obstacles:
   elements: str
   returned: success
 ufw:
-  description: The arguments for M(community.general.ufw), for each change of ufw.
+  description: The arguments for C(community.general.ufw), for each change of ufw.
   type: list
   elements: dict
   returned: success
@@ -97,7 +97,7 @@ applies:
   type: bool
   returned: success
 zones:
-  description: The arguments for M(ansible.posix.firewalld), for each permanent change of the zones that is not a deletion.
+  description: The arguments for C(ansible.posix.firewalld), for each permanent change of the zones that is not a deletion.
   type: list
   elements: dict
   returned: success
