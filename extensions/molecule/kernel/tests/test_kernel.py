@@ -470,24 +470,6 @@ def test_members_are_rebooted_one_at_a_time(lab: KernelLab) -> None:
     lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
 
 
-def test_a_machine_with_a_job_is_not_rebooted(lab: KernelLab) -> None:
-    """Without a time to wait for it. In check mode, the order is shown."""
-    submit = "sbatch --parsable --mem=64M --chdir=/ --output=/dev/null --nodelist=v1 --wrap='sleep 30000'"
-    job = lab.run_shell("v2", submit).strip()
-    lab.wait_until("the job runs", lambda: job_states(lab) == {job: "RUNNING 0"}, PATIENCE)
-    before = boot_ids(lab)
-    run = lab.run_playbook(REBOOT)
-    assert run.exit_status != 0
-    assert "Rebooted one at a time, in this order: v1, v3, v2." in run.flat_output
-    assert f"v1 cannot be rebooted while jobs run there: {job} of root" in run.flat_output
-    run = lab.run_playbook(REBOOT, "--check", "-e", "cluster_drain_timeout=900")
-    assert run.exit_status == 0, run.failure_report
-    assert boot_ids(lab) == before
-    assert job_states(lab) == {job: "RUNNING 0"}
-    lab.run_shell("v2", f"scancel {job}")
-    lab.wait_until("all nodes are idle", lambda: all_idle(lab), PATIENCE)
-
-
 def test_the_queue_outlives_the_reboot_of_the_manager(lab: KernelLab) -> None:
     held = lab.run_shell("v2", "sbatch --parsable --hold --mem=64M --chdir=/ --output=/dev/null --wrap=true").strip()
     before = boot_ids(lab)
