@@ -146,8 +146,8 @@ def without_packages(task: dict[str, Any]) -> dict[str, Any]:
     """Return a task or block without the installation of packages, which would be on this machine, and for several hosts
     at once.
     """
-    kept = [without_packages(one) for one in task.get("block", []) if "gpumesh.cluster.packages" not in one]
-    return {**task, "block": kept} if kept else task
+    tasks = [without_packages(inner) for inner in task.get("block", []) if "gpumesh.cluster.packages" not in inner]
+    return {**task, "block": tasks} if tasks else task
 
 
 def test_programs_are_installed_only_from_verified_sources(tmp_path: Path, impostor: ImpostorServer) -> None:
