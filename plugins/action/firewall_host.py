@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     STATE_OPTION,
@@ -99,7 +100,7 @@ class ActionModule(HostAction):
         return host_rules(network, member, options)
 
     def _describe_commands(self, cluster: str, comparison: Mapping[str, Any]) -> str:
-        firewalls = " and ".join(comparison["firewalls"])
+        firewalls = join_names(comparison["firewalls"])
         verb = "are" if len(comparison["firewalls"]) > 1 else "is"
         heading = (
             f"{self.machine}: {firewalls} {verb} active, but the rules of cluster '{cluster}' there are not up to date. Run "
