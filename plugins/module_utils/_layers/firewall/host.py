@@ -122,11 +122,7 @@ def _plan_firewalld(
     if rules and plan != _NO_CHANGES:
         # What only runs is gone after the next boot, and what is only permanent does not count yet.
         running_zones, permanent_zones = (
-            firewalld.parse_objects(
-                firewalld.ZONE,
-                run(["firewall-cmd", *options, _LISTING_OPTIONS[firewalld.ZONE]], timeout=_TIMEOUT).stdout,
-            )
-            for options in ([], ["--permanent"])
+            _list_objects(run, options, firewalld.ZONE) for options in ([], ["--permanent"])
         )
         zones_at_boot = firewalld.bind_interfaces(permanent_zones, running_zones, _find_rebound_interfaces(tree))
         running_default, default_at_boot = _read_default_zone(run), _read_permanent_default_zone(tree)
@@ -161,14 +157,17 @@ def _read_permanent_default_zone(tree: Tree) -> str:
     return firewalld.parse_default_zone(tree.read("etc", "firewalld", "firewalld.conf") or "")
 
 
+def _list_objects(run: Runner, options: Sequence[str], kind: str) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
+    """Read all objects of a kind."""
+    listing = run(["firewall-cmd", *options, _LISTING_OPTIONS[kind]], timeout=_TIMEOUT)
+    return firewalld.parse_objects(kind, listing.stdout)
+
+
 def _read_objects(
     run: Runner, options: Sequence[str], zone_names: Sequence[str]
 ) -> Dict[Tuple[str, str], Dict[str, FrozenSet[str]]]:
     """Read the policies, and these zones."""
-    objects = firewalld.parse_objects(
-        firewalld.POLICY,
-        run(["firewall-cmd", *options, _LISTING_OPTIONS[firewalld.POLICY]], timeout=_TIMEOUT).stdout,
-    )
+    objects = _list_objects(run, options, firewalld.POLICY)
     for name in zone_names:
         listing = run(["firewall-cmd", *options, f"--info-zone={name}"], timeout=_TIMEOUT, check=False)
         objects.update(firewalld.parse_objects(firewalld.ZONE, listing.stdout if listing.rc == 0 else ""))
@@ -250,8 +249,8 @@ def _read_configuration(
     objects: Dict[Tuple[str, str], Dict[str, FrozenSet[str]]] = {
         ("firewalld.conf", setting): {setting: frozenset([default_zone])}
     }
-    for kind, option in _LISTING_OPTIONS.items():
-        objects.update(firewalld.parse_objects(kind, query(option)))
+    for kind in _LISTING_OPTIONS:
+        objects.update(_list_objects(run, options, kind))
     for name in ("chains", "rules", "passthroughs"):
         objects["direct", name] = {name: frozenset(query("--direct", f"--get-all-{name}").splitlines())}
     for name in query("--get-ipsets").split():
