@@ -246,9 +246,11 @@ def _check_gpu_count(context: CheckContext) -> Judgement:
 def _find_driver_command(context: CheckContext) -> str:
     """Return the command that installs NVIDIA's driver on this host; empty if it has one, or needs none."""
     host_tree, problem = context.host_tree, context.read_gpu_facts()["problem"] or ""
-    has_driver = host_tree.exists("proc/driver/nvidia/version") or context.find_program("nvidia-smi") is not None
-    # In a container, it is the driver of the machine that counts. An AMD GPU has another driver.
-    if has_driver or "nvidia" not in problem or host.runs_in_container(host_tree):
+    # An AMD GPU has another driver.
+    if "nvidia" not in problem or host_tree.exists("proc/driver/nvidia/version"):
+        return ""
+    # In a container, it is the driver of the machine that counts.
+    if context.find_program("nvidia-smi") is not None or host.runs_in_container(host_tree):
         return ""
     release = releases.read_release(host_tree).release
     return release.driver_command if release else ""
