@@ -12,16 +12,11 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import firewalld
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
+from ansible_collections.gpumesh.cluster.tests.support.host_rules import LAN, MESH, RELAY, RULES, SESSIONS
 
 FIXTURES = Path(__file__).parent / "fixtures"
 POLICIES = (FIXTURES / "firewalld-2.3-policies.txt").read_text(encoding="utf-8")
 ZONE = (FIXTURES / "firewalld-2.3-zone.txt").read_text(encoding="utf-8")
-LAN = HostRule("eth0", "10.79.60.0/24")
-TUNNEL = HostRule(port=51820, protocol="udp")
-MESH = HostRule("gpumesh0", "10.99.0.0/16", mesh=True)
-RELAY = HostRule("gpumesh0", out_interface="gpumesh0", forward=True, mesh=True)
-SESSIONS = HostRule("gms+", "10.192.0.0/10", forward=True)
-RULES = [LAN, TUNNEL, MESH, RELAY, SESSIONS]
 ACCEPT_LAN = '\'--add-rich-rule=rule family="ipv4" source address="10.79.60.0/24" accept\''
 
 
