@@ -1,0 +1,86 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Ansible makes of modules is used again by the next run, unless a file that it is made of has changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+#: As the .pth file of the environment does it, with another folder.
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import gpumesh_lab_bytecode, gpumesh_ansible_cache
+gpumesh_lab_bytecode.FOLDER = sys.argv[3]
+from ansible.cli.adhoc import AdHocCLI
+AdHocCLI.cli_executor(["ansible", "--inventory", "localhost,", "--connection", "local", "--module-name", "some.own.say", "all"])
+"""
+MODULE = """#!/usr/bin/python
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.some.own.plugins.module_utils.words import WORD
+AnsibleModule(argument_spec={}).exit_json(word=WORD)
+"""
+
+
+class Project:
+    """A collection with one module, and the folder in which archives are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kept = folder / "kept"
+        self.kept.mkdir()
+        self.collections = folder / "collections"
+        self._plugins = self.collections / "ansible_collections/some/own/plugins"
+        (self._plugins / "modules").mkdir(parents=True)
+        (self._plugins / "module_utils").mkdir()
+        (self._plugins / "modules/say.py").write_text(MODULE)
+
+    def write_word(self, word: str) -> None:
+        """Change what the module imports."""
+        (self._plugins / "module_utils/words.py").write_text(f"WORD = '{word}'\n")
+
+    def run_module(self) -> str:
+        """Return what a run of Ansible prints."""
+        paths = [str(ROOT / "lab/image/prepared"), str(ROOT / "tests"), str(self.kept)]
+        environment = {
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(self.collections),
+            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        }
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM, *paths],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env=environment,
+        ).stdout
+
+    def find_archives(self) -> set[Path]:
+        """Return the kept archives of the module."""
+        return {path for path in self.kept.glob("*/*") if path.parent.name.startswith("ansible_collections.some.own.")}
+
+
+@pytest.fixture(name="project")
+def _project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_an_archive_is_used_again_until_one_of_its_files_changes(project: Project) -> None:
+    project.write_word("first")
+    assert "word: first" in project.run_module()
+    (first,) = project.find_archives()
+    project.write_word("second")
+    assert "word: second" in project.run_module()
+    (second,) = project.find_archives() - {first}
+    # The next run finds the archive where the one before it has left it.
+    shutil.copyfile(first, second)
+    assert "word: first" in project.run_module()
+    assert project.find_archives() == {first, second}
