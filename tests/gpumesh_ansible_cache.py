@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keeps what Ansible makes of modules and plugins for the next runs of the tests.
+"""Keeps what Ansible makes of modules, plugins and YAML for the next runs of the tests.
 
 Each run of Ansible looks for the imports of each module that it sends, and compresses them; this took a twelfth of the
-processor time of all tests. It also compiles each plugin of a collection anew. Archives are found by the files that
-they may contain, bytecode by its source.
+processor time of all tests. It also compiles each plugin of a collection, and parses its own options and those of its
+plugins, anew. Archives are found by the files that they may contain, all else by its source.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import sys
 from _frozen_importlib_external import PathFinder, SourceFileLoader
 
 import gpumesh_lab_bytecode
+
+#: Characters, or bytes.
+_MIN_YAML_LENGTH = 1000
 
 # Each Python of the environment imports this when it starts; typing would take longer than all of the rest.
 TYPE_CHECKING = False
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class AnsibleFinder:
-    """Changes two modules of Ansible once they are imported."""
+    """Changes what Ansible imports, once it is imported."""
 
     @staticmethod
     def find_spec(fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -58,7 +61,7 @@ def _keep_archives(module_common: Any) -> None:
     build = module_common._find_module_utils
 
     def find_or_build(*positional: Any, **named: Any) -> Any:
-        module_path = named["module_path"] if named else positional[2]
+        module_path = named.get("module_path") or positional[2]
         try:
             module_name = module_common._get_ansible_module_fqn(module_path)
         except ValueError:
@@ -134,7 +137,48 @@ def _keep_bytecode(collection_finder: Any) -> None:
     loader.get_code = get_code
 
 
-_CHANGES = {
+def _keep_yaml(yaml: Any) -> None:
+    """Have plain YAML parsed once, by whatever loads it. Short texts are parsed sooner than found."""
+    parse = yaml.load
+    names = ("BaseLoader", "SafeLoader", "CBaseLoader", "CSafeLoader")
+    loaders = {getattr(yaml, name) for name in names if hasattr(yaml, name)}
+
+    def load(stream: Any, Loader: Any) -> Any:  # noqa: N803
+        is_file = hasattr(stream, "read") and hasattr(stream, "seek")
+        if Loader not in loaders or not (is_file or isinstance(stream, str | bytes)):
+            return parse(stream, Loader)
+        content = stream.read() if is_file else stream
+        if is_file:
+            # What is wrong with it is said with its name.
+            stream.seek(0)
+        if len(content) < _MIN_YAML_LENGTH:
+            return parse(stream, Loader)
+        return _find_or_make(f"{yaml.__version__} {Loader.__name__}", content, lambda: parse(stream, Loader))
+
+    yaml.load = load
+
+
+def _find_or_make(kind: str, content: str | bytes, make: Callable[[], Any]) -> Any:
+    """Return what was made of the content before, or make it."""
+    import pickle  # noqa: PLC0415
+    from hashlib import sha256  # noqa: PLC0415
+
+    encoded = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+    kept_path = os.path.join(gpumesh_lab_bytecode.FOLDER, f"yaml-{sha256(kind.encode() + encoded).hexdigest()[:32]}")
+    try:
+        with open(kept_path, "rb") as kept:
+            return pickle.load(kept)
+    except (OSError, EOFError, pickle.UnpicklingError):
+        value = make()
+    new_path = f"{kept_path}.{os.getpid()}"
+    with open(new_path, "wb") as new:
+        pickle.dump(value, new)
+    os.replace(new_path, kept_path)
+    return value
+
+
+_CHANGES: dict[str, Callable[[Any], None]] = {
+    "yaml": _keep_yaml,
     "ansible.executor.module_common": _keep_archives,
     "ansible.utils.collection_loader._collection_finder": _keep_bytecode,
 }
