@@ -294,7 +294,7 @@ def all_uses() -> tuple[Use, ...]:
         tasks = yaml.safe_load(path.read_text(encoding="utf-8"))
         uses += [Use(program, path, 0) for program in task_programs(tasks)]
     for path in sorted(ROOT.glob("roles/*/files/*")):
-        if path.suffix in (".sh", ".bash") or not path.suffix:
+        if path.suffix in (".sh", ".bash", "") and path.is_file():
             uses += [Use(program, path, 0) for program in script_programs(path.read_text(encoding="utf-8"))]
     sources = [*PLUGINS.rglob("*.py"), *ROOT.glob("roles/*/templates/*")]
     for path in sources:

@@ -410,8 +410,10 @@ class TestDeath:
         calls = "openat,open,write,pwrite64,fsync,rename,renameat,fchmod,ftruncate,flock,close,unlink,fstat,lseek,read,getdents64"
         begin = "\nos.chdir(folder)\n"
         python = [sys.executable, "-X", f"pycache_prefix={tmp_path / 'compiled'}", "-c"]
-        subprocess.run([*python, CHILD, cluster_store.directory, "7"], check=True)
         program = [*python, CHILD + begin + "work()\n", cluster_store.directory, "7"]
+        subprocess.run(program, check=True)
+        with cluster_store.locked("test"):
+            cluster_store.write(original)
         counted = subprocess.run(
             ["strace", "-qq", "-e", f"trace={calls},chdir", *program],
             capture_output=True,
