@@ -21,19 +21,26 @@ from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_play
 
 ROLE = ROOT / "roles" / "cluster"
 #: Takes the next result for its host from a file; the last one stays.
-MODULE = """#!/usr/bin/python
+ACTION = """
 import json
 import pathlib
-from ansible.module_utils.basic import AnsibleModule
 
-module = AnsibleModule({key: {"type": "raw"} for key in ("file", "host", "module", "given")}, supports_check_mode=True)
-path = pathlib.Path(module.params["file"])
-told = json.loads(path.read_text())
-told["calls"].append([module.params["host"], module.params["module"], module.params["given"]])
-results = told["results"].get(module.params["host"], {}).get(module.params["module"]) or [{}]
-result = results.pop(0) if len(results) > 1 else results[0]
-path.write_text(json.dumps(told))
-(module.fail_json if result.get("failed") else module.exit_json)(**{"msg": "", **result})
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):
+    _requires_connection = False
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        module, host = self._task.args["module"], task_vars["inventory_hostname"]
+        path = pathlib.Path(self._task.args["file"])
+        told = json.loads(path.read_text())
+        told["calls"].append([host, module, self._task.args["given"]])
+        results = told["results"].get(host, {}).get(module) or [{}]
+        result = results.pop(0) if len(results) > 1 else results[0]
+        path.write_text(json.dumps(told, default=str))
+        return {"changed": False, "msg": "", **result}
 """
 REPLACED = (
     "gpumesh.cluster.cluster_drain",
@@ -65,7 +72,7 @@ def replaced(tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for task in tasks:
         changed = {key: replaced(value) if key in ("block", "rescue") else value for key, value in task.items()}
         for action in set(REPLACED) & set(task):
-            given = {"file": "{{ told_file }}", "host": "{{ inventory_hostname }}", "module": action.split(".")[-1]}
+            given = {"file": "{{ told_file }}", "module": action.split(".")[-1]}
             changed["stub"] = {**given, "given": changed.pop(action)}
         if "delay" in changed:
             changed["delay"] = 0
@@ -77,8 +84,8 @@ def reboot(
     folder: Path, results: Mapping[str, Mapping[str, Any]], *options: str, **own: Any
 ) -> tuple[AnsibleRun, list[list[Any]]]:
     """Run the play that reboots, for n2, n3 and the manager n1. Returns the run, and the calls of modules."""
-    (folder / "library").mkdir()
-    (folder / "library" / "stub.py").write_text(MODULE, encoding="utf-8")
+    (folder / "action_plugins").mkdir()
+    (folder / "action_plugins" / "stub.py").write_text(ACTION, encoding="utf-8")
     told = folder / "told.json"
     told.write_text(json.dumps({"calls": [], "results": results}), encoding="utf-8")
     _first, play = yaml.safe_load((ROOT / "playbooks" / "reboot.yml").read_text(encoding="utf-8"))
