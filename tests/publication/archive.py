@@ -81,6 +81,7 @@ def install(folder: Path) -> Installed:
     empty.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     environment |= {
+        "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_COLLECTIONS_PATH": f"{empty / 'collections'}:{folder / 'dependencies'}",
         # The environment of the tests has a link to the checkout.
         "ANSIBLE_COLLECTIONS_SCAN_SYS_PATH": "false",

@@ -129,6 +129,7 @@ def run_ansible(program: str, *arguments: str, cwd: Path = ROOT, prefix: Sequenc
         # Molecule forces colours for its own output, and so for all child processes.
         env={
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
+            "ANSIBLE_PIPELINING": "1",
             **os.environ,
             "ANSIBLE_FORCE_COLOR": "0",
             "ANSIBLE_NOCOLOR": "1",
