@@ -78,7 +78,7 @@ class CommandStep:
 def plan_steps(parts: Collection[str], scenarios: Iterable[str]) -> list[CommandStep]:
     """Return the steps of ``parts`` in the order in which they start.
 
-    The longest come first, and steps that use both processors come last, so that none waits for the last step.
+    The longest come first, so that no processor waits for the last step.
     """
     scenario_steps = (
         [_scenario_step(name) for name in sorted(scenarios, key=_start_order)] if "molecule" in parts else []
@@ -88,9 +88,9 @@ def plan_steps(parts: Collection[str], scenarios: Iterable[str]) -> list[Command
         *image_steps,
         *_steps_of(parts, "lint"),
         *scenario_steps[:_EARLY_COUNT],
-        *_steps_of(parts, "integration", "sanity"),
+        *_steps_of(parts, "integration", "unit", "sanity"),
         *scenario_steps[_EARLY_COUNT:],
-        *_steps_of(parts, "unit", "publication", "security"),
+        *_steps_of(parts, "publication", "security"),
     ]
 
 
