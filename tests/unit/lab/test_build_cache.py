@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:3]
-import gpumesh_lab_bytecode, gpumesh_ansible_cache
+import gpumesh_lab_bytecode, gpumesh_kept_builds
 gpumesh_lab_bytecode.FOLDER = sys.argv[3]
 from ansible.cli.adhoc import AdHocCLI
 AdHocCLI.cli_executor(["ansible", "--inventory", "localhost,", "--connection", "local", "--module-name", "some.own.say", "all"])
@@ -28,7 +28,7 @@ AdHocCLI.cli_executor(["ansible", "--inventory", "localhost,", "--connection", "
 YAML_PROGRAM = """
 import json, sys
 sys.path[:0] = sys.argv[1:3]
-import gpumesh_lab_bytecode, gpumesh_ansible_cache
+import gpumesh_lab_bytecode, gpumesh_kept_builds
 gpumesh_lab_bytecode.FOLDER = sys.argv[3]
 import yaml
 values, scans = [], []
@@ -124,6 +124,17 @@ def test_yaml_is_parsed_once_by_each_loader(tmp_path: Path, length: int) -> None
     assert json.loads(load_yaml(path, kept).stdout) == [expected, 2 if is_short else 1]
     assert json.loads(load_yaml(path, kept).stdout) == [expected, 2 if is_short else 0]
     assert len(list(kept.glob("yaml-*"))) == (0 if is_short else 4)
+
+
+def test_without_a_place_to_keep_it_everything_is_built(project: Project, tmp_path: Path) -> None:
+    path = tmp_path / "given.yml"
+    path.write_text(f"numbers: {list(range(3000))}\n", encoding="ascii")
+    _values, parsings = json.loads(load_yaml(path, tmp_path / "nowhere").stdout)
+    assert parsings == 2
+    project.write_word("first")
+    project.kept.rmdir()
+    assert "word: first" in project.run_module()
+    assert not project.kept.exists()
 
 
 def test_an_error_in_yaml_has_the_name_of_the_file(tmp_path: Path) -> None:
