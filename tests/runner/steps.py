@@ -16,15 +16,16 @@ IMAGE_STEP = "molecule: image"
 _LONGEST_SCENARIOS = (
     "work",
     "tracking",
-    "slurm",
     "kernel",
-    "guides",
     "tailscale",
-    "session",
+    "default",
+    "slurm",
     "chaos",
     "check",
-    "slurm_bookworm",
-    "default",
+    "session",
+    "awx",
+    "registry",
+    "guides",
     "wireguard",
 )
 
