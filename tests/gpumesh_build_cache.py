@@ -36,6 +36,9 @@ def keep_archives(module_common: Any) -> None:
         except ValueError:
             return build(*positional, **named)
         run_folder = Path(module_common.C.DEFAULT_LOCAL_TMP, "ansiballz_cache")
+        if _find_archives(run_folder, module_name):
+            # This run has it: each task on each host comes through here.
+            return build(*positional, **named)
         digest = _digest_inputs(Path(module_common.__file__), Path(module_path))
         kept_folder = Path(gpumesh_lab_bytecode.FOLDER, f"{module_name}-{digest}")
         _copy_archives(kept_folder, run_folder, module_name)
@@ -50,15 +53,21 @@ def _digest_inputs(ansible_path: Path, module_path: Path) -> str:
     """Return a digest of what an archive may be made of: the module, its collection and Ansible, by their times."""
     utilities = module_path.parents[2] / "plugins" / "module_utils"
     inputs = [ansible_path, module_path, *sorted(utilities.rglob("*.py"))]
-    return _digest(b"\n".join(f"{path} {path.stat().st_mtime_ns} {path.stat().st_size}".encode() for path in inputs))
+    statuses = [(path, path.stat()) for path in inputs]
+    return _digest(*(f"{path} {status.st_mtime_ns} {status.st_size}".encode() for path, status in statuses))
+
+
+def _find_archives(folder: Path, module_name: str) -> list[Path]:
+    """Return the complete archives of a module."""
+    return [path for path in folder.glob(f"{module_name}-*") if not path.name.endswith(("-part", ".lock"))]
 
 
 def _copy_archives(source: Path, target: Path, module_name: str) -> None:
     """Copy the archives of a module that are not in the other folder yet."""
     with contextlib.suppress(OSError):
         target.mkdir(exist_ok=True)
-    for path in source.glob(f"{module_name}-*"):
-        if not path.name.endswith(("-part", ".lock")) and not (target / path.name).exists():
+    for path in _find_archives(source, module_name):
+        if not (target / path.name).exists():
             _write_file(target / path.name, path.read_bytes())
 
 

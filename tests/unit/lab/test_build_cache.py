@@ -24,7 +24,8 @@ gpumesh_lab_bytecode.FOLDER = sys.argv[3]
 from ansible.cli.adhoc import AdHocCLI
 AdHocCLI.cli_executor(["ansible", "--inventory", "localhost,", "--connection", "local", "--module-name", "some.own.say", "all"])
 """
-#: Loads a file with each of the common loaders, twice, and changes what it gets. Prints all of it, and how often one of them has parsed.
+#: Loads a file with each of the common loaders, twice, and changes what it gets. Prints all of it, and how often one of
+#: them has parsed.
 YAML_PROGRAM = """
 import json, sys
 sys.path[:0] = sys.argv[1:3]
