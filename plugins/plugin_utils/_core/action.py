@@ -29,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.time_limit import number_refusal
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.valid_records import parse_once
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.terminal import available_width, wrap_text
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages import (
     BEGIN_SCRIPT,
@@ -216,6 +217,8 @@ class HostAction(ActionBase):
     TRANSFERS_FILES = False
     #: The record that was passed to the task; empty until it is read.
     _given_record: Mapping[str, Any] = {}
+    #: Its digest; empty until it is needed.
+    _given_digest = ""
     #: Whether it is in a variable of the play, and so the one that all hosts have, and not a change of it.
     _is_held_record = False
 
@@ -255,7 +258,8 @@ class HostAction(ActionBase):
 
     def record(self) -> model.Record:
         """The cluster record that was passed to the task. Raises RecordError or InputError."""
-        return model.parse(self.resolve_record(self._task.args.get("record")))
+        record, self._given_digest = parse_once(self.resolve_record(self._task.args.get("record")))
+        return record
 
     def resolve_record(self, record_reference: Any) -> Any:
         """Return a cluster record that was passed as a value, or by the name of a variable.
@@ -273,6 +277,7 @@ class HostAction(ActionBase):
         if isinstance(resolved_record, str):
             resolved_record = self._templar.template(resolved_record)
         self._given_record = resolved_record if isinstance(resolved_record, Mapping) else {}
+        self._given_digest = ""
         self._is_held_record = isinstance(record_reference, str)
         return resolved_record
 
@@ -485,8 +490,8 @@ class HostAction(ActionBase):
         """
         if self.is_delegated or not self._is_held_record:
             return {}
-        given_record = self._given_record
-        return {"record_copy": {"cluster": given_record["name"], "digest": record_digest(given_record)}}
+        digest = self._given_digest or record_digest(self._given_record)
+        return {"record_copy": {"cluster": self._given_record["name"], "digest": digest}}
 
     def _run_module_with_facts(
         self, module_name: str, arguments: Mapping[str, Any]

@@ -306,7 +306,7 @@ def sizes_sent(member_count: int) -> dict[str, int]:
 
 
 def test_what_an_unchanged_cluster_sends_to_a_host_does_not_grow_with_the_members() -> None:
-    assert sizes_sent(500) == sizes_sent(2)
+    assert sizes_sent(1000) == sizes_sent(2)
 
 
 @pytest.mark.parametrize("name", ["names", "firewall", "ssh_trust"])
