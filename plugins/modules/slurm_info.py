@@ -77,6 +77,12 @@ nodes:
     slurmd_started:
       description: When the slurmd that registered last was started, in seconds since 1970. Null if none has registered.
       type: int
+readiness:
+  description: Whether each of RV(nodes) accepts jobs, by name. A play that asks for its own host in it does not go
+    through all nodes on each of them.
+  type: dict
+  returned: with V(nodes) in O(gather)
+  sample: {n1: true, n2: false}
 partitions:
   description: The partitions.
   type: list
@@ -131,6 +137,7 @@ def work(module: AnsibleModule) -> ModuleResult:
             selected_names = {node_name for expression in params["nodes"] for node_name in expand_hostlist(expression)}
             node_states = [node for node in node_states if node["name"] in selected_names]
         values["nodes"] = node_states
+        values["readiness"] = {node["name"]: node["ready"] for node in node_states}
     if "partitions" in params["gather"]:
         values["partitions"] = show.list_partitions(run)
     if "jobs" in params["gather"]:

@@ -93,7 +93,7 @@ def test_a_node_that_does_not_become_ready_is_explained(tmp_path: Path) -> None:
             "slurm_ready_timeout": 2,
             # slurmd has just been started.
             "__slurm_run": {"changed": True, "redefined": False, "leftover": False, "slurm_node": True},
-            "__slurm_nodes": {"nodes": []},
+            "__slurm_nodes": {"nodes": [], "readiness": {}},
         },
         "tasks": [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": "settle"}}],
         "environment": {"PATH": f"{tmp_path}/{{{{ inventory_hostname }}}}:{os.environ['PATH']}"},
@@ -142,7 +142,7 @@ def test_nodes_register_and_what_runs_no_jobs_is_withdrawn(tmp_path: Path) -> No
     hosts = {
         name: {
             "__slurm_run": {"changed": False, "redefined": False, "leftover": False, **result},
-            "__slurm_nodes": {"nodes": [{"name": "another", **READY}, *([{"name": name, **node}] if node else [])]},
+            "__slurm_nodes": {"readiness": {"another": True, **({name: node["ready"]} if node else {})}},
         }
         for name, (result, node, _steps) in STEPS.items()
     }

@@ -40,12 +40,19 @@ class ActionModule(ActionBase):
         results = self._templar.template(task_vars["results"])
         return {"changed": False, **results.get(step, results.get(f"{name} {given.get('state', 'present')}", {}))}
 """
+
+
+def list_nodes(*names: str) -> dict[str, Any]:
+    """What the controller says of nodes that accept jobs."""
+    return {"nodes": [{"name": name, "ready": True} for name in names], "readiness": dict.fromkeys(names, True)}
+
+
 CONTINUE_DECISION = {"action": "continue", "query": "", "retire": "", "tenures": []}
 QUEUE = {"in_use": False, "marker": None, "is_node": True, "slurm_version": None}
 RESULTS: dict[str, dict[str, Any]] = {
     "slurm configured": {"reload": "none"},
     "slurm present": {"redefined": False, "leftover": False, "slurm_node": True},
-    "slurm_info present": {"nodes": [{"name": name, "ready": True} for name in HOSTS]},
+    "slurm_info present": list_nodes(*HOSTS),
     "slurm_state packed": {"parts": 2, "checksum": "c"},
     "slurm_state_info present": {"content": "part"},
     "slurm_state imported": {"files": []},
@@ -165,10 +172,9 @@ def test_no_host_changes_while_the_queue_is_elsewhere(collection: Path, options:
 @pytest.mark.parametrize("started", [False, True], ids=["it ran before", "it has just started"])
 def test_a_node_that_the_controller_lost_registers_again(collection: Path, started: bool) -> None:
     """slurmd registers when it starts. The controller may have lost its power a moment later."""
-    known = [{"name": name, "ready": True} for name in ("n1", "n2")]
     results = {
         "n2 slurm_state_info present": {**QUEUE, "handover": CONTINUE_DECISION},
-        "slurm_info present": {"nodes": known},
+        "slurm_info present": list_nodes("n1", "n2"),
         "n3 slurm present": {**RESULTS["slurm present"], "changed": started},
     }
     done, steps = run(collection, results, slurm_ready_timeout=2)
@@ -185,7 +191,7 @@ def test_a_node_that_is_to_run_no_jobs_is_deleted_before_slurmd_stops(collection
         "n1 slurm present": {**without_jobs, "redefined": True},
         # The controller does not know it.
         "n3 slurm present": without_jobs,
-        "slurm_info present": {"nodes": [{"name": name, "ready": True} for name in ("n1", "n2")]},
+        "slurm_info present": list_nodes("n1", "n2"),
     }
     done, steps = run(collection, results)
     assert done.exit_status == 0, done.output
