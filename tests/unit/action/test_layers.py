@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -26,6 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import boot_program_sources
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
+from ansible_collections.gpumesh.cluster.tests.support import unchanged_cluster
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import ActionRun, play_action
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
@@ -266,43 +266,19 @@ def test_a_layer_module_receives_the_generation_of_the_record(name: str) -> None
 
 
 def sizes_sent(member_count: int) -> dict[str, int]:
-    """The bytes that each module receives in an unchanged cluster with so many members, all with their keys."""
-    members = [
-        {
-            **MESHED["members"][0],
-            "machine": f"n{number}",
-            "address": f"10.1.{number >> 8}.{number & 255}",
-            "mesh": {
-                "address": f"10.99.{number >> 8}.{number & 255}",
-                "public_key": base64.b64encode(number.to_bytes(32, "big")).decode(),
-            },
-            "ssh_public_key": f"ssh-ed25519 {'A' * 64}{number:04}",
-            "ssh_host_keys": [f"ssh-ed25519 {'B' * 64}{number:04}"],
-        }
-        for number in range(1, member_count + 1)
-    ]
-    subnet = "10.1.0.0/16"
-    held = {**MESHED, "subnet": subnet, "members": members}
-    answers = {
-        job_environment: {"outdated": []},
-        session: {"missing": [], "outdated": []},
-        names: {"outdated": []},
-        firewall: {"tools": True},
-        ssh_trust: {},
-        layer_info: {"drift": {}, "munge_key": ""},
-    }
-    played = {
-        action: play_on_host(action, {"record": "held"}, {"changed": False, **answer}, held=held, session_enabled=True)
-        for action, answer in answers.items()
-    }
-    all_in_play = {"ansible_play_batch": [member["machine"] for member in members]}
-    tunnel = {"changed": False, "tools": True, "implementation": "kernel", "public_key": None, "interface_up": True}
-    options = {"gpumesh.cluster.wireguard": [{**tunnel, "boot": True}]}
-    played[mesh] = play_action(
-        mesh.ActionModule, {"record": "held"}, options, {"inventory_hostname": "n1", "held": held, **all_in_play}
-    )
-    assert not any(run.result.get("failed") for run in played.values()), played
-    return {action.__name__: len(json.dumps(run.module_calls)) for action, run in played.items()}
+    """The bytes that each module receives on a member of an unchanged cluster with so many members."""
+    held = unchanged_cluster.build_record(member_count)
+    actions = (job_environment, session, names, firewall, ssh_trust, layer_info, mesh, storage, train)
+    machines = [member["machine"] for member in held["members"]]
+    variables = {"inventory_hostname": "n2", "held": held, "session_enabled": True, "ansible_play_batch": machines}
+    sizes = {}
+    for action in actions:
+        module = {"mesh": "wireguard"}.get(name := action.__name__.rpartition(".")[2], name)
+        answers = {f"gpumesh.cluster.{module}": [{"changed": False, **unchanged_cluster.ANSWERS[module]}]}
+        played = play_action(action.ActionModule, {"record": "held"}, answers, variables)
+        assert not played.result.get("failed"), played.result
+        sizes[module] = len(json.dumps(played.module_calls))
+    return sizes
 
 
 def test_what_an_unchanged_cluster_sends_to_a_host_does_not_grow_with_the_members() -> None:
