@@ -141,85 +141,25 @@ table:
   sample: gpumesh-firewall
 """
 
-import os
-
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
     COPY_OPTION,
     DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.desired import derive_parameters
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.rules import (
-    TABLE_NAME,
-    parse_desired_firewall,
-    parse_ephemeral_range,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.ssh import read_ssh_access
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.table import (
-    FirewallHost,
-    admit_addresses,
-    ensure_absent,
-    ensure_present,
-)
-
-_PORT_RANGE_PATH = "/proc/sys/net/ipv4/ip_local_port_range"
-
-
-def work(module: AnsibleModule) -> ModuleResult:
-    """Write or remove the rules of the cluster."""
-    params = module.params
-    cluster = params["cluster"]
-    firewall_host = FirewallHost(run, module.check_mode)
-    if not runs_systemd():
-        firewall_host = firewall_host._replace(unit_directory="")
-    if params["state"] == "absent":
-        result = ensure_absent(firewall_host, cluster)
-    elif params["state"] == "admitted":
-        result = admit_addresses(firewall_host, params["members"], params["seconds"])
-    else:
-        ephemeral_ports = [parse_ephemeral_range(read_text(_PORT_RANGE_PATH) or "")] if params["ephemeral"] else []
-        ports_by_option = {
-            option_name: [*params[option_name], *ephemeral_ports] for option_name in ("tcp_ports", "udp_ports")
-        }
-        desired_rules = parse_desired_firewall(
-            cluster, {**params, **ports_by_option}, read_ssh_access("/proc", os.getpid())
-        )
-        result = ensure_present(firewall_host, cluster, desired_rules)
-    values = {"tools": result.nft_installed, "table": TABLE_NAME}
-    return ModuleResult(result.changed, values, result.before, result.after, f"{TABLE_NAME}: {cluster}")
 
 
 def main() -> None:
     """The module's entry point."""
-    strings_option = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
-        argument_spec={
-            "record": {"type": "raw"},
-            **DERIVED_OPTION,
-            **COPY_OPTION,
-            "cluster": {"type": "str"},
-            "state": {"type": "str", "choices": ["present", "absent", "admitted"], "default": "present"},
-            "members": strings_option,
-            "seconds": {"type": "int", "default": 900},
-            "mesh_members": strings_option,
-            "mesh_interface": {"type": "str"},
-            "trusted": strings_option,
-            "tcp_ports": strings_option,
-            "udp_ports": strings_option,
-            "ephemeral": {"type": "bool", "default": True},
-            "open_udp_ports": strings_option,
-            "ssh_port": {"type": "int", "default": 22},
-            "ssh_from": strings_option,
-        },
+        argument_spec={"record": {"type": "raw"}, **DERIVED_OPTION, **COPY_OPTION, **apply.OPTIONS},
         required_one_of=[("cluster", "record")],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), derive=derive_parameters)
+    exit_with(module, lambda: apply.work(module.params, module.check_mode), derive=derive_parameters)
 
 
 if __name__ == "__main__":

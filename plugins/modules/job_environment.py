@@ -84,72 +84,30 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.ge
     COPY_OPTION,
     DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files, push
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files, folder, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.desired import derive_parameters
 
 
-def work(module: AnsibleModule) -> ModuleResult:
-    """Inspect the host, refuse unusable settings, then write the files and mount the directory.
-
-    Change nothing while contents are missing.
-    """
-    params, check_mode = module.params, module.check_mode
-    program_changes = {} if params["state"] == "absent" else files.program_changes(params)
-    outdated_contents = push.missing_contents(program_changes.values())
-    if outdated_contents and not check_mode:
-        return ModuleResult(False, {"paths": [], "outdated": outdated_contents})
-    program_result = ModuleResult(False, {})
-    if params["state"] == "absent":
-        directory_result = folder.ensure_jobs_mount(run, present=False, check_mode=check_mode)
-        file_steps = managed_files.ensure_files(files.removal_entries(params["cluster"]), check_mode)
-    else:
-        host_state = host.read_job_host(run, Tree(), params["settings"])
-        host.refuse_ephemeral_ports(params["settings"], host_state.local_ports)
-        file_steps = managed_files.ensure_files(files.desired_entries(params, host_state), check_mode)
-        program_result = apply_changes(list(program_changes.values()), {}, check_mode)
-        directory_result = folder.ensure_jobs_mount(run, present=True, check_mode=check_mode)
-    if directory_result.failure_reason:
-        module.warn(directory_result.failure_reason)
-    values = {
-        "paths": [
-            *(step.path for step in file_steps),
-            *(path for path, change in program_changes.items() if change.changed),
-        ],
-        "limited": params["state"] == "present" and not directory_result.failure_reason,
-        "outdated": outdated_contents,
-    }
-    diff_before, diff_after = managed_files.format_diff(file_steps)
-    if directory_result.changed:
-        diff_before, diff_after = diff_before + directory_result.before, diff_after + directory_result.after
-    return ModuleResult(
-        bool(file_steps) or directory_result.changed or program_result.changed,
-        values,
-        diff_before + program_result.before,
-        diff_after + program_result.after,
-    )
+def report(module: AnsibleModule) -> ModuleResult:
+    """Do the work, and warn if jobs can fill the file system of the host."""
+    environment_result = apply.work(module.params, module.check_mode)
+    unlimited_reason = environment_result.return_values.pop("unlimited_reason", None)
+    if unlimited_reason is None:
+        return environment_result
+    if unlimited_reason:
+        module.warn(unlimited_reason)
+    is_limited = module.params["state"] == "present" and not unlimited_reason
+    return environment_result._replace(return_values={**environment_result.return_values, "limited": is_limited})
 
 
 def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
-        argument_spec={
-            "record": {"type": "raw"},
-            **DERIVED_OPTION,
-            **COPY_OPTION,
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "rdma": {"type": "bool", "default": True},
-            "cluster": {"type": "str"},
-            "machine": {"type": "str"},
-            "settings": {"type": "dict"},
-            **push.PUSH_OPTIONS,
-        },
+        argument_spec={"record": {"type": "raw"}, **DERIVED_OPTION, **COPY_OPTION, **apply.OPTIONS},
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), host_name=module.params["machine"], derive=derive_parameters)
+    exit_with(module, lambda: report(module), host_name=module.params["machine"], derive=derive_parameters)
 
 
 if __name__ == "__main__":

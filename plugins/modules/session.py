@@ -126,76 +126,24 @@ swept:
   sample: []
 """
 
-from typing import Any, Dict
-
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import (
     COPY_OPTION,
     DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import PUSH_OPTIONS, missing_contents
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install, node
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.desired import derive_parameters
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
-    DEFAULT_STORAGE_DIR,
-    PROGRAM_PATH,
-)
-
-
-def work(module: AnsibleModule) -> ModuleResult:
-    """Apply the files and the nftables table, and remove what ended sessions have left."""
-    params, check_mode = module.params, module.check_mode
-    missing_packages = install.missing_requirements() if params["state"] == "present" else []
-    values: Dict[str, Any] = {"missing": missing_packages, "outdated": [], "path": PROGRAM_PATH, "swept": []}
-    if missing_packages:
-        install.parse_settings(params)
-        return ModuleResult(
-            check_mode,
-            values,
-            "",
-            "".join(f"{package_name}\n" for package_name in missing_packages) if check_mode else "",
-        )
-    layer_changes = list(install.plan_changes(run, params).values())
-    values["outdated"] = missing_contents(layer_changes)
-    if values["outdated"] and not check_mode:
-        return ModuleResult(False, values)
-    if params["state"] == "present" and not check_mode:
-        install.refuse_unfit_host(run, params["machine"])
-        values["swept"] = node.clean_up(run, params["machine"])
-    applied_result = apply_changes(layer_changes, values, check_mode)
-    return applied_result._replace(changed=applied_result.changed or bool(values["swept"]))
 
 
 def main() -> None:
     """The module's entry point."""
-    text_option: Any = {"type": "str", "default": ""}
-    strings_option: Any = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
-        argument_spec={
-            "record": {"type": "raw"},
-            **DERIVED_OPTION,
-            **COPY_OPTION,
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "machine": text_option,
-            "manager": text_option,
-            "interface": text_option,
-            "members": {"type": "dict", "default": {}},
-            "pools": strings_option,
-            "closed": strings_option,
-            "nat": {"type": "bool", "default": True},
-            "allow": strings_option,
-            "volumes": strings_option,
-            "mounts_allowed": strings_option,
-            "storage": {"type": "str", "default": DEFAULT_STORAGE_DIR},
-            "mesh": text_option,
-            **PUSH_OPTIONS,
-        },
+        argument_spec={"record": {"type": "raw"}, **DERIVED_OPTION, **COPY_OPTION, **apply.OPTIONS},
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), derive=derive_parameters)
+    exit_with(module, lambda: apply.work(module.params, module.check_mode), derive=derive_parameters)
 
 
 if __name__ == "__main__":

@@ -70,41 +70,20 @@ path:
   sample: /usr/local/bin/gpumesh-train
 """
 
-from typing import Any, Dict
-
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, apply_changes, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import PUSH_OPTIONS, missing_contents
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install, paths
-
-
-def work(module: AnsibleModule) -> ModuleResult:
-    """Write or remove the files; change nothing while contents are missing."""
-    file_changes = list(install.desired_changes(module.params).values())
-    outdated_contents = missing_contents(file_changes)
-    values: Dict[str, Any] = {"outdated": outdated_contents, "path": paths.PROGRAM_PATH}
-    if outdated_contents and not module.check_mode:
-        return ModuleResult(False, values)
-    return apply_changes(file_changes, values, module.check_mode)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import apply
 
 
 def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
-        argument_spec={
-            "record": {"type": "raw"},
-            **DERIVED_OPTION,
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "run_dir": {"type": "str", "default": ""},
-            "stage_dir": {"type": "str", "default": paths.STAGE_DIR},
-            "volumes": {"type": "list", "elements": "str", "default": []},
-            **PUSH_OPTIONS,
-        },
+        argument_spec={"record": {"type": "raw"}, **DERIVED_OPTION, **apply.OPTIONS},
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module))
+    exit_with(module, lambda: apply.work(module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from module_runs import read_result, start_module, write_programs
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import munge_apply as munge
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, configure
-from ansible_collections.gpumesh.cluster.plugins.modules import munge
 
 CURRENT_USER = pwd.getpwuid(os.getuid()).pw_name
 KEY = base64.b64encode(bytes(range(64))).decode()

@@ -15,7 +15,7 @@ from typing import Any
 from program_builds import build_zipapp, push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
-from ansible_collections.gpumesh.cluster.plugins.modules.names import plan_boot_restore
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.names_apply import plan_boot_restore
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.names import boot_program_sources
 
 MEMBERS = [{"address": "10.99.0.1", "names": ["n1"]}]

@@ -41,7 +41,9 @@ import importlib, sys
 name = sys.argv.pop()
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 module = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.modules." + name)
-setattr(module, "report" if name == "ssh_trust" else "work", lambda *given: ModuleResult(True, {"worked": True}))
+rooms = [getattr(module, room) for room in ("apply", "names_apply", "munge_apply") if hasattr(module, room)]
+room = module if hasattr(module, "report") or not rooms else rooms[0]
+setattr(room, "report" if hasattr(module, "report") else "work", lambda *given: ModuleResult(True, {"worked": True}))
 module.main()
 """
 

@@ -52,7 +52,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module impor
 module = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.modules." + name)
 def work(given, *_more):
     return ModuleResult(False, {"worked_with": getattr(given, "params", given)})
-setattr(module, "report" if name == "ssh_trust" else "work", work)
+room = next((getattr(module, room) for room in ("apply", "names_apply") if hasattr(module, room)), module)
+setattr(*((module, "report") if hasattr(module, "report") else (room, "work")), work)
 module.main()
 """
 

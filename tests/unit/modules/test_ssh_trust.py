@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import apply as ssh_trust
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import host, server
-from ansible_collections.gpumesh.cluster.plugins.modules import ssh_trust
+from ansible_collections.gpumesh.cluster.plugins.modules import ssh_trust as ssh_trust_module
 
 ACCEPTS = server.parse_sshd_settings("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
 
@@ -77,6 +78,6 @@ def test_a_server_that_distinguishes_too_many_members_is_reported(
     login = {"machine": "n1", "address": "10.0.0.1", "port": 22, "peers": {"10.0.0.2": "n2", "10.0.0.3": "n3"}}
     warned: list[str] = []
     params = {"state": "present", "cluster": "lab", "users": ["root"], **login, **texts}
-    outcome = ssh_trust.report(SimpleNamespace(params=params, check_mode=True, warn=warned.append))
+    outcome = ssh_trust_module.report(SimpleNamespace(params=params, check_mode=True, warn=warned.append))
     assert outcome.return_values["unqueried"] == 1
     assert "n1: the Match blocks" in warned[0] and "only 1 of 2 members" in warned[0]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import apply as storage
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import fstab
-from ansible_collections.gpumesh.cluster.plugins.modules import storage
 
 MOUNT = {"volume": "data", "mount_point": "/mnt/no-such-volume", "mount": "[Mount]"}
 

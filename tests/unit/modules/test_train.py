@@ -14,6 +14,7 @@ from ansible.module_utils.basic import AnsibleModule
 from module_runs import patch_module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import apply as session_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install as session_install
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
@@ -84,17 +85,17 @@ def test_session_files_are_pushed_and_old_sessions_swept(
         return CommandResult(0, "", "")
 
     steps: list[str] = []
-    monkeypatch.setattr(session, "run", command)
-    monkeypatch.setattr(session.install, "missing_requirements", list)
-    monkeypatch.setattr(session.install, "refuse_unfit_host", lambda _run, _machine: steps.append("refuse"))
-    monkeypatch.setattr(session.node, "clean_up", lambda _run, _machine: steps.append("clean") or [7])
+    monkeypatch.setattr(session_apply, "run", command)
+    monkeypatch.setattr(session_install, "missing_requirements", list)
+    monkeypatch.setattr(session_install, "refuse_unfit_host", lambda _run, _machine: steps.append("refuse"))
+    monkeypatch.setattr(session_apply.node, "clean_up", lambda _run, _machine: steps.append("clean") or [7])
     for name in ("_plan_plugin", "_plan_rules"):
         monkeypatch.setattr(
             session_install,
             name,
             lambda *_given: session_install.program_archive.file_change(str(place / "other"), b"x"),
         )
-    for module in (session, session_install):
+    for module in (session_apply, session_install):
         monkeypatch.setattr(module, "PROGRAM_PATH", str(place / models.PROGRAM_NAME))
     contents = session_data.program_sources()
     given = {"machine": "n1", "pools": ["10.192.0.0/10"], "digests": source_digests(contents)}
