@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.desired import derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction, RecordArguments
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import given_parameters
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import complete_parameters
 
 
 class ActionModule(HostAction):
@@ -29,17 +27,12 @@ class ActionModule(HostAction):
             return self.run_module("gpumesh.cluster.firewall", {"cluster": record["name"], "state": "absent"})
         if self.machine not in [member["machine"] for member in record["members"]]:
             return {"changed": False}
-        given_args = {"cluster": record["name"], **given_parameters(module_args, self._layer_ports(record))}
+        given_args = {
+            "cluster": record["name"],
+            **complete_parameters(module_args, registry.layer_ports(record, self.options)),
+        }
         return self.ensure_packages(
             "gpumesh.cluster.firewall",
             RecordArguments(given_args, lambda: derive_parameters(record, given_args)),
             lambda result: [] if result["tools"] else ["nftables"],
         )
-
-    def _layer_ports(self, record: model.Record) -> list[Ports]:
-        """Return the ports of each layer, which may follow from options of its role."""
-        return [
-            layer.ports(record, self.options(*layer.port_options))
-            for layer in registry.LAYERS
-            if layer.ports is not None
-        ]

@@ -10,16 +10,14 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import join_names
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     STATE_OPTION,
     HostAction,
     ModuleFailedError,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import host_rules
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.firewall import HOST_OPTIONS, host_parameters
 
 _MODULE = "gpumesh.cluster.firewall_host"
-_DEFAULTS = HostRule()._asdict()
 
 
 class ActionModule(HostAction):
@@ -46,14 +44,12 @@ class ActionModule(HostAction):
             # If the probes fail, the verdict has the command. If they pass, the layer tells the rest.
             return {"changed": False}
         network = self._read_network(task_args["registration"], options["cluster_name"])
-        module_args: dict[str, Any] = {"cluster": network["name"], "state": task_args["state"]}
+        module_args: Mapping[str, Any] = {"cluster": network["name"], "state": task_args["state"]}
         if task_args["state"] == "present":
-            rules = self._derive_rules(network)
-            if not rules:
+            parameters_by_module = host_parameters(network, self.machine, self.options(*HOST_OPTIONS))
+            if not parameters_by_module:
                 return {"changed": False}
-            module_args["rules"] = [
-                {name: value for name, value in rule._asdict().items() if value != _DEFAULTS[name]} for rule in rules
-            ]
+            module_args = parameters_by_module["firewall_host"]
         comparison = self.run_module(_MODULE, module_args)
         if not comparison["commands"]:
             return comparison
@@ -90,14 +86,6 @@ class ActionModule(HostAction):
             "mesh": decision["enrol_settings"],
             "members": decision["members"],
         }
-
-    def _derive_rules(self, network: Mapping[str, Any]) -> list[HostRule]:
-        """Return the rules of the host; none if it is not a member."""
-        member = next((member for member in network["members"] if member["machine"] == self.machine), None)
-        if member is None:
-            return []
-        options = self.options("session_enabled", "session_nat", "session_ports", "session_subnets")
-        return host_rules(network, member, options)
 
     def _describe_commands(self, cluster: str, comparison: Mapping[str, Any]) -> str:
         firewalls = join_names(comparison["firewalls"])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
@@ -15,10 +16,17 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     HostAction,
     RecordArguments,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.ssh_trust import key_registration
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
     MESH_OPTIONS,
     userspace_only_machines,
 )
+
+#: The modules that look at what supervisord runs, and the paths that they read.
+_SUPERVISED_MODULES = {
+    "names": ("supervisor_programs",),
+    "munge": ("supervisor_config", "supervisor_programs"),
+}
 
 
 class ActionModule(HostAction):
@@ -29,6 +37,12 @@ class ActionModule(HostAction):
         self.arguments(record=RECORD_OPTION)
         record = self.record()
         queries = layer_queries(record, self.machine, self.options)
+        supervisor_paths = self.supervisor_options()
+        for module_name, path_names in _SUPERVISED_MODULES.items():
+            if module_name in queries.options["modules"]:
+                queries.options["modules"][module_name].update(
+                    {name: path for name, path in supervisor_paths.items() if name in path_names}
+                )
         result = self.run_module(
             "gpumesh.cluster.layer_info",
             RecordArguments(queries.options, lambda: derive_parameters(record, queries.options)),
@@ -37,8 +51,13 @@ class ActionModule(HostAction):
             **result,
             "layers": queries.layers,
             "userspace_only": self._is_userspace_only(record),
-            "drift": {**queries.refusals, **result["drift"]},
+            "drift": {**queries.refusals, **self._compare_keys(record, result), **result["drift"]},
         }
+
+    def _compare_keys(self, record: model.Record, result: Mapping[str, Any]) -> dict[str, str]:
+        """Return the drift of the layer ssh_trust if the record has other keys than the host."""
+        registration_entry = key_registration(record, self.machine, result["ssh_keys"])
+        return {"ssh_trust": "its keys are not the ones in the record"} if registration_entry else {}
 
     def _is_userspace_only(self, record: model.Record) -> bool:
         """Whether the host is a userspace-only member, according to what the role cluster has read of it."""

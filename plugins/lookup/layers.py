@@ -17,13 +17,18 @@ description:
 options:
   _terms:
     description:
-      - Which layers. V(base), V(optional) and V(scheduler) are the stages of C(site), in the order of their setup.
+      - Which layers. V(network), V(base), V(optional) and V(scheduler) are the stages of C(site), in the order of their
+        setup.
       - V(remaining) are those that name the members, and have to be updated when one has left.
       - V(leaving) are all, in the order in which they leave a machine.
     type: list
     elements: str
-    choices: [base, optional, scheduler, remaining, leaving]
+    choices: [network, base, optional, scheduler, remaining, leaving]
     required: true
+  only:
+    description: Only those with these names, such as the result of M(gpumesh.cluster.layer_plan). All if it is not set.
+    type: list
+    elements: str
 """
 
 EXAMPLES = r"""
@@ -72,7 +77,8 @@ class LookupModule(LookupBase):
     ) -> list[dict[str, Any]]:
         """Return the layers; see DOCUMENTATION."""
         self.set_options(var_options=variables, direct=options)
-        layers = [layer for term in terms for layer in select_layers(str(term))]
+        names = self.get_option("only")
+        layers = [layer for term in terms for layer in select_layers(str(term)) if names is None or layer.name in names]
         return [{"name": layer.name, "claim": layer.claim, "connects": layer.connects} for layer in layers]
 
 

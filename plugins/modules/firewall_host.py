@@ -103,27 +103,11 @@ zones:
   returned: success
 """
 
-from typing import Any, Mapping
-
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import DERIVED_OPTION
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import host
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import parse_rule
-
-
-def work(params: Mapping[str, Any], check_mode: bool) -> ModuleResult:
-    """Compare the firewalls, and change firewalld with ``apply``."""
-    tree, cluster = Tree(), params["cluster"]
-    rules = [parse_rule(fields) for fields in params["rules"]] if params["state"] == "present" else []
-    comparison = host.compare_host(run, tree, cluster, rules)
-    if params["apply"] and not check_mode:
-        host.apply_firewalld(run, tree, cluster, comparison)
-    commands = comparison.commands()
-    return ModuleResult(bool(commands), comparison.to_result(), after="".join(f"{command}\n" for command in commands))
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import host_apply
 
 
 def main() -> None:
@@ -134,27 +118,11 @@ def main() -> None:
             "record": {"type": "raw"},
             "registration": {"type": "str"},
             **DERIVED_OPTION,
-            "cluster": {"type": "str"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "apply": {"type": "bool", "default": False},
-            "rules": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "interface": {"type": "str"},
-                    "source": {"type": "str"},
-                    "port": {"type": "int"},
-                    "protocol": {"type": "str", "choices": ["tcp", "udp"]},
-                    "forward": {"type": "bool"},
-                    "out_interface": {"type": "str"},
-                    "mesh": {"type": "bool"},
-                },
-            },
+            **host_apply.OPTIONS,
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params, module.check_mode))
+    exit_with(module, lambda: host_apply.work(module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.internal
 options:
   modules:
-    description: The parameters for the modules of layers that compare the host themselves, by layer.
+    description: The parameters for the modules of layers that compare the host themselves, by module.
     type: dict
     default: {}
   files:
@@ -77,6 +77,14 @@ drift:
   type: dict
   returned: always
   sample: {slurm: slurmd.service does not run}
+ssh_keys:
+  description: The public SSH keys of the host, for the comparison with the record. Empty without an SSH trust.
+  type: dict
+  returned: always
+pending:
+  description: What a layer has to do that is no drift, by layer.
+  type: dict
+  returned: always
 layers:
   description: The layers that the host should have, according to the record and the options of their roles.
   type: list
@@ -106,14 +114,14 @@ _MUNGE_KEY = "/etc/munge/munge.key"
 
 def work(params: Dict[str, Any]) -> ModuleResult:
     """Compare the layers with the state of the host."""
+    comparison = drift.compare_modules(run, params["modules"])
     munge_key = munge.read_key_file(_MUNGE_KEY).key
     return ModuleResult(
         False,
         {
-            "drift": {
-                **drift.compare_modules(run, params["modules"]),
-                **drift.compare_layers(run, params["files"], params["services"]),
-            },
+            "drift": {**comparison.drift, **drift.compare_layers(run, params["files"], params["services"])},
+            "ssh_keys": comparison.ssh_keys,
+            "pending": drift.find_pending(params["modules"]),
             "munge_key": munge.key_fingerprint(munge_key) if munge_key else "",
         },
     )

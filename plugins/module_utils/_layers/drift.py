@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import (
+    GpumeshError,
+    HostStateError,
+    InputError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import (
     find_unread_files,
@@ -18,22 +25,60 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service impo
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel_log import can_read
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import host_names, names
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import host_names, munge_apply, names, names_apply
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import apply as firewall_apply
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import desired as firewall_desired
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall import host_apply as firewall_host_apply
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import apply as job_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import desired as job_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files as job_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import apply as ssh_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import desired as ssh_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import files as ssh_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import apply as storage_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import server
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import apply as session_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import desired as session_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install as session
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import node as session_node
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import apply as train_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install
 
 NOT_SET_UP = "not set up"
 _RUNNING_STATES = ("active", "activating", "reloading")
 _BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
 
-#: What compares the host with the parameters of a layer's module, by layer.
+
+class Comparison(NamedTuple):
+    """How a host differs, by layer. ``ssh_keys``: its public SSH keys, which the record has as well."""
+
+    drift: Dict[str, str]
+    ssh_keys: Dict[str, Any]
+
+
+class LayerModule(NamedTuple):
+    """What the module of a layer does on a host, for its comparison in check mode. ``options``: its argument_spec."""
+
+    layer: str
+    options: Mapping[str, Any]
+    work: Callable[[Mapping[str, Any], bool], ModuleResult]
+
+
+#: The modules whose check mode tells whether a layer has anything to do, by their names.
+MODULES: Mapping[str, LayerModule] = {
+    "names": LayerModule("names", names_apply.OPTIONS, names_apply.work),
+    "firewall": LayerModule("firewall", firewall_apply.OPTIONS, firewall_apply.work),
+    "firewall_host": LayerModule("firewall", firewall_host_apply.OPTIONS, firewall_host_apply.work),
+    "storage": LayerModule("storage", storage_apply.OPTIONS, storage_apply.work),
+    "ssh_trust": LayerModule("ssh_trust", ssh_apply.OPTIONS, ssh_apply.work),
+    "munge": LayerModule("munge", munge_apply.OPTIONS, munge_apply.work),
+    "job_environment": LayerModule("job_environment", job_apply.OPTIONS, job_apply.work),
+    "session": LayerModule("session", session_apply.OPTIONS, session_apply.work),
+    "train": LayerModule("train", train_apply.OPTIONS, train_apply.work),
+}
+
+#: What describes how the host differs from the parameters of a module, by its name.
 READERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], managed_files.LayerDifferences]] = {
     "names": names.differences,
     "ssh_trust": ssh_files.find_differences,
@@ -47,6 +92,7 @@ READERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], managed_files.LayerD
 #: What derives the parameters of a layer's module from the record and those that do not follow from it, by layer.
 DERIVERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]] = {
     "names": host_names.derive_parameters,
+    "firewall": firewall_desired.derive_parameters,
     "ssh_trust": ssh_desired.derive_parameters,
     "job_environment": job_desired.derive_parameters,
     "session": session_desired.derive_parameters,
@@ -140,7 +186,7 @@ def compare_layers(
 
 
 def derive_parameters(record: Mapping[str, Any], params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Complete the parameters of layers that are derived on the host. ``params``: those of the module layer_info.
+    """Complete the parameters of modules that are derived on the host. ``params``: those of the module layer_info.
 
     Raises InputError.
     """
@@ -154,17 +200,52 @@ def derive_parameters(record: Mapping[str, Any], params: Mapping[str, Any]) -> D
     }
 
 
-def compare_modules(run: Runner, params_by_layer: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-    """Return a message for each layer in READERS that differs. ``params_by_layer``: the parameters of their modules."""
-    differences_by_layer = {}
-    for layer, params in params_by_layer.items():
+def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any]]) -> Comparison:
+    """Compare the host with the parameters of the modules of layers, by name."""
+    drift_by_layer: Dict[str, str] = {}
+    ssh_keys: Dict[str, Any] = {}
+    for name, params in params_by_module.items():
+        differences = managed_files.LayerDifferences([], False)
         try:
-            messages, nothing_exists = READERS[layer](run, params)
+            result = _run_in_check_mode(name, params) if name in MODULES else None
+            if name in READERS and (result is None or result.changed):
+                differences = READERS[name](run, params)
+            if result is not None and result.changed and not differences.messages:
+                differences = managed_files.LayerDifferences([_describe_result(result)], False)
+            if result is not None and name == "ssh_trust":
+                ssh_keys = {key: result.return_values.get(key) for key in ("host_keys", "signing_key")}
         except GpumeshError as failure:
-            messages, nothing_exists = [failure.message.rstrip(".")], False
-        if messages:
-            differences_by_layer[layer] = NOT_SET_UP if nothing_exists else ", ".join(messages)
-    return differences_by_layer
+            differences = managed_files.LayerDifferences([failure.message.rstrip(".")], False)
+        layer = MODULES[name].layer if name in MODULES else name
+        if differences.messages and layer not in drift_by_layer:
+            drift_by_layer[layer] = NOT_SET_UP if differences.nothing_exists else ", ".join(differences.messages)
+    return Comparison(drift_by_layer, ssh_keys)
+
+
+def find_pending(params_by_module: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+    """Return what a layer has to do that is no drift, by layer."""
+    runs_sessions = params_by_module.get("session", {}).get("state") == "present"
+    return {"session": "a session is, or was, here"} if runs_sessions and session_node.has_leftovers() else {}
+
+
+def _run_in_check_mode(name: str, params: Mapping[str, Any]) -> ModuleResult:
+    """Return the result of a module in check mode. Raises GpumeshError."""
+    validation_result = ArgumentSpecValidator(MODULES[name].options).validate(params)
+    if validation_result.error_messages:
+        raise InputError(" ".join(validation_result.error_messages))
+    return MODULES[name].work(validation_result.validated_parameters, True)
+
+
+def _describe_result(result: ModuleResult) -> str:
+    """Describe a change that no file shows by the first line in which the states before and after it differ."""
+    before_lines, after_lines = result.before.splitlines(), result.after.splitlines()
+    for line in after_lines:
+        if line not in before_lines:
+            return f"lacks '{line.strip()}'"
+    for line in before_lines:
+        if line not in after_lines:
+            return f"has '{line.strip()}'"
+    return "is not as site would leave it"
 
 
 def _join_problems(problems: Sequence[str], expected_count: int) -> str:

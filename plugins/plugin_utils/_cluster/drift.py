@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, OPTIONAL, SCHEDULER, Options
+
+#: Those that follow the network, which a run always enters: the others need its addresses.
+_PLANNED_STAGES = (BASE, OPTIONAL, SCHEDULER)
 
 
 class LayerQueries(NamedTuple):
@@ -26,13 +30,20 @@ class LayerQueries(NamedTuple):
     refusals: dict[str, str]
 
 
+class LayerPlan(NamedTuple):
+    """The layers that a run enters, and why, by layer. A layer that is entered in any case has no reason."""
+
+    layers: list[str]
+    reasons: dict[str, str]
+
+
 def layer_queries(record: model.Record, machine: str, read_options: Callable[..., Mapping[str, Any]]) -> LayerQueries:
     """Return what one member is asked.
 
     ``read_options``: returns the options with these names on that host. It may raise InputError.
     """
     layers: list[str] = []
-    parameters_by_layer: dict[str, Any] = {}
+    parameters_by_module: dict[str, Any] = {}
     files: list[dict[str, Any]] = []
     services: list[dict[str, Any]] = []
     refusals: dict[str, str] = {}
@@ -43,17 +54,21 @@ def layer_queries(record: model.Record, machine: str, read_options: Callable[...
                 layers.append(layer.name)
             if layer.desired_parameters is not None:
                 parameters = layer.desired_parameters(record, machine, options)
-                parameters_by_layer.update({} if parameters is None else {layer.name: parameters})
+                parameters_by_module.update({} if parameters is None else {layer.name: parameters})
             if layer.given_parameters is not None:
                 membership.find_member(record, machine)
-                parameters_by_layer[layer.name] = layer.given_parameters(record, machine, options)
+                ports = {"layer_ports": registry.layer_ports(record, read_options)} if layer.restricts_ports else {}
+                parameters_by_module[layer.name] = layer.given_parameters(record, machine, {**options, **ports})
+            if layer.further_parameters is not None:
+                further_options = read_options(*layer.further_options)
+                parameters_by_module.update(layer.further_parameters(record, machine, further_options))
             if layer.expected_state is not None:
                 expected = layer.expected_state(record, machine, options)
                 files += [{"layer": layer.name, **expected_file} for expected_file in expected.files]
                 services += [{"layer": layer.name, **service} for service in expected.services]
         except InputError as error:
             refusals[layer.name] = error.message.rstrip(".")
-    return LayerQueries(layers, {"modules": parameters_by_layer, "files": files, "services": services}, refusals)
+    return LayerQueries(layers, {"modules": parameters_by_module, "files": files, "services": services}, refusals)
 
 
 def compare_member(
@@ -75,6 +90,39 @@ def compare_member(
         if difference:
             drift_by_layer[layer.name] = difference
     return drift_by_layer
+
+
+def plan_layers(
+    record: model.Record,
+    states_by_machine: Mapping[str, Mapping[str, Any]],
+    given_options: Sequence[Options],
+) -> LayerPlan:
+    """Return the layers that a run has to enter after the network: those that differ or are requested, and all later ones.
+
+    A layer may depend on an earlier one, so the order decides, and the same layers are entered on all hosts.
+    ``states_by_machine``: the results of layer_info, of the hosts in the run. ``given_options``: the options of each of
+    them as they were given.
+    """
+    drift_by_machine = {machine: compare_member(record, machine, states_by_machine) for machine in states_by_machine}
+    planned_layers: list[str] = []
+    reasons: dict[str, str] = {}
+    first_reason = ""
+    for layer in registry.setup_order(_PLANNED_STAGES):
+        differences = [
+            f"{machine}: {drift[layer.name]}" for machine, drift in drift_by_machine.items() if layer.name in drift
+        ]
+        differences += [
+            f"{machine}: {state['host']['pending'][layer.name]}"
+            for machine, state in states_by_machine.items()
+            if layer.name in (state["host"].get("pending") or {})
+        ]
+        if any(layer.requested(record, options) for options in given_options):
+            differences.append("its options ask for more than a comparison")
+        first_reason = first_reason or "; ".join(differences)
+        if first_reason or not layer.compares_everything:
+            planned_layers.append(layer.name)
+            reasons[layer.name] = "; ".join(differences) or ("it follows one that differs" if first_reason else "")
+    return LayerPlan(planned_layers, reasons)
 
 
 def format_drift(drift_by_layer: Mapping[str, str]) -> str:

@@ -8,15 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Member
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import forward, spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.network import NAME_PREFIX
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options, Ports
+
+#: The options of the role that the module firewall has as well.
+_MODULE_OPTIONS = (
+    "trusted",
+    "tcp_ports",
+    "udp_ports",
+    "ephemeral",
+    "open_udp_ports",
+    "ssh_from",
+    "ssh_port",
+)
+#: The options that decide what the host's own firewall must let through.
+HOST_OPTIONS = ("session_enabled", "session_nat", "session_ports", "session_subnets")
+_DEFAULT_FIELDS = HostRule()._asdict()
 
 
-def given_parameters(options: Mapping[str, Any], layer_ports: Sequence[Ports]) -> dict[str, Any]:
+def complete_parameters(options: Mapping[str, Any], layer_ports: Sequence[Ports]) -> dict[str, Any]:
     """Return the parameters of the module firewall that the members of the record do not decide.
 
     ``options``: those of the task. ``layer_ports``: the ports of each layer.
@@ -35,8 +49,7 @@ def given_parameters(options: Mapping[str, Any], layer_ports: Sequence[Ports]) -
 def host_rules(network: Mapping[str, Any], member: Member, options: Mapping[str, Any]) -> list[HostRule]:
     """Return what the firewall that the administrator of a member has set up must accept.
 
-    ``network``: the subnet, the mesh and the manager of the cluster. ``options``: session_enabled, session_nat,
-    session_ports and session_subnets.
+    ``network``: the subnet, the mesh and the manager of the cluster. ``options``: those in HOST_OPTIONS.
     """
     mesh, interface = network["mesh"], member.get("interface") or ""
     has_mesh = mesh["backend"] != "none"
@@ -64,4 +77,38 @@ def host_rules(network: Mapping[str, Any], member: Member, options: Mapping[str,
     return rules
 
 
-LAYER = Layer("firewall", BASE, options=("firewall_enabled",), lists_members=True)
+def given_parameters(record: model.Record, _machine: str, options: Options) -> dict[str, Any]:
+    """Return the parameters of the module firewall that do not follow from the record.
+
+    ``options``: those of the layer, and ``layer_ports``, the ports of all layers.
+    """
+    if not options["firewall_enabled"]:
+        return {"cluster": record["name"], "state": "absent"}
+    module_options = {name: options[f"firewall_{name}"] for name in _MODULE_OPTIONS}
+    return {"cluster": record["name"], **complete_parameters(module_options, options["layer_ports"])}
+
+
+def host_parameters(network: Mapping[str, Any], machine: str, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the parameters of the module firewall_host by its name; empty if the host's own firewall needs nothing.
+
+    ``network``: the record, or the parts of one that is not written yet. ``options``: those in HOST_OPTIONS.
+    """
+    member = next((member for member in network["members"] if member["machine"] == machine), None)
+    rules = [] if member is None else host_rules(network, member, options)
+    rule_fields = [
+        {name: value for name, value in rule._asdict().items() if value != _DEFAULT_FIELDS[name]} for rule in rules
+    ]
+    return {"firewall_host": {"cluster": network["name"], "state": "present", "rules": rule_fields}} if rules else {}
+
+
+LAYER = Layer(
+    "firewall",
+    BASE,
+    options=("firewall_enabled", *(f"firewall_{name}" for name in _MODULE_OPTIONS)),
+    given_parameters=given_parameters,
+    further_parameters=host_parameters,
+    further_options=HOST_OPTIONS,
+    restricts_ports=True,
+    lists_members=True,
+    compares_everything=True,
+)

@@ -107,4 +107,5 @@ LAYER = Layer(
     lists_members=True,
     ports=_job_ports,
     port_options=("job_environment_port_range",),
+    compares_everything=True,
 )

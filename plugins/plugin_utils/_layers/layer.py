@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 
 #: The stages of `site`, in their order. A layer of the stage OPTIONAL may fail: the others are set up nevertheless.
-BASE, OPTIONAL, SCHEDULER = "base", "optional", "scheduler"
-STAGES = (BASE, OPTIONAL, SCHEDULER)
+NETWORK, BASE, OPTIONAL, SCHEDULER = "network", "base", "optional", "scheduler"
+STAGES = (NETWORK, BASE, OPTIONAL, SCHEDULER)
 
 Options = Mapping[str, Any]
 
@@ -39,6 +39,10 @@ def _is_always_used(_record: Record, _machine: str) -> bool:
     return True
 
 
+def _is_not_requested(_record: Record, _options: Options) -> bool:
+    return False
+
+
 def _describe_nothing(_record: Mapping[str, Any]) -> str:
     return ""
 
@@ -52,6 +56,8 @@ class Layer(NamedTuple):
     compares the host (``module_utils/_layers/drift.py`` has its reader); None if there is nothing to compare.
     given_parameters: instead, from the same to those of these parameters that do not follow from the record; the host
     derives the others from its copy (the function for that is there, too), so that nothing grows with the members.
+    further_parameters: from the record, a machine and the options in further_options to the parameters of other modules of
+    the layer, by their names.
     expected_state: from the same to what the module layer_info compares itself.
     compare_states: from the record, a machine and the states of all machines to a description of the drift.
     is_used: from the record and a machine to whether the machine has the layer. An option NAME_enabled decides, too.
@@ -60,6 +66,10 @@ class Layer(NamedTuple):
     leaves_before: a layer that would leave before this one in the reverse order of the setup, but needs it.
     lists_members: whether it must be updated on the remaining members when one has left.
     ports: from the record and the options named in port_options to what the firewall restricts to members.
+    restricts_ports: whether given_parameters needs the ports of all layers, as the option layer_ports.
+    compares_everything: whether a layer in which the host shows no difference has nothing to do. A `site` leaves it out.
+    requested: from the record and the options in request_options, as they were given, to whether a run asks for more than
+    that nothing differs.
     title: the heading of its checks in the report; empty for a layer without checks.
     describe: one line for the report, from the record; empty if the cluster does not have the layer.
     """
@@ -69,6 +79,8 @@ class Layer(NamedTuple):
     options: tuple[str, ...] = ()
     desired_parameters: Callable[[Record, str, Options], dict[str, Any] | None] | None = None
     given_parameters: Callable[[Record, str, Options], dict[str, Any]] | None = None
+    further_parameters: Callable[[Record, str, Options], dict[str, dict[str, Any]]] | None = None
+    further_options: tuple[str, ...] = ()
     expected_state: Callable[[Record, str, Options], LayerState] | None = None
     compare_states: Callable[[Record, str, Mapping[str, Mapping[str, Any]]], str] | None = None
     is_used: Callable[[Record, str], bool] = _is_always_used
@@ -78,5 +90,9 @@ class Layer(NamedTuple):
     lists_members: bool = False
     ports: Callable[[Record, Options], Ports] | None = None
     port_options: tuple[str, ...] = ()
+    restricts_ports: bool = False
+    compares_everything: bool = False
+    requested: Callable[[Record, Options], bool] = _is_not_requested
+    request_options: tuple[str, ...] = ()
     title: str = ""
     describe: Callable[[Mapping[str, Any]], str] = _describe_nothing

@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import NETWORK, Layer, Options, Ports
 
 _PEER_VERBS = (("added", "add"), ("removed", "remove"), ("updated", "update"))
 
@@ -86,7 +86,7 @@ def _has_mesh(record: model.Record, _machine: str) -> bool:
 
 LAYER = Layer(
     "mesh",
-    BASE,
+    NETWORK,
     compare_states=compare_mesh,
     is_used=_has_mesh,
     lists_members=True,

@@ -22,6 +22,16 @@ def expected_state(_record: model.Record, _machine: str, _options: Options) -> L
     return LayerState(services=[{"unit": "munge.service", "reads": ["/etc/munge/munge.key"]}])
 
 
+def desired_parameters(record: model.Record, _machine: str, _options: Options) -> dict[str, Any]:
+    """Return the parameters with which the module munge compares the host: with the key that it has."""
+    return {"cluster": record["name"], "cluster_id": record["id"]}
+
+
+def _requests_key(_record: model.Record, options: Options) -> bool:
+    """Whether another key may be requested than the one that the manager has."""
+    return bool(options["munge_rotate_key"] or options["munge_key_file"])
+
+
 def compare_keys(record: model.Record, machine: str, states_by_machine: Mapping[str, Mapping[str, Any]]) -> str:
     """Describe how the key of a member differs from that of the manager, from their fingerprints."""
     host_state = states_by_machine.get(machine, {}).get("host") or {}
@@ -38,10 +48,14 @@ def compare_keys(record: model.Record, machine: str, states_by_machine: Mapping[
 LAYER = Layer(
     "munge",
     SCHEDULER,
+    desired_parameters=desired_parameters,
     expected_state=expected_state,
     compare_states=compare_keys,
     connects=True,
     claim="munge",
     # Where it was not recorded whose munge it is, the job environment shows it.
     leaves_before="job_environment",
+    compares_everything=True,
+    requested=_requests_key,
+    request_options=("munge_key_file", "munge_rotate_key"),
 )

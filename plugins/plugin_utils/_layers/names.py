@@ -29,4 +29,4 @@ def given_parameters(_record: model.Record, machine: str, _options: Options) -> 
     return {"machine": machine, "digests": source_digests(boot_program_sources())}
 
 
-LAYER = Layer("names", BASE, given_parameters=given_parameters, lists_members=True)
+LAYER = Layer("names", BASE, given_parameters=given_parameters, lists_members=True, compares_everything=True)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import (
     firewall,
     job_environment,
@@ -20,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import (
     tracking,
     train,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import STAGES, Layer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import STAGES, Layer, Options, Ports
 
 #: In the order in which they are set up, each after those that it needs. The volumes come before ssh_trust, since they
 #: may contain the users' home directories; the plugin of session before Slurm, which loads it.
@@ -42,6 +43,11 @@ LAYERS: tuple[Layer, ...] = (
 def setup_order(stages: Collection[str] = STAGES) -> list[Layer]:
     """Return the layers of these stages in the order in which they are set up."""
     return [layer for layer in LAYERS if layer.stage in stages]
+
+
+def layer_ports(record: Record, read_options: Callable[..., Options]) -> list[Ports]:
+    """Return the ports of each layer, which may follow from options of its role."""
+    return [layer.ports(record, read_options(*layer.port_options)) for layer in LAYERS if layer.ports is not None]
 
 
 def leave_order() -> list[Layer]:

@@ -135,4 +135,5 @@ LAYER = Layer(
     # It goes with the cluster that has Slurm on the host, and before Slurm, which loads its plugin.
     claim="slurm",
     leaves_before="slurm",
+    compares_everything=True,
 )

@@ -49,5 +49,6 @@ LAYER = Layer(
     options=ROLE_OPTIONS,
     given_parameters=given_parameters,
     lists_members=True,
+    compares_everything=True,
     title="SSH",
 )

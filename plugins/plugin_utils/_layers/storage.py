@@ -420,6 +420,12 @@ def _describe_volumes(record: Mapping[str, Any]) -> str:
     )
 
 
+def _requests_change(record: model.Record, options: Options) -> bool:
+    """Whether other volumes are requested than those of the record, or none at all."""
+    volumes = options["storage_volumes"]
+    return options["storage_backend"] == "none" or volumes not in (None, record["storage"]["volumes"])
+
+
 def _has_volumes(record: model.Record, machine: str) -> bool:
     return bool(derive.mounted_volumes(record, machine))
 
@@ -437,4 +443,7 @@ LAYER = Layer(
     ports=_nfs_ports,
     title="Storage",
     describe=_describe_volumes,
+    compares_everything=True,
+    requested=_requests_change,
+    request_options=("storage_backend", "storage_volumes"),
 )

@@ -296,6 +296,11 @@ def _describe_server(record: Mapping[str, Any]) -> str:
 
 
 #: Training does not need it: a server that cannot be started is reported at the end.
+def _is_in_use(record: model.Record, options: Options) -> bool:
+    """Whether there is a server, was one, or is to be one. What runs in its databases is not compared."""
+    return record["tracking"] is not None or was_enabled(record) or bool(options["tracking_server"])
+
+
 LAYER = Layer(
     "tracking",
     OPTIONAL,
@@ -306,4 +311,7 @@ LAYER = Layer(
     ports=_server_ports,
     title="Experiments",
     describe=_describe_server,
+    compares_everything=True,
+    requested=_is_in_use,
+    request_options=("tracking_server",),
 )

@@ -89,4 +89,5 @@ LAYER = Layer(
     connects=True,
     claim="slurm",
     ports=_run_ports,
+    compares_everything=True,
 )
