@@ -56,7 +56,7 @@ class ActionModule(HostAction):
 
     def _compare_keys(self, record: model.Record, result: Mapping[str, Any]) -> dict[str, str]:
         """Return the drift of the layer ssh_trust if the record has other keys than the host."""
-        registration_entry = key_registration(record, self.machine, result["ssh_keys"])
+        registration_entry = key_registration(record, self.machine, result.get("ssh_keys") or {})
         return {"ssh_trust": "its keys are not the ones in the record"} if registration_entry else {}
 
     def _is_userspace_only(self, record: model.Record) -> bool:

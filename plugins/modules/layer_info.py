@@ -15,11 +15,13 @@ description:
   - Compares the files and services of all layers with what the record requires on this host, in one call.
   - Set O(record). The other options are derived from it and from the options of the layers' roles on the controller.
   - Never returns the content of files, and only a fingerprint of the munge key.
-  - "Reads these options of roles: C(firewall_enabled), C(job_environment_dialects), C(job_environment_logins),
-    C(job_environment_port_range), C(job_environment_rdma), C(job_environment_variables), C(mesh_userspace),
-    C(mesh_userspace_nodes), C(session_allow), C(session_enabled), C(session_mounts_allowed), C(session_nat),
-    C(session_storage_dir), C(session_subnets), C(slurm_accounting), C(slurm_health_check), C(ssh_trust_port),
-    C(ssh_trust_users), C(storage_backend), C(storage_server), C(tracking_uid), C(tracking_unconfined), C(train_run_dir),
+  - "Reads these options of roles: C(firewall_enabled), C(firewall_ephemeral), C(firewall_open_udp_ports),
+    C(firewall_ssh_from), C(firewall_ssh_port), C(firewall_tcp_ports), C(firewall_trusted), C(firewall_udp_ports),
+    C(job_environment_dialects), C(job_environment_logins), C(job_environment_port_range), C(job_environment_rdma),
+    C(job_environment_variables), C(mesh_userspace), C(mesh_userspace_nodes), C(session_allow), C(session_enabled),
+    C(session_mounts_allowed), C(session_nat), C(session_ports), C(session_storage_dir), C(session_subnets),
+    C(slurm_accounting), C(slurm_health_check), C(slurm_rest_port), C(ssh_trust_port), C(ssh_trust_users),
+    C(storage_backend), C(storage_server), C(tracking_uid), C(tracking_unconfined), C(train_run_dir),
     C(train_stage_dir)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes

@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.lookup.layers import select_lay
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILES = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml"), *ROOT.glob("playbooks/layers/*.yml")]
 _PREFIX = "gpumesh.cluster."
-_LAYER_QUERY = re.compile(r"query\('gpumesh\.cluster\.layers', ([^)]*)\)")
+_LAYER_QUERY = re.compile(r"query\('gpumesh\.cluster\.layers', ((?:'\w+'(?:, )?)+)")
 _TASK_LIST_KEYS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
 
 
@@ -42,7 +42,7 @@ def layers_in(template: str) -> list[str]:
     return [
         layer.name
         for selections in _LAYER_QUERY.findall(template)
-        for selection in selections.split(",")
+        for selection in selections.rstrip(", ").split(",")
         for layer in select_layers(selection.strip().strip("'"))
     ]
 

@@ -318,8 +318,8 @@ def installed_packages() -> dict[str, set[str]]:
     packages: dict[str, set[str]] = defaultdict(set)
     # Actions install; two modules and the room of tracking report names of packages to them.
     paths = [*PLUGINS.glob("action/*.py"), *PLUGINS.glob("plugin_utils/_layers/*.py")]
-    paths += [PLUGINS / "modules" / name for name in ("munge.py", "tracking.py")]
-    paths.append(PLUGINS / "module_utils" / "_layers" / "tracking" / "server.py")
+    paths += [PLUGINS / "module_utils" / "_layers" / name for name in ("munge_apply.py", "tracking/server.py")]
+    paths.append(PLUGINS / "modules" / "tracking.py")
     for path in paths:
         layer = Use("", path, 0).layer
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -36,7 +36,10 @@ GIVEN = {"cluster_registration": {"storage_volumes"}, "storage": {"storage_volum
 #: What actions read for each layer in the list.
 READ_FOR_LAYERS = {
     "firewall": {option for layer in registry.LAYERS for option in layer.port_options},
-    "layer_info": {option for layer in registry.LAYERS for option in layer.options},
+    "layer_info": {
+        option for layer in registry.LAYERS for option in (*layer.options, *layer.further_options, *layer.port_options)
+    },
+    "layer_plan": {option for layer in registry.LAYERS for option in layer.request_options},
 }
 #: Methods of the base class that read an option themselves.
 READ_BY_METHOD = {"older_version": {"cluster_older_version"}}

@@ -57,8 +57,9 @@ def layer_queries(record: model.Record, machine: str, read_options: Callable[...
                 parameters_by_module.update({} if parameters is None else {layer.name: parameters})
             if layer.given_parameters is not None:
                 membership.find_member(record, machine)
-                ports = {"layer_ports": registry.layer_ports(record, read_options)} if layer.restricts_ports else {}
-                parameters_by_module[layer.name] = layer.given_parameters(record, machine, {**options, **ports})
+                if layer.restricts_ports and options[f"{layer.name}_enabled"]:
+                    options = {**options, "layer_ports": registry.layer_ports(record, read_options)}
+                parameters_by_module[layer.name] = layer.given_parameters(record, machine, options)
             if layer.further_parameters is not None:
                 further_options = read_options(*layer.further_options)
                 parameters_by_module.update(layer.further_parameters(record, machine, further_options))
@@ -106,7 +107,11 @@ def plan_layers(
     drift_by_machine = {machine: compare_member(record, machine, states_by_machine) for machine in states_by_machine}
     planned_layers: list[str] = []
     reasons: dict[str, str] = {}
-    first_reason = ""
+    first_reason = "; ".join(
+        f"{machine} could not be compared"
+        for machine, state in states_by_machine.items()
+        if "drift" not in state["host"]
+    )
     for layer in registry.setup_order(_PLANNED_STAGES):
         differences = [
             f"{machine}: {drift[layer.name]}" for machine, drift in drift_by_machine.items() if layer.name in drift

@@ -15,16 +15,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.network import NAME_PREFIX
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options, Ports
 
-#: The options of the role that the module firewall has as well.
-_MODULE_OPTIONS = (
-    "trusted",
-    "tcp_ports",
-    "udp_ports",
-    "ephemeral",
-    "open_udp_ports",
-    "ssh_from",
-    "ssh_port",
-)
+#: The options of the role that the module firewall has as well, by its own names.
+_MODULE_OPTIONS = {
+    "firewall_trusted": "trusted",
+    "firewall_tcp_ports": "tcp_ports",
+    "firewall_udp_ports": "udp_ports",
+    "firewall_ephemeral": "ephemeral",
+    "firewall_open_udp_ports": "open_udp_ports",
+    "firewall_ssh_from": "ssh_from",
+    "firewall_ssh_port": "ssh_port",
+}
 #: The options that decide what the host's own firewall must let through.
 HOST_OPTIONS = ("session_enabled", "session_nat", "session_ports", "session_subnets")
 _DEFAULT_FIELDS = HostRule()._asdict()
@@ -84,7 +84,7 @@ def given_parameters(record: model.Record, _machine: str, options: Options) -> d
     """
     if not options["firewall_enabled"]:
         return {"cluster": record["name"], "state": "absent"}
-    module_options = {name: options[f"firewall_{name}"] for name in _MODULE_OPTIONS}
+    module_options = {name: options[option_name] for option_name, name in _MODULE_OPTIONS.items()}
     return {"cluster": record["name"], **complete_parameters(module_options, options["layer_ports"])}
 
 
@@ -104,7 +104,7 @@ def host_parameters(network: Mapping[str, Any], machine: str, options: Mapping[s
 LAYER = Layer(
     "firewall",
     BASE,
-    options=("firewall_enabled", *(f"firewall_{name}" for name in _MODULE_OPTIONS)),
+    options=("firewall_enabled", *_MODULE_OPTIONS),
     given_parameters=given_parameters,
     further_parameters=host_parameters,
     further_options=HOST_OPTIONS,

@@ -102,7 +102,9 @@ def test_options_that_a_layer_refuses_are_reported_as_drift() -> None:
     played = play_on_host(layer_info, {"record": RECORD}, found, **wrong)
     assert set(played.result["drift"]) == {"munge", "ssh_trust", "job_environment"}
     assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh_trust"]
-    assert set(played.module_calls[0][1]["modules"]) == {"names", "storage", "train", "session"}
+    assert set(played.module_calls[0][1]["modules"]) == {
+        *("names", "firewall", "firewall_host", "storage", "munge", "train", "session")
+    }
 
 
 def test_a_userspace_only_member_is_reported() -> None:

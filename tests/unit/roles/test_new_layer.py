@@ -75,7 +75,7 @@ record = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend
 host = {"inventory_hostname": "n1", "ansible_play_batch": ["n1"], "scratch_path": sys.argv[1]}
 asked = play_action(layer_info.ActionModule, {"record": record}, {"gpumesh.cluster.layer_info": [{"drift": {}}]}, host)
 (_module, options), = asked.module_calls
-drifts = host_drift.compare_modules(None, {"scratch": options["modules"]["scratch"]})
+drifts = host_drift.compare_modules(None, {"scratch": options["modules"]["scratch"]}).drift
 states = {"n1": {"host": {**asked.result, "munge_key": "a", "drift": drifts}}}
 ports = play_action(
     firewall.ActionModule, {"record": record}, {"gpumesh.cluster.firewall": [{"changed": False, "tools": True}]}, host
@@ -115,8 +115,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_line(root / "plugins" / "plugin_utils" / "_layers" / "registry.py", "    munge,\n", "    scratch,\n")
     readers = root / "plugins" / "module_utils" / "_layers" / "drift.py"
     add_line(readers, '    "train": install.find_differences,\n', '    "scratch": scratch.find_differences,\n')
-    imported = "from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import host_names, names\n"
-    add_line(readers, imported, imported.replace("host_names, names", "scratch"))
+    imported = "from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import mounts\n"
+    add_line(readers, imported, imported.replace("_layers.storage import mounts", "_layers import scratch"))
     for layer in (*LAYERS, "scratch"):
         for entry in ("main", "leave"):
             tasks = [
@@ -164,7 +164,7 @@ def run_playbook(
 
 def first_play(**facts: Any) -> dict[str, Any]:
     """A play after which the playbooks in `layers` know the members."""
-    record = {"cluster_record": {"name": "lab", "generation": 1, "id": "0" * 32}}
+    record = {"cluster_record": {"name": "lab", "generation": 1, "id": "0" * 32}, "site_plan": False}
     handed_on = {"cluster_play_members": ["n1", "n2"], "cluster_play_nodes": ["n2"]}
     tasks = [
         {"ansible.builtin.set_fact": {**record, **facts}},

@@ -41,7 +41,7 @@ def list_sent_modules(module: str) -> set[str]:
     [
         ("train", {"_programs.train.install", "_programs.train.paths"}),
         ("session", {f"_programs.session.{name}" for name in ("install", "network", "node", "plan")}),
-        ("layer_info", {"_programs.train.install", "_programs.train.paths", "_programs.session.install"}),
+        ("layer_info", {"_programs.train.apply", "_programs.train.paths", "_programs.session.apply"}),
         ("slurm", {"_checks.health.settings"}),
         ("node_health_program", {"_checks.health.settings"}),
     ],
@@ -51,13 +51,14 @@ def test_installing_modules_do_not_import_the_programs(module: str, own: set[str
     found = list_sent_modules(module)
     assert own <= found
     assert {name for name in found if name.startswith(("_programs.train.", "_programs.trace."))} <= {
+        "_programs.train.apply",
         "_programs.train.install",
         "_programs.train.paths",
     }
     if module != "layer_info":
         assert {name for name in found if name.startswith("_checks.health.")} <= {"_checks.health.settings"}
     # The modules for sessions remove what jobs have left behind, and check the settings.
-    needed = ("desired", "install", "network", "node", "plan", "routing", "runtime", "models", "ssh", "trash")
+    needed = ("apply", "desired", "install", "network", "node", "plan", "routing", "runtime", "models", "ssh", "trash")
     assert {name for name in found if name.startswith("_programs.session.")} <= {
         f"_programs.session.{name}" for name in needed
     }

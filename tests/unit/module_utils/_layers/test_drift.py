@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import managed_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift
 
 
@@ -112,8 +114,67 @@ def test_layers_with_a_comparison_of_their_own(monkeypatch: pytest.MonkeyPatch) 
         "refused": refused,
     }
     monkeypatch.setattr(drift, "READERS", answers)
-    assert drift.compare_modules(run, dict.fromkeys(answers, "/a")) == {
+    assert drift.compare_modules(run, dict.fromkeys(answers, "/a")).drift == {
         "wrong": "/a differs, /b is missing",
         "bare": "not set up",
         "refused": "/f cannot be read",
     }
+
+
+def work_of(result: ModuleResult | GpumeshError) -> drift.LayerModule:
+    """Return a module of the layer `scratch` with the option path that has this result in check mode."""
+
+    def work(params: Mapping[str, Any], check_mode: bool) -> ModuleResult:
+        assert check_mode and params["size"] == 3, "the default of an option is missing"
+        if isinstance(result, GpumeshError):
+            raise result
+        return result
+
+    options = {"path": {"type": "str", "required": True}, "size": {"type": "int", "default": 3}}
+    return drift.LayerModule("scratch", options, work)
+
+
+@pytest.mark.parametrize(
+    ("result", "description"),
+    [
+        (ModuleResult(False, {}), None),
+        (ModuleResult(True, {}, "", "quota: 100\n"), "lacks 'quota: 100'"),
+        (ModuleResult(True, {}, "unit: on\n", ""), "has 'unit: on'"),
+        (ModuleResult(True, {}), "is not as site would leave it"),
+        (HostStateError("/f cannot be read.", "Move it away."), "/f cannot be read"),
+    ],
+)
+def test_what_no_reader_sees_is_found_by_the_check_mode_of_the_module(
+    monkeypatch: pytest.MonkeyPatch, result: ModuleResult | GpumeshError, description: str | None
+) -> None:
+    monkeypatch.setattr(drift, "MODULES", {"scratch": work_of(result)})
+    expected = {} if description is None else {"scratch": description}
+    assert drift.compare_modules(run, {"scratch": {"path": "/a"}}).drift == expected
+
+
+def test_a_reader_describes_what_the_module_would_change_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = managed_files.LayerDifferences(["/a is missing"], True)
+    monkeypatch.setattr(drift, "READERS", {"scratch": lambda _run, _params: missing})
+    for changed, expected in ((True, {"scratch": "not set up"}), (False, {})):
+        monkeypatch.setattr(drift, "MODULES", {"scratch": work_of(ModuleResult(changed, {}))})
+        assert drift.compare_modules(run, {"scratch": {"path": "/a"}}).drift == expected
+
+
+def test_parameters_that_the_module_would_refuse_are_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "MODULES", {"scratch": work_of(ModuleResult(False, {}))})
+    assert "path" in drift.compare_modules(run, {"scratch": {}}).drift["scratch"]
+
+
+def test_a_second_module_of_a_layer_counts_as_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"scratch": work_of(ModuleResult(False, {})), "scratch_host": work_of(ModuleResult(True, {}))}
+    monkeypatch.setattr(drift, "MODULES", modules)
+    differences = drift.compare_modules(run, {name: {"path": "/a"} for name in modules}).drift
+    assert differences == {"scratch": "is not as site would leave it"}
+
+
+def test_the_remains_of_sessions_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift.session_node, "has_leftovers", lambda: True)
+    assert list(drift.find_pending({"session": {"state": "present"}})) == ["session"]
+    assert drift.find_pending({"session": {"state": "absent"}}) == drift.find_pending({}) == {}
+    monkeypatch.setattr(drift.session_node, "has_leftovers", lambda: False)
+    assert drift.find_pending({"session": {"state": "present"}}) == {}

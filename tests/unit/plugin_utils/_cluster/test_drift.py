@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster import drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import option_spec
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
 
 AT = "2026-11-20T20:31:00Z"
 
@@ -139,3 +140,59 @@ def test_equal_drift_of_layers_is_combined() -> None:
     differences = {"ssh_trust": "not set up", "mesh": "gpumesh0 is down", "slurm": "not set up"}
     assert drift.format_drift(differences) == "ssh_trust, slurm: not set up; mesh: gpumesh0 is down"
     assert drift.format_drift({}) == ""
+
+
+def plan_of(*host_states: dict[str, Any], **given: Any) -> drift.LayerPlan:
+    """Return the plan for hosts with these differences from the record, by layer."""
+    record = build_record(**given.pop("record", {}))
+    names = {name for layer in registry.LAYERS for name in layer.request_options}
+    states = {f"n{number}": {"host": {"munge_key": "a", **state}} for number, state in enumerate(host_states, start=1)}
+    return drift.plan_layers(record, states, [{**dict.fromkeys(names), **given}])
+
+
+def test_a_run_leaves_out_the_layers_in_which_no_host_differs() -> None:
+    plan = plan_of({"drift": {}}, {"drift": {}})
+    assert plan == (["slurm"], {"slurm": ""}), "what Slurm has in its controller is not compared"
+
+
+def test_a_run_enters_the_layer_in_which_a_host_differs_and_all_later_ones() -> None:
+    order = [layer.name for layer in registry.LAYERS]
+    plan = plan_of({"drift": {}}, {"drift": {"storage": "/etc/exports differs"}})
+    assert plan.layers == order[order.index("storage") :]
+    assert plan.reasons["storage"] == "n2: /etc/exports differs"
+    assert plan.reasons["munge"] == "it follows one that differs"
+    assert plan_of({"drift": {}}, {"drift": {"train": "x"}}).layers == ["slurm", "train"]
+
+
+def test_a_host_that_could_not_be_compared_has_all_layers_entered() -> None:
+    plan = plan_of({"drift": {}}, {})
+    assert plan.layers == [layer.name for layer in registry.LAYERS if layer.name != "mesh"]
+
+
+def test_a_member_that_cannot_connect_is_not_asked_for_layers_that_connect() -> None:
+    plan = plan_of({"drift": {}}, {"drift": {"storage": "not set up"}, "userspace_only": True})
+    assert plan.layers == ["slurm"]
+
+
+def test_remains_of_sessions_are_removed_by_the_next_run() -> None:
+    assert plan_of({"drift": {}, "pending": {"session": "a session was here"}}).layers == ["session", "slurm", "train"]
+
+
+@pytest.mark.parametrize(
+    ("given", "first_layer"),
+    [
+        ({"munge_rotate_key": True}, "munge"),
+        ({"munge_key_file": "key"}, "munge"),
+        ({"storage_backend": "none"}, "storage"),
+        ({"storage_volumes": []}, "slurm"),
+        ({"storage_volumes": [{"name": "other"}]}, "storage"),
+        ({"tracking_server": "n1"}, "tracking"),
+    ],
+)
+def test_what_is_requested_is_entered_although_nothing_differs(given: dict[str, Any], first_layer: str) -> None:
+    assert plan_of({"drift": {}}, {"drift": {}}, **given).layers[0] == first_layer
+
+
+def test_another_key_than_the_manager_has_is_entered() -> None:
+    plan = plan_of({"drift": {}}, {"drift": {}, "munge_key": "b"})
+    assert plan.layers[0] == "munge" and plan.reasons["munge"] == "n2: its key is not the one of n1"

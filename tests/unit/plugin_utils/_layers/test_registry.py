@@ -35,9 +35,9 @@ def test_each_role_that_can_leave_is_a_layer() -> None:
 
 
 def test_all_layers_are_set_up_and_leave() -> None:
-    assert names_of("base", "optional", "scheduler") == NAMES
+    assert names_of("network", "base", "optional", "scheduler") == NAMES
     assert sorted(names_of("leaving")) == sorted(NAMES)
-    assert names_of("base")[0] == names_of("leaving")[-1] == "mesh"
+    assert names_of("network")[0] == names_of("leaving")[-1] == "mesh"
 
 
 def test_layers_leave_before_what_they_need() -> None:
@@ -73,7 +73,14 @@ def test_what_only_one_cluster_can_have_on_a_host_is_a_layer() -> None:
 def test_each_layer_that_compares_the_host_has_a_reader_there() -> None:
     derived_there = {layer.name for layer in registry.LAYERS if layer.given_parameters}
     assert derived_there == set(drift.DERIVERS)
-    assert {layer.name for layer in registry.LAYERS if layer.desired_parameters} | derived_there == set(drift.READERS)
+    compared = {layer.name for layer in registry.LAYERS if layer.desired_parameters} | derived_there
+    assert compared == set(drift.READERS) | {module.layer for module in drift.MODULES.values()}
+
+
+def test_a_layer_that_can_be_left_out_is_compared_by_its_own_module() -> None:
+    left_out = {layer.name for layer in registry.LAYERS if layer.compares_everything}
+    # What tracking runs is not compared: it is entered wherever it is in use.
+    assert left_out - {"tracking"} == {module.layer for module in drift.MODULES.values()}
 
 
 def test_each_module_of_a_layer_compares_the_generation_of_the_record() -> None:
