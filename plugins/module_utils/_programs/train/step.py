@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import re
-import signal
 import subprocess
 import threading
 import time
 from collections import Counter
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
+from functools import partial
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TextIO, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import (
@@ -28,12 +27,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
     watch,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.growth import OfferRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.job_step import JobStep
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.models import RunRequest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train.node_query import NodeQuery
 
 #: Seconds between two messages to the agents.
 _TICK_INTERVAL = 1.0
-#: Seconds for srun to end after its agents.
-_SRUN_EXIT_TIMEOUT = 1.0
 #: Seconds for a node to answer while a silent one blocks the ranks of all others, and before an attempt, when the
 #: controller may still be busy with the end of the last one, and excluding a node by mistake costs more.
 _PROBE_TIMEOUT = 8.0
@@ -42,6 +41,10 @@ _PATIENT_PROBE_TIMEOUT = 25.0
 _CUT_OFF_REASON = "is not found by Slurm, which has taken another node out of the job"
 #: Seconds for a node to report its health.
 _EXAMINATION_TIMEOUT = 30.0
+#: Seconds after which nodes that have not answered together with the others are asked alone: answers take about one
+#: second, examinations some seconds.
+_PROBE_PATIENCE = 5.0
+_EXAMINATION_PATIENCE = 15.0
 #: Slurm's messages when the kernel has killed the agent of a node ("srun: error: t2: task 1: Out Of Memory"), or when
 #: slurmd, without control groups, has killed the whole step ("slurmstepd-t2: error: StepId=19.2 exceeded memory limit
 #: (2616889344 > 2097152000), being killed").
@@ -61,43 +64,19 @@ def parse_oom_line(line: str) -> List[str]:
     )
 
 
-class OrderedStep:
-    """A job step whose tasks, one on each of its nodes, receive orders, and a keepalive every second."""
+class OrderedStep(JobStep):
+    """A job step whose tasks receive orders, and a keepalive every second."""
 
     def __init__(
         self, job_id: int, nodes: Sequence[str], step_options: Sequence[str], task_command: Sequence[str]
     ) -> None:
         """Start the step. Raises OSError."""
-        srun_command = [
-            "srun",
-            f"--jobid={job_id}",
-            "--overlap",
-            "--no-kill",
-            "--kill-on-bad-exit=0",
-            "--wait=0",
-            f"--nodes={len(nodes)}",
-            f"--ntasks={len(nodes)}",
-            "--ntasks-per-node=1",
-            f"--nodelist={','.join(nodes)}",
-            "--cpu-bind=none",
-            *step_options,
-            *task_command,
-        ]
-        self._process = ChildProcess(
-            srun_command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            bufsize=1,
-            start_new_session=True,
-        )
+        super().__init__(job_id, nodes, step_options, task_command, stdin=subprocess.PIPE)
         #: Lines with their time of arrival, since they may be read later.
         self.received_lines: queue.Queue[Tuple[float, str]] = queue.Queue()
         self._orders: queue.Queue[str] = queue.Queue()
         self._keepalives = liveness.Keepalives(liveness.clock())
-        for worker, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
+        for worker, stream in ((self._read, self.output), (self._write, self._process.stdin)):
             threading.Thread(target=worker, args=(stream,), daemon=True).start()
 
     def _read(self, stream: TextIO) -> None:
@@ -125,19 +104,6 @@ class OrderedStep:
     def order(self, order: str) -> None:
         """Send an order to all tasks."""
         self._orders.put(order)
-
-    def over(self) -> bool:
-        """Whether srun has ended."""
-        return self._process.poll() is not None
-
-    def kill(self) -> None:
-        """Kill srun, whose tasks have ended or are unreachable."""
-        deadline = time.monotonic() + _SRUN_EXIT_TIMEOUT
-        while not self.over() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
 
 class AgentStep(OrderedStep):
@@ -274,23 +240,76 @@ class NodeProber:
         """The nodes that only another job can use, as of the last query."""
         return [node for node, reason in self.unusable_reasons.items() if reason == _CUT_OFF_REASON]
 
-    def examine_node(self, node: str) -> str:
-        """Return why a node that answers is unhealthy; empty if it is healthy, or if this is unknown."""
-        gpu_options = [f"--gpus-per-node={self._gpus_per_node}"] if self._gpus_per_node else []
-        try:
-            srun_command = [*self._srun_command(node), *gpu_options, *self._examination_command]
-            completed = self._runner(srun_command, timeout=_EXAMINATION_TIMEOUT, check=False)
-        except CommandError as failure:
-            return f"its health could not be checked: {failure.message.rstrip('.')}"
-        output_lines = completed.stdout.strip().splitlines()
-        return output_lines[-1] if completed.rc == health.UNHEALTHY_STATUS and output_lines else ""
+    @property
+    def _gpu_options(self) -> List[str]:
+        return [f"--gpus-per-node={self._gpus_per_node}"] if self._gpus_per_node else []
 
-    def _assess_node(self, node: str, suspect: bool, health_by_suspect: Dict[str, str]) -> None:
-        """Record whether a node can be used. ``health_by_suspect``: why suspects are unhealthy, empty for healthy ones."""
-        if not self.can_run_step(node, _PATIENT_PROBE_TIMEOUT):
+    def examine_node(self, node: str, timeout: float = _EXAMINATION_TIMEOUT) -> str:
+        """Return why a node that answers is unhealthy; empty if it is healthy, or if this is unknown.
+
+        ``timeout``: less for a node that was already asked together with others.
+        """
+        srun_command = [*self._srun_command(node), *self._gpu_options, *self._examination_command]
+        deadline = time.monotonic() + timeout
+        try:
+            return _health_problem(self._runner(srun_command, timeout=timeout, check=False))
+        except CommandError as failure:
+            # The reasons of nodes are compared, so all that take too long get the same one.
+            expired = CommandError(srun_command, f"did not end within {_EXAMINATION_TIMEOUT:g} s")
+            message = (expired if time.monotonic() >= deadline else failure).message
+            return f"its health could not be checked: {message.rstrip('.')}"
+
+    def _examine_nodes(self, nodes: Sequence[str]) -> Dict[str, str]:
+        """Return what ``examine_node`` does, for each of these nodes."""
+        with contextlib.closing(
+            NodeQuery(self._job, nodes, self._gpu_options, self._examination_command, _EXAMINATION_TIMEOUT)
+        ) as query:
+            query.await_answers(_EXAMINATION_PATIENCE)
+            problems: Dict[str, str] = {}
+
+            def examine_alone(node: str) -> None:
+                problems[node] = self.examine_node(node, query.seconds_left)
+
+            _run_in_threads(partial(examine_alone, node) for node in nodes if node not in query.answers)
+            return {
+                node: _health_problem(query.answers[node]) if node in query.answers else problems[node]
+                for node in nodes
+            }
+
+    def _assess_silent_node(
+        self, node: str, probe: NodeQuery, suspect: bool, health_by_suspect: Dict[str, str]
+    ) -> None:
+        """Record whether a node can be used that has not answered ``probe`` yet, together with the others."""
+        if not self.can_run_step(node, probe.seconds_left) and not _has_run(probe, node):
             self.unusable_reasons[node] = _CUT_OFF_REASON if self._is_cut_off(node) else "does not answer"
-        elif suspect and self._examination_command:
+        elif suspect:
             health_by_suspect[node] = self.examine_node(node)
+
+    def _assess_nodes(self, nodes: Sequence[str], suspects: Sequence[str]) -> Dict[str, str]:
+        """Record which nodes cannot be used. Return why suspects are unhealthy, empty for healthy ones.
+
+        The nodes are asked in one step, whatever their number. Only those that do not answer are asked alone, while
+        the suspects among the others are examined, in one step as well.
+        """
+        health_by_suspect: Dict[str, str] = {}
+        with contextlib.closing(NodeQuery(self._job, nodes, [], ["true"], _PATIENT_PROBE_TIMEOUT)) as probe:
+            probe.await_answers(_PROBE_PATIENCE)
+            silent_nodes = [node for node in nodes if not _has_run(probe, node)]
+            answering_suspects = [node for node in nodes if node in suspects and node not in silent_nodes]
+
+            def examine_suspects() -> None:
+                health_by_suspect.update(self._examine_nodes(answering_suspects))
+
+            _run_in_threads(
+                [
+                    *([examine_suspects] if answering_suspects else []),
+                    *(
+                        partial(self._assess_silent_node, node, probe, node in suspects, health_by_suspect)
+                        for node in silent_nodes
+                    ),
+                ]
+            )
+        return health_by_suspect
 
     def _unhealthy_suspects(self, health_by_suspect: Mapping[str, str], nodes: Sequence[str]) -> Dict[str, str]:
         """Return the unhealthy suspects. ``nodes``: all that answer.
@@ -327,17 +346,29 @@ class NodeProber:
                 reason = scheduler.out_of_service_reason(self._runner, node)
                 self.unusable_reasons[node] = f"is {state}" + (f": {reason}" if reason else "")
         candidate_nodes = [node for node in nodes if node not in self.unusable_reasons]
-        health_by_suspect: Dict[str, str] = {}
-        threads = [
-            threading.Thread(target=self._assess_node, args=(node, node in suspects, health_by_suspect))
-            for node in candidate_nodes
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        health_by_suspect = self._assess_nodes(candidate_nodes, suspects if self._examination_command else ())
         unhealthy = self._unhealthy_suspects(
             health_by_suspect, [node for node in candidate_nodes if node not in self.unusable_reasons]
         )
         self.unusable_reasons.update({node: f"is unhealthy: {reason}" for node, reason in unhealthy.items()})
         return [node for node in candidate_nodes if node not in self.unusable_reasons]
+
+
+def _health_problem(examination: CommandResult) -> str:
+    """Return why the node of this examination is unhealthy; empty if it is healthy, or if this is unknown."""
+    output_lines = examination.stdout.strip().splitlines()
+    return output_lines[-1] if examination.rc == health.UNHEALTHY_STATUS and output_lines else ""
+
+
+def _has_run(probe: NodeQuery, node: str) -> bool:
+    """Whether the command of a query has run on a node."""
+    return node in probe.answers and probe.answers[node].rc == 0
+
+
+def _run_in_threads(workers: Iterable[Callable[[], None]]) -> None:
+    """Run these functions at the same time, until all have ended."""
+    threads = [threading.Thread(target=worker) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
