@@ -83,15 +83,15 @@ class NodeQuery:
         """``timeout``: seconds that a node has for its answer, in this step or alone."""
         self.answers: Dict[str, CommandResult] = {}
         self._nodes = nodes
-        self._deadline = time.monotonic() + timeout
-        self._settled = threading.Event()
+        self._began_at = self._answered_at = time.monotonic()
+        self._deadline = self._began_at + timeout
+        self._changed = threading.Condition()
+        self._is_over = True
         self._step: Optional[JobStep] = None
         self._reader: Optional[threading.Thread] = None
         with contextlib.suppress(OSError):
             if len(nodes) > 1:
                 self._start(job_id, step_options, command)
-        if self._reader is None:
-            self._settled.set()
 
     def _start(self, job_id: int, step_options: Sequence[str], command: Sequence[str]) -> None:
         """Start the step, and read what its nodes answer. Raises OSError."""
@@ -99,6 +99,7 @@ class NodeQuery:
         task_command = ["/bin/sh", "-c", _ANSWER_SCRIPT, "sh", *command]
         self._step = JobStep(job_id, self._nodes, query_options, task_command)
         self._reader = threading.Thread(target=self._read, args=(self._step.output,), daemon=True)
+        self._is_over = False
         self._reader.start()
 
     def _read(self, stream: TextIO) -> None:
@@ -108,14 +109,29 @@ class NodeQuery:
             for line in stream.buffer:
                 answer = parser.feed(line)
                 if answer is not None:
-                    self.answers.setdefault(*answer)
-                    if len(self.answers) == len(self._nodes):
-                        self._settled.set()
-        self._settled.set()
+                    with self._changed:
+                        self.answers.setdefault(*answer)
+                        self._answered_at = time.monotonic()
+                        self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
-    def await_answers(self, patience: float) -> None:
-        """Wait until all nodes have answered, the step has ended, or these seconds have passed."""
-        self._settled.wait(patience)
+    def await_answers(self, patience: float, pause: Optional[float] = None) -> None:
+        """Wait until all nodes have answered, the step has ended, or these seconds have passed.
+
+        ``pause``: the seconds after an answer in which another one has to arrive, if all nodes should take about as
+        long. It is longer if the step was slow so far.
+        """
+        with self._changed:
+            while not self._is_over and len(self.answers) < len(self._nodes):
+                limit = self._began_at + patience
+                if pause is not None and self.answers:
+                    limit = min(limit, self._answered_at + max(pause, self._answered_at - self._began_at))
+                seconds = limit - time.monotonic()
+                if seconds <= 0:
+                    return
+                self._changed.wait(seconds)
 
     @property
     def seconds_left(self) -> float:

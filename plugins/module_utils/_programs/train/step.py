@@ -41,9 +41,11 @@ _PATIENT_PROBE_TIMEOUT = 25.0
 _CUT_OFF_REASON = "is not found by Slurm, which has taken another node out of the job"
 #: Seconds for a node to report its health.
 _EXAMINATION_TIMEOUT = 30.0
-#: Seconds after which nodes that have not answered together with the others are asked alone: answers take about one
-#: second, examinations some seconds.
+#: Seconds after which nodes that have not answered together with the others are asked alone, and those after the last
+#: answer: a node that is lost should not hold up the others for longer than if it were asked at once. Examinations take
+#: longer on some nodes than on others.
 _PROBE_PATIENCE = 5.0
+_PROBE_PAUSE = 1.0
 _EXAMINATION_PATIENCE = 15.0
 #: Slurm's messages when the kernel has killed the agent of a node ("srun: error: t2: task 1: Out Of Memory"), or when
 #: slurmd, without control groups, has killed the whole step ("slurmstepd-t2: error: StepId=19.2 exceeded memory limit
@@ -293,7 +295,7 @@ class NodeProber:
         """
         health_by_suspect: Dict[str, str] = {}
         with contextlib.closing(NodeQuery(self._job, nodes, [], ["true"], _PATIENT_PROBE_TIMEOUT)) as probe:
-            probe.await_answers(_PROBE_PATIENCE)
+            probe.await_answers(_PROBE_PATIENCE, _PROBE_PAUSE)
             silent_nodes = [node for node in nodes if not _has_run(probe, node)]
             answering_suspects = [node for node in nodes if node in suspects and node not in silent_nodes]
 

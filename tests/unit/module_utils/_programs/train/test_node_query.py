@@ -42,7 +42,7 @@ for task, node in enumerate(sorted(nodes, key=slurm["order"].index)):
         continue
     ended = subprocess.run(command, stdin=0, stdout=subprocess.PIPE, env={{**os.environ, "SLURMD_NODENAME": node}})
     status = max(status, ended.returncode)
-    for line in ended.stdout.split(b"\\n")[:-1]:
+    for line in (slurm["prolog"].encode() + ended.stdout).split(b"\\n")[:-1]:
         label = b"%*d: " % (len(str(len(nodes) - 1)), task) if "--label" in options else b""
         sys.stdout.buffer.write(label + line + b"\\n")
     sys.stdout.flush()
@@ -69,7 +69,7 @@ class Job:
         for name, text in (("srun", SRUN.format(python=sys.executable)), ("examine", EXAMINATION)):
             (folder / name).write_text(text, encoding="utf-8")
             (folder / name).chmod(0o755)
-        facts = {"order": nodes, "dead": [], "refuses": False, "hangs": False, **behaviour}
+        facts = {"order": nodes, "dead": [], "prolog": "", "refuses": False, "hangs": False, **behaviour}
         (folder / "slurm.json").write_text(json.dumps(facts), encoding="utf-8")
         self.prober = NodeProber(self, 41, [str(folder / "examine")], allocated_count=len(nodes))
 
@@ -94,8 +94,9 @@ class Job:
 @pytest.fixture(name="folder")
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    for patience in ("_PROBE_PATIENCE", "_PATIENT_PROBE_TIMEOUT", "_EXAMINATION_PATIENCE", "_EXAMINATION_TIMEOUT"):
-        monkeypatch.setattr(step, patience, BUSY_MACHINE_TIMEOUT)
+    for limit in ("_PROBE_PATIENCE", "_PROBE_PAUSE", "_EXAMINATION_PATIENCE", "_EXAMINATION_TIMEOUT"):
+        monkeypatch.setattr(step, limit, BUSY_MACHINE_TIMEOUT)
+    monkeypatch.setattr(step, "_PATIENT_PROBE_TIMEOUT", BUSY_MACHINE_TIMEOUT)
     monkeypatch.setattr(job_step, "_SRUN_EXIT_TIMEOUT", BUSY_MACHINE_TIMEOUT)
     return tmp_path
 
@@ -151,7 +152,7 @@ def test_a_single_node_is_asked_alone(folder: Path) -> None:
 def await_some(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str]) -> None:
     """Ask others alone as soon as these nodes have answered together."""
 
-    def wait(query: NodeQuery, _patience: float) -> None:
+    def wait(query: NodeQuery, *_limits: float) -> None:
         wait_until("these nodes answer", lambda: set(nodes) <= set(query.answers))
 
     monkeypatch.setattr(NodeQuery, "await_answers", wait)
@@ -174,12 +175,30 @@ def test_a_step_that_hangs_is_not_waited_for(folder: Path, monkeypatch: pytest.M
 
 
 def test_patience_with_a_hanging_step_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(folder, ["n1", "n2"], dead=["n1", "n2"], hangs=True)
     monkeypatch.setattr(job_step, "_SRUN_EXIT_TIMEOUT", 0.0)
+    job = Job(folder, ["n1", "n2", "n3"], dead=["n2"], hangs=True)
     query = NodeQuery(41, job.nodes, [], ["true"], 0.0)
+    assert query.seconds_left == 0.0
+    # No pause begins before the first answer.
+    query.await_answers(0.0, 0.0)
+    query.await_answers(BUSY_MACHINE_TIMEOUT, 0.0)
+    assert query.answers
+    wait_until("the others have answered", lambda: set(query.answers) == {"n1", "n3"})
+    began_at = time.monotonic()
+    query.await_answers(BUSY_MACHINE_TIMEOUT, 0.0)
     query.await_answers(0.0)
-    assert (query.answers, query.seconds_left) == ({}, 0.0)
-    wait_until("srun has started", (folder / "calls").exists)
+    assert time.monotonic() - began_at < BUSY_MACHINE_TIMEOUT / 2
+    query.close()
+
+
+def test_a_slow_step_has_longer_pauses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tasks of a busy cluster take long, but not all for equally long."""
+    monkeypatch.setattr(job_step, "_SRUN_EXIT_TIMEOUT", 0.0)
+    job = Job(folder, ["n1", "n2"], dead=["n2"], hangs=True)
+    query = NodeQuery(41, job.nodes, [], ["true"], 0.0)
+    wait_until("n1 answers", lambda: query.answers)
+    query.await_answers(BUSY_MACHINE_TIMEOUT, 0.0)
+    assert time.monotonic() - query._answered_at >= query._answered_at - query._began_at > 0
     query.close()
 
 
@@ -189,7 +208,7 @@ def test_late_answer_to_the_common_question_counts(folder: Path, monkeypatch: py
     job.answer("n2", "health.gpu_ecc: 12 errors\n")
     queries: list[NodeQuery] = []
 
-    def wait(query: NodeQuery, _patience: float) -> None:
+    def wait(query: NodeQuery, *_limits: float) -> None:
         queries.append(query)
 
     monkeypatch.setattr(NodeQuery, "await_answers", wait)
@@ -227,6 +246,14 @@ def test_output_of_a_node_changes_no_other_answer(folder: Path, text: str) -> No
     # What is asked alone has the same answer.
     assert reason == f"is unhealthy: {job.prober.examine_node('n1')}"
     assert len(job.steps) == 3
+
+
+def test_prolog_that_prints_answers_for_a_dead_node_is_not_believed(folder: Path) -> None:
+    """Also if it prints other characters that end a line, which srun does not label."""
+    lies = "".join(f"x{end}1: n2 0{end}1: .\n" for end in ("\r", "\x0b", "\x85", "\u2028"))
+    job = Job(folder, ["n1", "n2", "n3"], dead=["n2"], prolog=f"{lies}n2 0\n.\n")
+    assert job.prober.find_usable_nodes(job.nodes, []) == ["n1", "n3"]
+    assert job.steps == [(job.nodes, "true"), (["n2"], "true")]
 
 
 @pytest.mark.parametrize(
