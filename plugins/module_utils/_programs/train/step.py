@@ -44,7 +44,7 @@ _EXAMINATION_TIMEOUT = 30.0
 #: Seconds after which nodes that have not answered together with the others are asked alone, and those after the last
 #: answer: a node that is lost should not hold up the others for longer than if it were asked at once. Examinations take
 #: longer on some nodes than on others.
-_PROBE_PATIENCE = 5.0
+_PROBE_PATIENCE = 8.0
 _PROBE_PAUSE = 1.0
 _EXAMINATION_PATIENCE = 15.0
 #: Slurm's messages when the kernel has killed the agent of a node ("srun: error: t2: task 1: Out Of Memory"), or when

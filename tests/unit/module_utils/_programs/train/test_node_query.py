@@ -33,7 +33,7 @@ options = [word for word in sys.argv[1:] if word.startswith("--")]
 command = sys.argv[len(options) + 1 :]
 nodes = next(word.partition("=")[2].split(",") for word in options if word.startswith("--nodelist="))
 with open(folder + "/calls", "a") as calls:
-    calls.write(json.dumps([nodes, command[-1]]) + "\\n")
+    calls.write(json.dumps([nodes, command[-1], "--label" in options]) + "\\n")
 if slurm["refuses"] and len(nodes) > 1:
     sys.exit("srun: error: Unable to create step for job 41: Requested nodes are busy")
 status = 0
@@ -87,8 +87,16 @@ class Job:
     @property
     def steps(self) -> list[tuple[list[str], str]]:
         """The nodes of each step that was started, and the last word of its command."""
-        calls = (self.folder / "calls").read_text(encoding="utf-8").splitlines()
-        return [(nodes, last_word) for nodes, last_word in map(json.loads, calls)]
+        return [(nodes, last_word) for nodes, last_word, _labelled in self._calls]
+
+    @property
+    def asked_together(self) -> list[list[str]]:
+        """The nodes of each step with labels."""
+        return [nodes for nodes, _last_word, labelled in self._calls if labelled]
+
+    @property
+    def _calls(self) -> list[list[Any]]:
+        return [json.loads(line) for line in (self.folder / "calls").read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(name="folder")
@@ -147,6 +155,7 @@ def test_a_single_node_is_asked_alone(folder: Path) -> None:
     job.answer("n1", "health.gpu_ecc: 12 errors\n")
     assert job.prober.find_usable_nodes(job.nodes, ["n2"], ["n1"]) == []
     assert job.steps == [(["n1"], "true"), (["n1"], str(folder / "examine"))]
+    assert job.asked_together == []
 
 
 def await_some(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str]) -> None:
