@@ -37,7 +37,7 @@ def main() -> None:
         r"^(\S+) +: ok=(\d+).*?skipped=(\d+)", site_run.output, re.MULTILINE
     ):
         print(
-            f"tasks of {host}: {int(ok_count) + int(skipped_count)}, of which {skipped_count} skipped (limits: manager 65, member 50)"
+            f"tasks of {host}: {int(ok_count) + int(skipped_count)}, of which {skipped_count} skipped (limits: manager 65, member 40)"
         )
 
 
