@@ -21,7 +21,7 @@ DAMAGES: tuple[Mapping[str, str], ...] = (
         "slurm": "scontrol delete nodename=n2",
         "names": "sed -i /n3/d /etc/hosts",
         "firewall": "nft delete table inet gpumesh-firewall",
-        "ssh_trust": "rm /etc/gpumesh/ssh/default/root-cert.pub",
+        "ssh_trust": "rm /etc/ssh/ssh_config.d/gpumesh-default.conf",
         "munge": "systemctl stop munge",
         "job_environment": "umount --lazy /run/gpumesh/jobs",
         "train": "truncate --size=0 /usr/local/bin/gpumesh-train",
