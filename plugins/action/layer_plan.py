@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.drift import LayerPlan, plan_layers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.drift import plan_layers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import NETWORK
 
 
 class ActionModule(ControllerAction):
@@ -26,13 +27,13 @@ class ActionModule(ControllerAction):
             states_by_machine[machine] = {"host": host_state}
             given_options.append({name: self.read_option(name, machine) for name in option_names})
         plan = plan_layers(record, states_by_machine, given_options)
-        self._announce(plan)
+        self._announce(plan.layers)
         return {"changed": False, "layers": plan.layers, "reasons": plan.reasons}
 
-    def _announce(self, plan: LayerPlan) -> None:
+    def _announce(self, planned_layers: list[str]) -> None:
         """Tell which layers are left out."""
         left_out = [
-            layer.name for layer in registry.LAYERS if layer.compares_everything and layer.name not in plan.layers
+            layer.name for layer in registry.LAYERS if layer.stage != NETWORK and layer.name not in planned_layers
         ]
         if left_out:
             self.print_message(f"These layers are as the record requires, and are left out: {', '.join(left_out)}.")

@@ -124,7 +124,7 @@ def plan_layers(
         if any(layer.requested(record, options) for options in given_options):
             differences.append("its options ask for more than a comparison")
         first_reason = first_reason or "; ".join(differences)
-        if first_reason or not layer.compares_everything:
+        if first_reason or layer.repeats(record):
             planned_layers.append(layer.name)
             reasons[layer.name] = "; ".join(differences) or ("it follows one that differs" if first_reason else "")
     return LayerPlan(planned_layers, reasons)

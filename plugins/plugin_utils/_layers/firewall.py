@@ -13,7 +13,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.mo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall.host_rules import HostRule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import forward, spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.network import NAME_PREFIX
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
+    BASE,
+    Layer,
+    Options,
+    Ports,
+    never_repeated,
+)
 
 #: The options of the role that the module firewall has as well, by its own names.
 _MODULE_OPTIONS = {
@@ -110,5 +116,5 @@ LAYER = Layer(
     further_options=HOST_OPTIONS,
     restricts_ports=True,
     lists_members=True,
-    compares_everything=True,
+    repeats=never_repeated,
 )

@@ -14,7 +14,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.files import PROGRAM_FILES
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import tracking
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer, Options, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
+    SCHEDULER,
+    Layer,
+    Options,
+    Ports,
+    never_repeated,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     read_role_file,
@@ -107,5 +113,5 @@ LAYER = Layer(
     lists_members=True,
     ports=_job_ports,
     port_options=("job_environment_port_range",),
-    compares_everything=True,
+    repeats=never_repeated,
 )

@@ -39,6 +39,15 @@ def _is_always_used(_record: Record, _machine: str) -> bool:
     return True
 
 
+def _is_always_repeated(_record: Record) -> bool:
+    return True
+
+
+def never_repeated(_record: Record) -> bool:
+    """Return that all of a layer is compared, whatever the record contains."""
+    return False
+
+
 def _is_not_requested(_record: Record, _options: Options) -> bool:
     return False
 
@@ -67,7 +76,8 @@ class Layer(NamedTuple):
     lists_members: whether it must be updated on the remaining members when one has left.
     ports: from the record and the options named in port_options to what the firewall restricts to members.
     restricts_ports: whether given_parameters needs the ports of all layers, as the option layer_ports.
-    compares_everything: whether a layer in which the host shows no difference has nothing to do. A `site` leaves it out.
+    repeats: from the record to whether each run does something of which no host shows that it is missing. A run leaves the
+    layer out only if not.
     requested: from the record and the options in request_options, as they were given, to whether a run asks for more than
     that nothing differs.
     title: the heading of its checks in the report; empty for a layer without checks.
@@ -91,7 +101,7 @@ class Layer(NamedTuple):
     ports: Callable[[Record, Options], Ports] | None = None
     port_options: tuple[str, ...] = ()
     restricts_ports: bool = False
-    compares_everything: bool = False
+    repeats: Callable[[Record], bool] = _is_always_repeated
     requested: Callable[[Record, Options], bool] = _is_not_requested
     request_options: tuple[str, ...] = ()
     title: str = ""

@@ -14,6 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer impo
     Layer,
     LayerState,
     Options,
+    never_repeated,
 )
 
 
@@ -55,7 +56,7 @@ LAYER = Layer(
     claim="munge",
     # Where it was not recorded whose munge it is, the job environment shows it.
     leaves_before="job_environment",
-    compares_everything=True,
+    repeats=never_repeated,
     requested=_requests_key,
     request_options=("munge_key_file", "munge_rotate_key"),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import names
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, Options, never_repeated
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
@@ -29,4 +29,4 @@ def given_parameters(_record: model.Record, machine: str, _options: Options) -> 
     return {"machine": machine, "digests": source_digests(boot_program_sources())}
 
 
-LAYER = Layer("names", BASE, given_parameters=given_parameters, lists_members=True, compares_everything=True)
+LAYER = Layer("names", BASE, given_parameters=given_parameters, lists_members=True, repeats=never_repeated)

@@ -15,7 +15,7 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import desired, models, network, plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer, never_repeated
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
@@ -135,5 +135,5 @@ LAYER = Layer(
     # It goes with the cluster that has Slurm on the host, and before Slurm, which loads its plugin.
     claim="slurm",
     leaves_before="slurm",
-    compares_everything=True,
+    repeats=never_repeated,
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import desired
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, Layer, never_repeated
 
 ROLE_OPTIONS = ("ssh_trust_users", "ssh_trust_port")
 
@@ -49,6 +49,6 @@ LAYER = Layer(
     options=ROLE_OPTIONS,
     given_parameters=given_parameters,
     lists_members=True,
-    compares_everything=True,
+    repeats=never_repeated,
     title="SSH",
 )

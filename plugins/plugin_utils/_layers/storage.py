@@ -420,6 +420,11 @@ def _describe_volumes(record: Mapping[str, Any]) -> str:
     )
 
 
+def _is_exported(record: model.Record) -> bool:
+    """Whether a member exports a volume: which exports its server has read, since an interrupted run, is not compared."""
+    return any("server" in volume for volume in record["storage"]["volumes"])
+
+
 def _requests_change(record: model.Record, options: Options) -> bool:
     """Whether other volumes are requested than those of the record, or none at all."""
     volumes = options["storage_volumes"]
@@ -443,7 +448,7 @@ LAYER = Layer(
     ports=_nfs_ports,
     title="Storage",
     describe=_describe_volumes,
-    compares_everything=True,
+    repeats=_is_exported,
     requested=_requests_change,
     request_options=("storage_backend", "storage_volumes"),
 )

@@ -16,7 +16,13 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.tracking import settings
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import OPTIONAL, Layer, Options, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
+    OPTIONAL,
+    Layer,
+    Options,
+    Ports,
+    never_repeated,
+)
 
 _REQUIREMENTS_PATH = Path(__file__).resolve().parents[3] / "roles" / "tracking" / "files" / "requirements.txt"
 #: The options of the role that change the record.
@@ -311,7 +317,7 @@ LAYER = Layer(
     ports=_server_ports,
     title="Experiments",
     describe=_describe_server,
-    compares_everything=True,
+    repeats=never_repeated,
     requested=_is_in_use,
     request_options=("tracking_server",),
 )

@@ -11,7 +11,13 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import paths
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import SCHEDULER, Layer, Options, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
+    SCHEDULER,
+    Layer,
+    Options,
+    Ports,
+    never_repeated,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
@@ -89,5 +95,5 @@ LAYER = Layer(
     connects=True,
     claim="slurm",
     ports=_run_ports,
-    compares_everything=True,
+    repeats=never_repeated,
 )

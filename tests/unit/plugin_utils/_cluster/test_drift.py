@@ -155,6 +155,12 @@ def test_a_run_leaves_out_the_layers_in_which_no_host_differs() -> None:
     assert plan == (["slurm"], {"slurm": ""}), "what Slurm has in its controller is not compared"
 
 
+def test_a_server_reads_its_exports_in_each_run() -> None:
+    volume = {"name": "data", "server": "n1", "path": "/srv", "mount_point": "/mnt/data"}
+    plan = plan_of({"drift": {}}, {"drift": {}}, record={"storage": {"volumes": [volume]}})
+    assert plan.layers == ["storage", "slurm"], "what follows has nothing to do"
+
+
 def test_a_run_enters_the_layer_in_which_a_host_differs_and_all_later_ones() -> None:
     order = [layer.name for layer in registry.LAYERS]
     plan = plan_of({"drift": {}}, {"drift": {"storage": "/etc/exports differs"}})
