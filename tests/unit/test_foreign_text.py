@@ -26,6 +26,7 @@ READERS = {
     "_checks/collective/torch_program.py",
     "_core/program_archive.py",
     "_programs/session/program.py",
+    "_layers/storage/apply.py",
     "_layers/storage/mounts.py",
     "_layers/storage/quota.py",
     "_layers/storage/volumes.py",

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import host_state
 import pytest
 from lab_hosts import Lab
 
 SITE = "gpumesh.cluster.site"
-DAMAGED = "n2"
 #: With the firewall, whose table is only in the kernel.
 OPTIONS = ("-e", "firewall_enabled=true", "-e", "check_level=quick")
-#: A command that damages each layer on a host: contents and processes first, then modes, ages and what starts at boot.
-DAMAGES: tuple[Mapping[str, str], ...] = (
-    {
+#: A command that damages each layer, by machine: contents and processes, and modes, ages and what starts at boot.
+DAMAGES: Mapping[str, Mapping[str, str]] = {
+    "n2": {
         "slurm": "scontrol delete nodename=n2",
         "names": "sed -i /n3/d /etc/hosts",
         "firewall": "nft delete table inet gpumesh-firewall",
@@ -26,7 +26,7 @@ DAMAGES: tuple[Mapping[str, str], ...] = (
         "job_environment": "umount --lazy /run/gpumesh/jobs",
         "train": "truncate --size=0 /usr/local/bin/gpumesh-train",
     },
-    {
+    "n3": {
         "slurm": "systemctl disable slurmd",
         "names": "chmod 0600 /etc/hosts",
         "firewall": "systemctl disable gpumesh-firewall.service",
@@ -35,46 +35,45 @@ DAMAGES: tuple[Mapping[str, str], ...] = (
         "job_environment": "chmod 0600 /etc/gpumesh/task_prolog",
         "train": "chmod 0700 /usr/local/bin/gpumesh-trace",
     },
-)
+}
 #: What `show` does not compare: a run enters this layer in any case.
 NOT_SHOWN = {"slurm"}
 
 
-def drift_of(lab: Lab, machine: str) -> Mapping[str, str]:
-    (cluster,) = [
-        cluster
-        for cluster in lab.run_playbook("gpumesh.cluster.show", *OPTIONS, "-e", "show_output=json").shown_clusters
-        if cluster["name"] == "default"
-    ]
-    (member,) = [member for member in cluster["members"] if member["machine"] == machine]
-    drift: Mapping[str, str] = member["drift"]
-    return drift
-
-
-@pytest.fixture(name="state", scope="module")
-def _state(lab: Lab) -> dict[str, object]:
-    """The state of the host as a run has left it."""
+@pytest.fixture(name="states", scope="module")
+def _states(lab: Lab) -> dict[str, dict[str, Any]]:
+    """The states of the machines as a run has left them."""
     lab.await_idle("n1")
     run = lab.run_playbook(SITE, *OPTIONS)
     assert run.exit_status == 0, run.failure_report
-    return host_state.read_state(lab, DAMAGED)
+    return {machine: host_state.read_state(lab, machine) for machine in DAMAGES}
 
 
-@pytest.mark.parametrize("damages", DAMAGES, ids=["contents", "modes"])
-def test_what_is_damaged_in_a_layer_is_seen_and_repaired(
-    lab: Lab, state: dict[str, object], damages: Mapping[str, str]
-) -> None:
-    for command in damages.values():
-        lab.run(DAMAGED, "sh", "-c", command)
-    assert set(drift_of(lab, DAMAGED)) >= set(damages) - NOT_SHOWN
+def read_drift(lab: Lab) -> dict[str, Mapping[str, str]]:
+    """Return what the playbook show finds in the layers of each member."""
+    run = lab.run_playbook("gpumesh.cluster.show", *OPTIONS, "-e", "show_output=json")
+    (cluster,) = [cluster for cluster in run.shown_clusters if cluster["name"] == "default"]
+    return {member["machine"]: member["drift"] for member in cluster["members"]}
+
+
+def test_what_is_damaged_in_a_layer_is_seen_and_repaired(lab: Lab, states: dict[str, dict[str, Any]]) -> None:
+    for machine, damages in DAMAGES.items():
+        for command in damages.values():
+            lab.run(machine, "sh", "-c", command)
+    drift = read_drift(lab)
+    assert {machine: set(damages) - NOT_SHOWN - set(drift[machine]) for machine, damages in DAMAGES.items()} == {
+        "n2": set(),
+        "n3": set(),
+    }
     run = lab.run_playbook(SITE, *OPTIONS)
     assert run.exit_status == 0, run.failure_report
     lab.await_idle("n1")
-    assert host_state.find_differences(state, host_state.read_state(lab, DAMAGED)) == []
+    for machine, state in states.items():
+        assert host_state.find_differences(state, host_state.read_state(lab, machine)) == [], machine
 
 
 def test_a_setting_that_is_taken_back_is_a_difference(lab: Lab) -> None:
     """Without the firewall, which all other tests of this scenario do without."""
     run = lab.run_playbook(SITE, "-e", "check_level=quick")
     assert run.exit_status == 0, run.failure_report
-    assert "gpumesh-firewall" not in lab.run(DAMAGED, "nft", "list", "tables")
+    assert "gpumesh-firewall" not in lab.run("n2", "nft", "list", "tables")

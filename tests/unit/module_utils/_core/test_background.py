@@ -107,7 +107,7 @@ def test_only_one_module_starts_processes_that_outlive_their_parent() -> None:
         "_core/background.py",
         "_core/subprocess_deadline.py",
         "_programs/train/agent.py",
-        "_programs/train/step.py",
+        "_programs/train/job_step.py",
     }
 
 
