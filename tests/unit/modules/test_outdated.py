@@ -43,7 +43,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module impor
 module = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.modules." + name)
 rooms = [getattr(module, room) for room in ("apply", "names_apply", "munge_apply") if hasattr(module, room)]
 room = module if hasattr(module, "report") or not rooms else rooms[0]
-setattr(room, "report" if hasattr(module, "report") else "work", lambda *given: ModuleResult(True, {"worked": True}))
+function = "report" if hasattr(module, "report") else "work"
+# Otherwise, the module would do its work on this machine.
+getattr(room, function)
+setattr(room, function, lambda *given: ModuleResult(True, {"worked": True}))
 module.main()
 """
 

@@ -53,7 +53,10 @@ module = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.mo
 def work(given, *_more):
     return ModuleResult(False, {"worked_with": getattr(given, "params", given)})
 room = next((getattr(module, room) for room in ("apply", "names_apply") if hasattr(module, room)), module)
-setattr(*((module, "report") if hasattr(module, "report") else (room, "work")), work)
+place, function = (module, "report") if hasattr(module, "report") else (room, "work")
+# Otherwise, the module would do its work on this machine.
+getattr(place, function)
+setattr(place, function, work)
 module.main()
 """
 
