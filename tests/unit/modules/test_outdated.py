@@ -41,7 +41,7 @@ import importlib, sys
 name = sys.argv.pop()
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 module = importlib.import_module("ansible_collections.gpumesh.cluster.plugins.modules." + name)
-rooms = [getattr(module, room) for room in ("apply", "names_apply", "munge_apply") if hasattr(module, room)]
+rooms = [getattr(module, room) for room in ("apply", "host_apply", "names_apply", "munge_apply") if hasattr(module, room)]
 room = module if hasattr(module, "report") or not rooms else rooms[0]
 function = "report" if hasattr(module, "report") else "work"
 # Otherwise, the module would do its work on this machine.
