@@ -68,7 +68,9 @@ def test_host_is_compared_with_installed_programs(place: Path) -> None:
     apply_changes()
     assert install.find_differences(run, MODULE_PARAMS) == LayerDifferences([], False)
     both = [f"{place}/bin/gpumesh-{name} differs" for name in ("train", "trace")]
-    assert compare_modules(run, {"train": {**MODULE_PARAMS, "run_dir": "/mnt/other"}}).drift == {"train": ", ".join(both)}
+    assert compare_modules(run, {"train": {**MODULE_PARAMS, "run_dir": "/mnt/other"}}).drift == {
+        "train": ", ".join(both)
+    }
     library = Path(paths.LIBRARY_DIR)
     (place / "bin" / "gpumesh-trace").chmod(0o644)
     (library / "gpumesh_run.py").unlink()
