@@ -9,24 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import derive_parameters
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import MODULES, derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.drift import layer_queries
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
     RECORD_OPTION,
     HostAction,
     RecordArguments,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import collect_gres
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.ssh_trust import key_registration
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
     MESH_OPTIONS,
     userspace_only_machines,
 )
-
-#: The modules that look at what supervisord runs, and the paths that they read.
-_SUPERVISED_MODULES = {
-    "names": ("supervisor_programs",),
-    "munge": ("supervisor_config", "supervisor_programs"),
-}
 
 
 class ActionModule(HostAction):
@@ -37,12 +33,7 @@ class ActionModule(HostAction):
         self.arguments(record=RECORD_OPTION)
         record = self.record()
         queries = layer_queries(record, self.machine, self.options)
-        supervisor_paths = self.supervisor_options()
-        for module_name, path_names in _SUPERVISED_MODULES.items():
-            if module_name in queries.options["modules"]:
-                queries.options["modules"][module_name].update(
-                    {name: path for name, path in supervisor_paths.items() if name in path_names}
-                )
+        self._complete_parameters(record, queries.options["modules"])
         result = self.run_module(
             "gpumesh.cluster.layer_info",
             RecordArguments(queries.options, lambda: derive_parameters(record, queries.options)),
@@ -53,6 +44,16 @@ class ActionModule(HostAction):
             "userspace_only": self._is_userspace_only(record),
             "drift": {**queries.refusals, **self._compare_keys(record, result), **result["drift"]},
         }
+
+    def _complete_parameters(self, record: model.Record, parameters_by_module: Mapping[str, dict[str, Any]]) -> None:
+        """Add to the parameters of modules what is known of supervisord, and what the options of other members decide."""
+        supervisor_paths = self.supervisor_options()
+        served_types = slurm.gres_types(record, collect_gres(self, record)) if self.machine == record["manager"] else {}
+        for name, parameters in parameters_by_module.items():
+            known_options = MODULES[name].options if name in MODULES else {}
+            parameters.update({name: path for name, path in supervisor_paths.items() if name in known_options})
+            if parameters.get("serve"):
+                parameters.update(served_types)
 
     def _compare_keys(self, record: model.Record, result: Mapping[str, Any]) -> dict[str, str]:
         """Return the drift of the layer ssh_trust if the record has other keys than the host."""

@@ -6,20 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ansible.errors import AnsibleError
-
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
-from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm, slurm_settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import SlurmAccounting
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import run_slurm_module
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import collect_gres, run_slurm_module
 
 _MODULE = "gpumesh.cluster.slurm"
 _STATES = ["present", "configured", "served", "absent"]
@@ -41,11 +35,9 @@ class ActionModule(HostAction):
         if state == "absent":
             return self.run_module(_MODULE, {"state": state})
         record = self.record()
-        slurm_options = self.options("session_enabled", *slurm.HOST_OPTIONS)
+        slurm_options = self.options(*slurm.HOST_OPTIONS)
         if self.machine == record["manager"]:
             slurm_settings.check_settings(self.options(*slurm_settings.CHECKED_OPTIONS))
-        sessions_enabled = slurm_options["session_enabled"]
-        slurm_options["plugins"] = [PLUGIN_PATH] if sessions_enabled else []
         slurm.refuse_too_many_nodes(record, self.userspace_only, slurm_options)
         if state == "present":
             # The health program is kept until the controller no longer tells the nodes to run it.
@@ -69,11 +61,11 @@ class ActionModule(HostAction):
         else:
             module_args = slurm.controller_parameters(record, slurm_options, task_args["restart"])
         if module_args.get("serve"):
-            module_args.update(slurm.gres_types(record, self._collect_gres(record)))
+            module_args.update(slurm.gres_types(record, collect_gres(self, record)))
         if state == "served":
             return self._serve(record["name"], module_args, slurm_options["slurm_accounting"])
         result = run_slurm_module(self, {"state": state, **module_args})
-        if state == "present" and not sessions_enabled and result.get("sessions"):
+        if state == "present" and not slurm_options["session_enabled"] and result.get("sessions"):
             session_removal = self.run_module("gpumesh.cluster.session", {"state": "absent"})
             result["changed"] = result["changed"] or session_removal["changed"]
         return result
@@ -87,19 +79,6 @@ class ActionModule(HostAction):
         manager_variables = [variables_by_host[manager]] if manager in variables_by_host else []
         results = [(host.get(name) or {}) for name in variable_names for host in (*manager_variables, self.variables)]
         return next((result[result_key] for result in results if result.get(result_key) is not None), None)
-
-    def _collect_gres(self, record: model.Record) -> dict[str, Any]:
-        """Return the option slurm_gres of the members, whether they are in the play or not.
-
-        Members that are not in this inventory, or whose value is invalid or has a template that needs their facts, are left out.
-        """
-        variables_by_host = self.variables["hostvars"]
-        gres_by_machine = {}
-        for machine in (member["machine"] for member in record["members"]):
-            if machine in variables_by_host:
-                with suppress(AnsibleError, InputError):
-                    gres_by_machine[machine] = self.options("slurm_gres", machine=machine)["slurm_gres"]
-        return gres_by_machine
 
     def _serve(self, cluster_name: str, module_args: Mapping[str, Any], accounting: bool) -> dict[str, Any]:
         """Run the services: slurmdbd after its database, and the accounts once the controller has registered there."""

@@ -20,9 +20,12 @@ description:
     C(job_environment_dialects), C(job_environment_logins), C(job_environment_port_range), C(job_environment_rdma),
     C(job_environment_variables), C(mesh_userspace), C(mesh_userspace_nodes), C(session_allow), C(session_enabled),
     C(session_mounts_allowed), C(session_nat), C(session_ports), C(session_storage_dir), C(session_subnets),
-    C(slurm_accounting), C(slurm_health_check), C(slurm_rest_port), C(ssh_trust_port), C(ssh_trust_users),
-    C(storage_backend), C(storage_server), C(tracking_uid), C(tracking_unconfined), C(train_run_dir),
-    C(train_stage_dir)."
+    C(slurm_accounting), C(slurm_accounts), C(slurm_cgroup), C(slurm_conf), C(slurm_dbd_conf), C(slurm_gres),
+    C(slurm_health_check), C(slurm_health_check_interval), C(slurm_health_max_drained_percent),
+    C(slurm_health_mount_timeout), C(slurm_health_prolog), C(slurm_health_rdma_rate_gbps), C(slurm_max_nodes),
+    C(slurm_node_conf), C(slurm_nodesets), C(slurm_partitions), C(slurm_qos), C(slurm_rest), C(slurm_rest_address),
+    C(slurm_rest_port), C(ssh_trust_port), C(ssh_trust_users), C(storage_backend), C(storage_server), C(tracking_uid),
+    C(tracking_unconfined), C(train_run_dir), C(train_stage_dir)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -96,6 +99,11 @@ userspace_only:
   description: Whether the host can connect to the other members only through a proxy, and so has no layer of nodes.
   type: bool
   returned: with O(record)
+controller:
+  description: On the manager, the values of M(gpumesh.cluster.slurm_state_info), and C(readiness) with whether each node
+    that the controller knows accepts jobs, by name. C(readiness) is null if the controller does not respond.
+  type: dict
+  returned: always, null on other members
 munge_key:
   description: The fingerprint of the host's munge key. Empty if there is none.
   type: str
@@ -110,8 +118,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.ge
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift, munge
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import controller
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.apply import OPTIONS as SLURM_OPTIONS
 
 _MUNGE_KEY = "/etc/munge/munge.key"
+_STATE_DIRECTORY = SLURM_OPTIONS["state_folder"]["default"]
 
 
 def work(params: Dict[str, Any]) -> ModuleResult:
@@ -123,7 +134,13 @@ def work(params: Dict[str, Any]) -> ModuleResult:
         {
             "drift": {**comparison.drift, **drift.compare_layers(run, params["files"], params["services"])},
             "ssh_keys": comparison.ssh_keys,
-            "pending": drift.find_pending(params["modules"]),
+            "pending": comparison.pending,
+            "controller": {
+                **controller.read_controller(run, _STATE_DIRECTORY),
+                "readiness": controller.read_readiness(run),
+            }
+            if "slurm_served" in params["modules"]
+            else None,
             "munge_key": munge.key_fingerprint(munge_key) if munge_key else "",
         },
     )

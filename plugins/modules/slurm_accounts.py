@@ -65,37 +65,14 @@ commands:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts
-
-
-def work(module: AnsibleModule) -> ModuleResult:
-    """Apply the QOS and the accounts."""
-    params = module.params
-    desired_accounts = accounts.parse_desired(params["qos"], params["accounts"])
-    commands = accounts.plan_commands(
-        params["cluster"], accounts.read_current(run, params["cluster"], desired_accounts), desired_accounts
-    )
-    if not module.check_mode:
-        accounts.run_commands(run, commands)
-    command_lines = [" ".join(command) for command in commands]
-    return ModuleResult(
-        bool(commands), {"commands": command_lines}, "", "".join(f"{line}\n" for line in command_lines), "slurmdbd"
-    )
 
 
 def main() -> None:
     """The module's entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "cluster": {"type": "str", "required": True},
-            "qos": {"type": "dict", "default": {}},
-            "accounts": {"type": "dict", "default": {}},
-        },
-        supports_check_mode=True,
-    )
-    exit_with(module, lambda: work(module))
+    module = AnsibleModule(argument_spec=dict(accounts.OPTIONS), supports_check_mode=True)
+    exit_with(module, lambda: accounts.work(module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def work(module: AnsibleModule) -> ModuleResult:
             selected_names = {node_name for expression in params["nodes"] for node_name in expand_hostlist(expression)}
             node_states = [node for node in node_states if node["name"] in selected_names]
         values["nodes"] = node_states
-        values["readiness"] = {node["name"]: node["ready"] for node in node_states}
+        values["readiness"] = show.readiness(node_states)
     if "partitions" in params["gather"]:
         values["partitions"] = show.list_partitions(run)
     if "jobs" in params["gather"]:

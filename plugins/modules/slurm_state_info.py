@@ -112,14 +112,11 @@ leftover_action:
   returned: with O(record) and O(member_state)
 """
 
-import os
-
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes, release, rest, state, term
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import controller, state
 
 
 def work(module: AnsibleModule) -> ModuleResult:
@@ -127,17 +124,7 @@ def work(module: AnsibleModule) -> ModuleResult:
     params = module.params
     if params["part"] is not None:
         return ModuleResult(False, {"content": state.read_part(params["folder"], params["part"], params["user"])})
-    controller_state = term.read_controller_state(params["folder"])
-    slurm_version = release.installed_version(run, "slurmctld")
-    values = {
-        "in_use": controller_state.in_use,
-        "marker": controller_state.marker._asdict() if controller_state.marker else None,
-        "pending_accounting": controller_state.pending_accounting,
-        "is_node": os.path.exists(nodes.HOST_SETTINGS_PATH),
-        "slurm_version": release.format_version(slurm_version) if slurm_version else None,
-        "rest_certificates": server_certificate.read_trusted(rest.PROXY_DIRECTORY),
-    }
-    return ModuleResult(False, values)
+    return ModuleResult(False, controller.read_controller(run, params["folder"]))
 
 
 def main() -> None:

@@ -61,7 +61,6 @@ options:
         suboptions:
           write: {description: The result of the phase V(write)., type: str}
           compare: {description: The result of the phase V(compare)., type: str}
-          release: {description: The result of the phase V(release)., type: str}
           take: {description: The result of the phase V(take)., type: str}
       tracking:
         description: On each host, the result of M(gpumesh.cluster.tracking_test).

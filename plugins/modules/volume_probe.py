@@ -30,14 +30,14 @@ options:
   phase:
     description:
       - V(usage) returns what is mounted and its usage, and writes nothing.
-      - V(write) does the same, writes this member's files to the volume, measures the speed, and acquires a lock.
+      - V(write) does the same, writes this member's files to the volume, measures the speed, and acquires two locks.
       - V(compare) looks for the other members' files, reads those of the next member in the ring, and tries to acquire its
-        lock, which must be refused.
-      - V(release) releases this member's lock, V(take) acquires the lock of the next member, and V(clean) removes this
-        member's files.
+        first lock, which must be refused. Then it releases this member's second one.
+      - V(take) acquires the second lock of the next member, and V(clean) releases this member's first one and removes its
+        files.
     type: str
     required: true
-    choices: [usage, write, compare, release, take, clean]
+    choices: [usage, write, compare, take, clean]
   volumes:
     description: The volumes to test.
     type: list
@@ -154,7 +154,7 @@ volumes:
       description: "Phase V(write): why nothing was written or measured although it was requested."
       type: str
     lock_error:
-      description: "Phases V(write) and V(release): why this member does not hold its lock. Empty if it does."
+      description: "Phases V(write) and V(compare): why this member does not hold its lock. Empty if it does."
       type: str
     missing_members:
       description: "Phase V(compare): members whose files are not visible."
@@ -218,16 +218,18 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
         )
     elif phase == "compare":
         other_members = probe.other_machines(machine, members)
-        volume_result.update(
-            run_with_deadline(
-                functools.partial(
-                    probe.check_members, mount_point, run_id, other_members, neighbour or "", probe_limits
-                ),
-                time_limit,
+        try:
+            volume_result.update(
+                run_with_deadline(
+                    functools.partial(
+                        probe.check_members, mount_point, run_id, other_members, neighbour or "", probe_limits
+                    ),
+                    time_limit,
+                )
             )
-        )
-    elif phase == "release":
-        volume_result["lock_error"] = holding.release_lock(volume["name"], run_id, machine) if neighbour else ""
+        finally:
+            # In the next phase, another member is to get it, whatever this one has found.
+            volume_result["lock_error"] = holding.release_lock(volume["name"], run_id, machine) if neighbour else ""
     elif phase == "take":
         volume_result["lock"] = None
         if neighbour:
@@ -235,6 +237,7 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
                 run_with_deadline(functools.partial(probe.take_lock, mount_point, run_id, neighbour), time_limit)
             )
     else:
+        holding.end_lock_owner(volume["name"], run_id, machine)
         run_with_deadline(functools.partial(probe.remove_own_files, mount_point, run_id, machine), time_limit)
 
 
@@ -263,7 +266,7 @@ def list_human_users() -> Dict[str, int]:
 def main() -> None:
     """The module's entry point."""
     required_options = ["run", "machine"]
-    phases = ["usage", "write", "compare", "release", "take", "clean"]
+    phases = ["usage", "write", "compare", "take", "clean"]
     module = AnsibleModule(
         argument_spec={
             "phase": {"type": "str", "required": True, "choices": phases},

@@ -49,9 +49,43 @@ def assemble_zipapp(
 
     ``entry_module``: its first module, which has ``main(settings, arguments)`` and imports nothing of Ansible.
     """
-    main_source = _MAIN_TEMPLATE.format(entry=entry_module, settings=json.dumps(settings, sort_keys=True))
+    main_source = _render_main(entry_module, settings)
+    return _build_archive(_render_first_line(interpreter), {**files_by_path, _MAIN_FILE: main_source})
+
+
+def is_installed(
+    program: bytes,
+    interpreter: str,
+    entry_module: str,
+    settings: Mapping[str, Any],
+    is_desired: Callable[[bytes], bool],
+) -> bool:
+    """Whether a file is this program with bytecode for this Python. ``is_desired``: whether its bundle is the desired one."""
+    try:
+        first_line, files_by_path = _split_zipapp(program)
+    except (zipfile.BadZipFile, ValueError):
+        return False
+    source_files = _select_sources(files_by_path)
+    if source_files is None or first_line != _render_first_line(interpreter):
+        return False
+    main_source = source_files.pop(_MAIN_FILE, None)
+    return main_source == _render_main(entry_module, settings) and is_desired(pack_sources(source_files))
+
+
+def _render_first_line(interpreter: str) -> bytes:
     # The options isolate Python from site packages: what a user has installed must not change a program of root.
-    return _build_archive(f"#!{interpreter} -IS\n".encode(), {**files_by_path, _MAIN_FILE: main_source.encode()})
+    return f"#!{interpreter} -IS\n".encode()
+
+
+def _render_main(entry_module: str, settings: Mapping[str, Any]) -> bytes:
+    return _MAIN_TEMPLATE.format(entry=entry_module, settings=json.dumps(settings, sort_keys=True)).encode()
+
+
+def _select_sources(files_by_path: Mapping[str, bytes]) -> Optional[Dict[str, bytes]]:
+    """Return the sources; None if some bytecode is missing or is for another Python."""
+    source_files = {name: content for name, content in files_by_path.items() if name.endswith(".py")}
+    has_bytecode = all(files_by_path.get(f"{name}c", b"").startswith(_BYTECODE_HEADER) for name in source_files)
+    return source_files if has_bytecode else None
 
 
 def pack_sources(files_by_path: Mapping[str, bytes]) -> bytes:
@@ -112,10 +146,8 @@ def strip_bytecode(program: bytes) -> bytes:
         first_line, files_by_path = _split_zipapp(program)
     except (zipfile.BadZipFile, ValueError):
         return b""
-    source_files = {name: content for name, content in files_by_path.items() if name.endswith(".py")}
-    if any(not files_by_path.get(f"{name}c", b"").startswith(_BYTECODE_HEADER) for name in source_files):
-        return b""
-    return _build_archive(first_line, source_files)
+    source_files = _select_sources(files_by_path)
+    return b"" if source_files is None else _build_archive(first_line, source_files)
 
 
 def module_removal(path: str) -> LayerChange:

@@ -39,7 +39,17 @@ def program_change(
 
     If only the settings or the Python of the host differ, the sources in the current program are used.
     """
-    sources_by_path = program_archive.unpack_sources(program_archive.read_current(path, program_archive.PROGRAM_MODE))
+    current_program = program_archive.read_current(path, program_archive.PROGRAM_MODE)
+    # The usual case, in which the archive is read and built once instead of three times.
+    if program_archive.is_installed(
+        current_program,
+        sys.executable,
+        entry_module,
+        settings,
+        lambda bundle: content_digest(bundle) == params["digests"].get(content_name),
+    ):
+        return LayerChange(False, "", "", lambda: None)
+    sources_by_path = program_archive.unpack_sources(current_program)
     bundle = desired_content(params, content_name, program_archive.pack_sources(sources_by_path))
     if bundle is None:
         return program_archive.missing_content_change(path, program_archive.PROGRAM_MODE, content_name)

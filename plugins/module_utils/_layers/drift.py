@@ -32,6 +32,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall i
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import apply as job_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import desired as job_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files as job_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import apply as slurm_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import apply as ssh_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import desired as ssh_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import files as ssh_files
@@ -51,21 +53,45 @@ _BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "generated", "alias
 
 
 class Comparison(NamedTuple):
-    """How a host differs, by layer. ``ssh_keys``: its public SSH keys, which the record has as well."""
+    """How a host differs, by layer.
+
+    ``pending``: what a layer has to do that is no drift. ``ssh_keys``: its public SSH keys, which the record has as
+    well.
+    """
 
     drift: Dict[str, str]
+    pending: Dict[str, str]
     ssh_keys: Dict[str, Any]
 
 
+def _find_nothing(_params: Mapping[str, Any], _values: Mapping[str, Any]) -> str:
+    return ""
+
+
+def _find_session_leftovers(params: Mapping[str, Any], _values: Mapping[str, Any]) -> str:
+    runs_sessions = params["state"] == "present"
+    return "a session is, or was, here" if runs_sessions and session_node.has_leftovers() else ""
+
+
 class LayerModule(NamedTuple):
-    """What the module of a layer does on a host, for its comparison in check mode. ``options``: its argument_spec."""
+    """What the module of a layer does on a host, for its comparison in check mode.
+
+    ``options``: its argument_spec. ``find_pending``: from its parameters and return values to what a run has to do
+    besides.
+    """
 
     layer: str
     options: Mapping[str, Any]
     work: Callable[[Mapping[str, Any], bool], ModuleResult]
+    find_pending: Callable[[Mapping[str, Any], Mapping[str, Any]], str] = _find_nothing
 
 
-#: The modules whose check mode tells whether a layer has anything to do, by their names.
+#: The module slurm with its state for a node, which includes the files of the controller, and with the states in which
+#: the manager runs its services.
+_SLURM = LayerModule("slurm", slurm_apply.OPTIONS, slurm_apply.work, slurm_apply.find_pending)
+
+#: The modules whose check mode tells whether a layer has anything to do, by their names. A module with several states
+#: has them all, by names of their own.
 MODULES: Mapping[str, LayerModule] = {
     "names": LayerModule("names", names_apply.OPTIONS, names_apply.work),
     "firewall": LayerModule("firewall", firewall_apply.OPTIONS, firewall_apply.work),
@@ -74,7 +100,11 @@ MODULES: Mapping[str, LayerModule] = {
     "ssh_trust": LayerModule("ssh_trust", ssh_apply.OPTIONS, ssh_apply.work),
     "munge": LayerModule("munge", munge_apply.OPTIONS, munge_apply.work),
     "job_environment": LayerModule("job_environment", job_apply.OPTIONS, job_apply.work),
-    "session": LayerModule("session", session_apply.OPTIONS, session_apply.work),
+    "session": LayerModule("session", session_apply.OPTIONS, session_apply.work, _find_session_leftovers),
+    "slurm": _SLURM,
+    "slurm_stored": _SLURM,
+    "slurm_served": _SLURM,
+    "slurm_accounts": LayerModule("slurm", accounts.OPTIONS, accounts.work),
     "train": LayerModule("train", train_apply.OPTIONS, train_apply.work),
 }
 
@@ -203,11 +233,18 @@ def derive_parameters(record: Mapping[str, Any], params: Mapping[str, Any]) -> D
 def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any]]) -> Comparison:
     """Compare the host with the parameters of the modules of layers, by name."""
     drift_by_layer: Dict[str, str] = {}
+    pending_by_layer: Dict[str, str] = {}
     ssh_keys: Dict[str, Any] = {}
     for name, params in params_by_module.items():
+        layer = MODULES[name].layer if name in MODULES else name
         differences = managed_files.LayerDifferences([], False)
         try:
-            result = _run_in_check_mode(name, params) if name in MODULES else None
+            result = None
+            if name in MODULES:
+                validated_params = _validate(name, params)
+                result = MODULES[name].work(validated_params, True)
+                pending = MODULES[name].find_pending(validated_params, result.return_values)
+                pending_by_layer.update({layer: pending} if pending else {})
             if name in READERS and (result is None or result.changed):
                 differences = READERS[name](run, params)
             if result is not None and result.changed and not differences.messages:
@@ -216,24 +253,17 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
                 ssh_keys = {key: result.return_values.get(key) for key in ("host_keys", "signing_key")}
         except GpumeshError as failure:
             differences = managed_files.LayerDifferences([failure.message.rstrip(".")], False)
-        layer = MODULES[name].layer if name in MODULES else name
         if differences.messages and layer not in drift_by_layer:
             drift_by_layer[layer] = NOT_SET_UP if differences.nothing_exists else ", ".join(differences.messages)
-    return Comparison(drift_by_layer, ssh_keys)
+    return Comparison(drift_by_layer, pending_by_layer, ssh_keys)
 
 
-def find_pending(params_by_module: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-    """Return what a layer has to do that is no drift, by layer."""
-    runs_sessions = params_by_module.get("session", {}).get("state") == "present"
-    return {"session": "a session is, or was, here"} if runs_sessions and session_node.has_leftovers() else {}
-
-
-def _run_in_check_mode(name: str, params: Mapping[str, Any]) -> ModuleResult:
-    """Return the result of a module in check mode. Raises GpumeshError."""
+def _validate(name: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a module with its defaults. Raises InputError."""
     validation_result = ArgumentSpecValidator(MODULES[name].options).validate(params)
     if validation_result.error_messages:
         raise InputError(" ".join(validation_result.error_messages))
-    return MODULES[name].work(validation_result.validated_parameters, True)
+    return dict(validation_result.validated_parameters)
 
 
 def _describe_result(result: ModuleResult) -> str:

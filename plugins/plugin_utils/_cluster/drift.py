@@ -121,10 +121,15 @@ def plan_layers(
             for machine, state in states_by_machine.items()
             if layer.name in (state["host"].get("pending") or {})
         ]
+        if layer.find_pending is not None:
+            pending_by_machine = {
+                machine: layer.find_pending(record, machine, states_by_machine) for machine in states_by_machine
+            }
+            differences += [f"{machine}: {pending}" for machine, pending in pending_by_machine.items() if pending]
         if any(layer.requested(record, options) for options in given_options):
             differences.append("its options ask for more than a comparison")
         first_reason = first_reason or "; ".join(differences)
-        if first_reason or layer.repeats(record):
+        if first_reason or layer.repeats(record, states_by_machine):
             planned_layers.append(layer.name)
             reasons[layer.name] = "; ".join(differences) or ("it follows one that differs" if first_reason else "")
     return LayerPlan(planned_layers, reasons)

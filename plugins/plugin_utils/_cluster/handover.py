@@ -161,8 +161,7 @@ def decide_leftover(
 
 def _is_current(record: Record, marker: term.StateMarker | None) -> bool:
     """Whether the manager's state belongs to its current term."""
-    current_generation = derive.manager_terms(record)[-1].generation
-    return marker is not None and marker.cluster == record["id"] and current_generation in marker.tenures
+    return term.is_current(marker, record["id"], derive.manager_terms(record)[-1].generation)
 
 
 def _decide_retirement(

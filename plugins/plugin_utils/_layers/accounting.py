@@ -23,7 +23,7 @@ class SlurmAccounting:
     def __init__(self, action: HostAction) -> None:
         """Run MariaDB. Raises ModuleFailedError if that is impossible."""
         self._action = action
-        self._slurm_result = run_slurm_module(action, {"state": "stored", "programs": ["mariadbd"]})
+        self._slurm_result = run_slurm_module(action, {"state": "stored", "programs": list(slurm.DATABASE_PROGRAMS)})
         self.socket = str(self._slurm_result["socket"])
         self._login_options = {"login_unix_socket": self.socket}
         self.changed = bool(self._slurm_result["changed"])

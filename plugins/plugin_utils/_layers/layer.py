@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
@@ -39,11 +39,11 @@ def _is_always_used(_record: Record, _machine: str) -> bool:
     return True
 
 
-def _is_always_repeated(_record: Record) -> bool:
+def _is_always_repeated(_record: Record, _machines: Collection[str]) -> bool:
     return True
 
 
-def never_repeated(_record: Record) -> bool:
+def never_repeated(_record: Record, _machines: Collection[str]) -> bool:
     """Return that all of a layer is compared, whatever the record contains."""
     return False
 
@@ -76,8 +76,9 @@ class Layer(NamedTuple):
     lists_members: whether it must be updated on the remaining members when one has left.
     ports: from the record and the options named in port_options to what the firewall restricts to members.
     restricts_ports: whether given_parameters needs the ports of all layers, as the option layer_ports.
-    repeats: from the record to whether each run does something of which no host shows that it is missing. A run leaves the
-    layer out only if not.
+    find_pending: from the record, a machine and the states of all machines to what a run has to do there that is no drift.
+    repeats: from the record and the machines of a run to whether it does something of which none of them shows that it is
+    missing. A run leaves the layer out only if not.
     requested: from the record and the options in request_options, as they were given, to whether a run asks for more than
     that nothing differs.
     title: the heading of its checks in the report; empty for a layer without checks.
@@ -101,7 +102,8 @@ class Layer(NamedTuple):
     ports: Callable[[Record, Options], Ports] | None = None
     port_options: tuple[str, ...] = ()
     restricts_ports: bool = False
-    repeats: Callable[[Record], bool] = _is_always_repeated
+    find_pending: Callable[[Record, str, Mapping[str, Mapping[str, Any]]], str] | None = None
+    repeats: Callable[[Record, Collection[str]], bool] = _is_always_repeated
     requested: Callable[[Record, Options], bool] = _is_not_requested
     request_options: tuple[str, ...] = ()
     title: str = ""

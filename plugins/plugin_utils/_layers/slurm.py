@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import quote_unit_argument
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
@@ -27,6 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs i
 
 #: The options of the role that a host needs.
 HOST_OPTIONS = (
+    "session_enabled",
     "slurm_accounting",
     "slurm_rest",
     "slurm_rest_address",
@@ -46,11 +48,12 @@ HOST_OPTIONS = (
     "slurm_health_max_drained_percent",
     "slurm_health_prolog",
 )
+DATABASE_PROGRAMS = ("mariadbd",)
 #: The programs of each part, and below, their packages by package manager. Only the Debian packages have been tested.
 _PROGRAMS_BY_PART = {
     "node": ["slurmd"],
     "controller": ["slurmctld"],
-    "accounting": ["slurmdbd", "mariadbd"],
+    "accounting": ["slurmdbd", *DATABASE_PROGRAMS],
     "rest": ["slurmrestd"],
     "rest_proxy": ["stunnel", "openssl"],
 }
@@ -167,7 +170,7 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
         "cgroup": options["slurm_cgroup"],
         "gres": options["slurm_gres"],
         "gpus": member_views[machine]["gpus"],
-        "plugins": options.get("plugins", []),
+        "plugins": [PLUGIN_PATH] if options["session_enabled"] else [],
         "node": options["slurm_node_conf"],
     }
 
@@ -299,8 +302,8 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
     )
     if options["slurm_rest"]:
         daemons.append(_rest_daemon(mesh_ordering))
-    is_proxied = _is_proxied(options)
-    if is_proxied:
+    has_proxy = is_proxied(options)
+    if has_proxy:
         daemons.append(_rest_proxy(mesh_ordering, options))
     dbd_config = conf.render_file(
         conf.render_settings(
@@ -314,11 +317,9 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
         "token_key": TOKEN_KEY if options["slurm_rest"] else "",
         "system_accounts": [
             *([rest.REST_ACCOUNT] if options["slurm_rest"] else []),
-            *([rest.PROXY_ACCOUNT] if is_proxied else []),
+            *([rest.PROXY_ACCOUNT] if has_proxy else []),
         ],
-        "certificate": _rest_certificate_identity(record, options, controller_address)._asdict()
-        if is_proxied
-        else None,
+        "certificate": _rest_certificate_identity(record, options, controller_address)._asdict() if has_proxy else None,
         "files": [
             *(
                 [{"path": DBD_CONFIG_PATH, "content": dbd_config, "owner": "slurm", "group": "slurm", "mode": "0600"}]
@@ -332,12 +333,12 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
                         "content": rest.render_proxy_config(options["slurm_rest_address"], options["slurm_rest_port"]),
                     }
                 ]
-                if is_proxied
+                if has_proxy
                 else []
             ),
         ],
         "withdrawn": [
-            *([] if is_proxied else [rest.PROXY_DIRECTORY]),
+            *([] if has_proxy else [rest.PROXY_DIRECTORY]),
             *([] if options["slurm_rest"] else [TOKEN_KEY]),
             *([] if options["slurm_accounting"] else [DBD_CONFIG_PATH]),
         ],
@@ -345,7 +346,8 @@ def controller_parameters(record: model.Record, options: Mapping[str, Any], rest
     }
 
 
-def _is_proxied(options: Mapping[str, Any]) -> bool:
+def is_proxied(options: Mapping[str, Any]) -> bool:
+    """Whether clients reach the REST API through the proxy with TLS."""
     return bool(options["slurm_rest"] and options["slurm_rest_address"])
 
 
@@ -417,7 +419,7 @@ def required_programs(options: Mapping[str, Any], is_controller: bool) -> list[s
     """
     needed_parts = ["node", *(["controller"] if is_controller else [])]
     needed_parts += [part for part, option_name in _OPTION_BY_PART.items() if is_controller and options[option_name]]
-    needed_parts += ["rest_proxy"] if is_controller and _is_proxied(options) else []
+    needed_parts += ["rest_proxy"] if is_controller and is_proxied(options) else []
     return [program for part in needed_parts for program in _PROGRAMS_BY_PART[part]]
 
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
-from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import term
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
     SCHEDULER,
     Layer,
@@ -30,6 +32,7 @@ _FILES_BY_DAEMON = {
     ],
     "slurmdbd": ["/etc/slurm/slurmdbd.conf"],
 }
+_MODULE_OPTIONS = (*slurm.HOST_OPTIONS, "slurm_qos", "slurm_accounts")
 #: slurmctld, slurmd and slurmdbd.
 _DAEMON_PORTS = "6817-6819"
 
@@ -58,6 +61,79 @@ def expected_state(record: model.Record, machine: str, options: Options) -> Laye
     )
 
 
+def module_parameters(record: model.Record, machine: str, options: Options) -> dict[str, dict[str, Any]]:
+    """Return the parameters of the modules that set up a member, and the services of the manager.
+
+    ``options``: those of _MODULE_OPTIONS. The names of GRES of other members are still missing.
+    """
+    # Members trust the certificate that the manager has, which a host does not know by itself.
+    rest_certificates: list[str] | None = None if slurm.is_proxied(options) else []
+    node = slurm.node_parameters(
+        record, machine, options, reregister=False, keep_checks=False, rest_certificates=rest_certificates
+    )
+    parameters_by_module = {"slurm": {"state": "present", **node}}
+    if machine != record["manager"]:
+        return parameters_by_module
+    if options["slurm_accounting"]:
+        parameters_by_module["slurm_stored"] = {"state": "stored", "programs": list(slurm.DATABASE_PROGRAMS)}
+    service_options = slurm.controller_parameters(record, options, restart=False)
+    parameters_by_module["slurm_served"] = {"state": "served", **service_options}
+    limits = {"qos": options["slurm_qos"], "accounts": options["slurm_accounts"]}
+    if options["slurm_accounting"] and any(limits.values()):
+        parameters_by_module["slurm_accounts"] = {"cluster": record["name"], **limits}
+    return parameters_by_module
+
+
+def compare_controller(record: model.Record, machine: str, states_by_machine: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe how the queue of the manager, or the definition of a node in its controller, differs.
+
+    ``states_by_machine``: the states of all machines, of which the manager's has that of its controller.
+    """
+    controller = _read_controller(record, states_by_machine)
+    if not controller:
+        return ""
+    if machine == record["manager"]:
+        current_generation = derive.manager_terms(record)[-1].generation
+        if not term.is_current(_parse_marker(controller.get("marker")), record["id"], current_generation):
+            return "its queue is not the current one"
+    readiness = controller.get("readiness")
+    if readiness is None:
+        return "its controller does not respond" if machine == record["manager"] else ""
+    is_node = membership.is_slurm_node(membership.find_member(record, machine))
+    if is_node == (machine in readiness):
+        return ""
+    return "the controller does not know this node" if is_node else "the controller still has this node"
+
+
+def find_unready(record: model.Record, machine: str, states_by_machine: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return that a node accepts no jobs, which the role waits for or explains; empty if it does."""
+    readiness = _read_controller(record, states_by_machine).get("readiness") or {}
+    return "the node does not accept jobs" if readiness.get(machine) is False else ""
+
+
+def _read_controller(record: model.Record, states_by_machine: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return what the manager has told of its controller; empty if it has not been asked."""
+    manager_state = (states_by_machine.get(record["manager"]) or {}).get("host") or {}
+    return manager_state.get("controller") or {}
+
+
+def _parse_marker(document: object) -> term.StateMarker | None:
+    try:
+        return None if document is None else term.parse_marker(document)
+    except ValueError:
+        return None
+
+
+def _repeats(record: model.Record, machines: Collection[str]) -> bool:
+    """Whether the state of the controller is unknown, since the manager is not in the run."""
+    return record["manager"] not in machines
+
+
+def _requests_certificate(_record: model.Record, options: Options) -> bool:
+    """Whether the members need the certificate of the REST API, of which a host does not know the current one."""
+    return bool(options["slurm_rest_address"])
+
+
 def _watch_units(program_path: str) -> list[dict[str, Any]]:
     """The unit of the watcher of the kernel log, which a container cannot read in most cases."""
     unit_name = f"{health_settings.WATCH_DAEMON}.service"
@@ -77,6 +153,13 @@ LAYER = Layer(
     SCHEDULER,
     options=("slurm_accounting", "slurm_health_check"),
     expected_state=expected_state,
+    further_parameters=module_parameters,
+    further_options=_MODULE_OPTIONS,
+    compare_states=compare_controller,
+    find_pending=find_unready,
+    repeats=_repeats,
+    requested=_requests_certificate,
+    request_options=("slurm_rest_address",),
     connects=True,
     claim="slurm",
     ports=_daemon_ports,

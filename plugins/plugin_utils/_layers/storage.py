@@ -15,7 +15,7 @@ from __future__ import annotations
 import posixpath
 import string
 import uuid
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
@@ -420,7 +420,7 @@ def _describe_volumes(record: Mapping[str, Any]) -> str:
     )
 
 
-def _is_exported(record: model.Record) -> bool:
+def _is_exported(record: model.Record, _machines: Collection[str]) -> bool:
     """Whether a member exports a volume: which exports its server has read, since an interrupted run, is not compared."""
     return any("server" in volume for volume in record["storage"]["volumes"])
 

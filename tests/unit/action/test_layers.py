@@ -103,7 +103,8 @@ def test_options_that_a_layer_refuses_are_reported_as_drift() -> None:
     assert set(played.result["drift"]) == {"munge", "ssh_trust", "job_environment"}
     assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh_trust"]
     assert set(played.module_calls[0][1]["modules"]) == {
-        *("names", "firewall", "firewall_host", "storage", "munge", "train", "session")
+        *("names", "firewall", "firewall_host", "storage", "munge", "train", "session"),
+        *("slurm", "slurm_stored", "slurm_served"),
     }
 
 

@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report 
 SCHEMA = Path(__file__).resolve().parents[3] / "plugins" / "plugin_utils" / "_checks" / "report" / "verdict.schema.json"
 REGISTERED = {
     "health": "seen",
-    "volumes": {"write": "wrote", "compare": "compared", "release": "released", "take": "took"},
+    "volumes": {"write": "wrote", "compare": "compared", "take": "took"},
     "reachability": "reached",
     "slurm": "sinfo",
     "job": "ran",

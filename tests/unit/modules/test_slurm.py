@@ -17,7 +17,7 @@ from module_runs import patch_module_arguments, read_result, start_module, write
 from program_builds import push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import apply, rest
 from ansible_collections.gpumesh.cluster.plugins.modules import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import health_program_sources
 from ansible_collections.gpumesh.cluster.tests.support import certificates
@@ -69,7 +69,7 @@ def test_a_node_is_configured_and_started_in_one_call(
     assert would["changed"] and not list(folder.iterdir())
     assert "node/slurmd.env" in would["diff"]["after"]
     # The controller is not running, and nobody waits for it here.
-    monkeypatch.setattr(slurm, "_CONTROLLER_TIMEOUT", 0.0)
+    monkeypatch.setattr(apply, "_CONTROLLER_TIMEOUT", 0.0)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -94,12 +94,12 @@ def test_the_second_run_changes_nothing(programs: Path, given: dict[str, Any]) -
 
 @pytest.mark.parametrize("readable", [True, False])
 def test_the_kernel_log_is_watched_where_it_can_be_read(monkeypatch: pytest.MonkeyPatch, readable: bool) -> None:
-    monkeypatch.setattr(slurm, "can_read", lambda path: readable and path == "/dev/kmsg")
+    monkeypatch.setattr(apply, "can_read", lambda path: readable and path == "/dev/kmsg")
     watcher = {"name": "gpumesh-health", "command": "/usr/local/sbin/gpumesh-node-health --watch"}
     absent = {"name": "gpumesh-health", "state": "absent"}
-    assert slurm._stop_blind_watcher(watcher) == (watcher if readable else absent)
-    assert slurm._stop_blind_watcher(absent) == absent
-    assert slurm._stop_blind_watcher(SLURMD) == SLURMD
+    assert apply._stop_blind_watcher(watcher) == (watcher if readable else absent)
+    assert apply._stop_blind_watcher(absent) == absent
+    assert apply._stop_blind_watcher(SLURMD) == SLURMD
 
 
 def test_gres_types_are_kept_while_some_members_are_unknown(programs: Path, given: dict[str, Any]) -> None:
@@ -192,6 +192,20 @@ def test_withdrawn_services_are_reported(programs: Path, given: dict[str, Any], 
     assert (found["withdrawn"], found["changed"]) == ([str(key)], False)
 
 
+@pytest.mark.parametrize(
+    ("values", "state", "reason"),
+    [
+        ({"sessions": False}, "present", ""),
+        ({"leftover": True}, "present", "the queue of a former manager is here"),
+        ({"sessions": True}, "present", "the plugin of sessions is here"),
+        ({"sessions": True, "withdrawn": []}, "served", ""),
+        ({"withdrawn": ["/etc/a", "/b"]}, "served", "services are here that are no longer wanted: /etc/a, /b"),
+    ],
+)
+def test_what_a_run_has_to_do_besides_is_pending(values: dict[str, Any], state: str, reason: str) -> None:
+    assert apply.find_pending({"state": state, "plugins": []}, values) == reason
+
+
 def test_a_removal_deletes_the_configuration(programs: Path, given: dict[str, Any]) -> None:
     run_slurm_module(programs, {**given, "serve": True, "state": "configured"})
     left = run_slurm_module(programs, given, state="absent")
@@ -232,7 +246,7 @@ def test_members_trust_the_rest_api_and_a_former_manager_loses_its_key(
     )
     # slurmd would have to be registered first, so nothing of the node itself is done here.
     node = {**given, "programs": [], "health_check": "", "daemons": []}
-    monkeypatch.setattr(slurm, "_run_node", lambda *_given: ModuleResult(False, {}))
+    monkeypatch.setattr(apply, "_run_node", lambda *_given: ModuleResult(False, {}))
     for path in (key, link):
         path.parent.mkdir(parents=True)
         path.touch()

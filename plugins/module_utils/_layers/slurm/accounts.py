@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf
 
 _NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -32,8 +33,29 @@ _UNLIMITED_WORDS = ("-1", "infinite", "unlimited")
 #: Settings for which -1 restores the default instead of lifting a limit.
 _DEFAULT_LIMITS = {"fairshare": 1.0, "gracetime": 0, "usagefactor": 1.0}
 
+#: The options of the module slurm_accounts.
+OPTIONS: Mapping[str, Any] = {
+    "cluster": {"type": "str", "required": True},
+    "qos": {"type": "dict", "default": {}},
+    "accounts": {"type": "dict", "default": {}},
+}
+
 #: The settings of each QOS or account by its name. Keys of settings are in lower case.
 SettingsByName = Mapping[str, Mapping[str, str]]
+
+
+def work(params: Mapping[str, Any], check_mode: bool) -> ModuleResult:
+    """Apply the QOS and the accounts, as the module slurm_accounts does."""
+    desired_accounts = parse_desired(params["qos"], params["accounts"])
+    commands = plan_commands(
+        params["cluster"], read_current(run, params["cluster"], desired_accounts), desired_accounts
+    )
+    if not check_mode:
+        run_commands(run, commands)
+    command_lines = [" ".join(command) for command in commands]
+    return ModuleResult(
+        bool(commands), {"commands": command_lines}, "", "".join(f"{line}\n" for line in command_lines), "slurmdbd"
+    )
 
 
 class DesiredAccounting(NamedTuple):

@@ -16,13 +16,15 @@ import stat
 import subprocess
 from typing import List, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, find_program
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import ChildProcess, Runner, find_program
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as, command_as
 
 #: The time limit in seconds. Years of jobs amount to millions of rows.
 _CLIENT_TIMEOUT = 3600.0
+#: MariaDB's ER_NONEXISTING_GRANT: the account does not exist.
+_NO_SUCH_GRANT = 1141
 
 
 class AccountingDatabase(NamedTuple):
@@ -36,6 +38,17 @@ class AccountingDatabase(NamedTuple):
 def dump_exists(path: str) -> bool:
     """Whether there is a dump to load."""
     return os.path.lexists(path)
+
+
+def account_lacks_rights(run: Runner, database: AccountingDatabase) -> bool:
+    """Whether the account is missing, or may not use its whole database. False if the server does not tell root."""
+    arguments = _client_arguments("mariadb", "mysql", database._replace(user="root"))
+    query = f"--execute=SHOW GRANTS FOR '{database.user}'@'localhost'"
+    completed = run([*arguments, "--batch", "--skip-column-names", query], check=False)
+    if completed.rc != 0:
+        return f"ERROR {_NO_SUCH_GRANT} " in completed.stderr
+    # The name of the database is that of a pattern, in which some tools escape the underscores.
+    return f"GRANT ALL PRIVILEGES ON `{database.name}`." not in completed.stdout.replace("\\", "")
 
 
 def save_dump(database: AccountingDatabase, dump_path: str) -> None:

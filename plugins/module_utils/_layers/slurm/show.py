@@ -170,6 +170,11 @@ def list_nodes(run: Runner, slurm_version: Tuple[int, int, int]) -> List[SlurmNo
     return sorted(unsorted_nodes, key=lambda node: _natural_key(node["name"]))
 
 
+def readiness(node_states: Sequence[SlurmNode]) -> Dict[str, bool]:
+    """Return whether each node accepts jobs, by name."""
+    return {node["name"]: node["ready"] for node in node_states}
+
+
 def list_jobs(run: Runner, slurm_version: Tuple[int, int, int]) -> List[SlurmJob]:
     """Return all jobs that the controller still remembers, by number."""
     return sorted(

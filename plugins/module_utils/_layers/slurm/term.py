@@ -64,6 +64,11 @@ def parse_marker(document: object) -> StateMarker:
     return StateMarker(str(cluster), str(machine), tuple(generations))
 
 
+def is_current(marker: Optional[StateMarker], cluster_id: str, generation: int) -> bool:
+    """Whether a state belongs to the term of a cluster that began with this generation of its record."""
+    return marker is not None and marker.cluster == cluster_id and generation in marker.tenures
+
+
 def render_marker(marker: StateMarker) -> str:
     """Return the text of the marker file."""
     return json.dumps(marker._asdict()) + "\n"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A background process that has a member's lock on a volume while others try to get it, and ends in any case."""
+"""A background process that has a member's locks on a volume while others try to get them, and ends in any case."""
 
 from __future__ import annotations
 
@@ -34,8 +34,13 @@ def start_lock_owner(mount_point: str, run_id: str, machine: str, volume: str, l
 
 
 def release_lock(volume: str, run_id: str, machine: str) -> str:
-    """Release the lock. Returns why the process did not have it, or an empty string."""
+    """Release the lock that the neighbour is to get. Returns why the process did not have it, or an empty string."""
     return _ask_lock_owner(volume, run_id, machine, "release")
+
+
+def end_lock_owner(volume: str, run_id: str, machine: str) -> None:
+    """End the process, if there is one."""
+    _ask_lock_owner(volume, run_id, machine, "end")
 
 
 def _ask_lock_owner(volume: str, run_id: str, machine: str, question: str) -> str:
@@ -44,14 +49,16 @@ def _ask_lock_owner(volume: str, run_id: str, machine: str, question: str) -> st
 
 
 def _run_lock_owner(listening_socket: socket.socket, mount_point: str, run_id: str, machine: str) -> None:
-    failure_reason = probe.hold_lock(mount_point, run_id, machine)
+    held_lock = probe.hold_lock(mount_point, run_id, machine)
     question = ""
-    while question != "release":
+    while question != "end":
         connection, _address = listening_socket.accept()
         with connection:
             if leased_process.is_authorized(connection):
                 question = leased_process.parse_request(connection.recv(64)).command
-                connection.sendall(json.dumps({"trouble": failure_reason}).encode())
+                if question == "release":
+                    held_lock.release()
+                connection.sendall(json.dumps({"trouble": held_lock.trouble}).encode())
 
 
 def _socket_purpose(volume: str, machine: str) -> str:

@@ -4,7 +4,8 @@
 """Prove that a volume is one file system for all members, and measure it, with a few small files of a known name.
 
 Each member has a directory on the volume with a token that the others read, a file that its neighbour reads, and one
-that it locks while its neighbour tries to. Nothing is written if that would leave the volume too full, and every
+of which it locks two bytes: one until the end, while its neighbour tries to, and one that it releases for its
+neighbour. Nothing is written if that would leave the volume too full, and every
 measurement has a time limit. Functions that access the volume may wait for a dead server: run them with
 a deadline.
 """
@@ -48,6 +49,8 @@ _SYSTEM_USER_IDS = range(60000, 65536)
 #: The user that NFS shows if both ends know no common number for the owner.
 _NOBODY_ID = 65534
 
+#: The byte of the file that is locked until the end, and the one that is released.
+HELD_BYTE, RELEASED_BYTE = 0, 1
 LOCK_GRANTED, LOCK_BUSY = "granted", "busy"
 
 _T = TypeVar("_T")
@@ -230,7 +233,7 @@ def _measure_file_rate(directory_descriptor: int, limits: ProbeLimits) -> float:
 def check_members(
     mount_point: str, run_id: str, machines: Sequence[str], neighbour: str, limits: ProbeLimits
 ) -> Dict[str, Any]:
-    """Read the others' tokens and the neighbour's data, and try to get the neighbour's lock."""
+    """Read the others' tokens and the neighbour's data, and try to get the lock that the neighbour holds."""
     return _run_as_permitted_user(mount_point, lambda: _check_members(mount_point, run_id, machines, neighbour, limits))
 
 
@@ -244,7 +247,7 @@ def _check_members(
         with _opened_directory(mount_point, run_id, neighbour) as directory_descriptor:
             if limits.data_size and "data" in os.listdir(directory_descriptor):
                 measurements["read_mbps"] = _measure_read_rate(directory_descriptor, limits)
-        measurements["lock"] = try_lock(mount_point, run_id, neighbour)
+        measurements["lock"] = try_lock(mount_point, run_id, neighbour, HELD_BYTE)
     return measurements
 
 
@@ -283,20 +286,20 @@ def take_lock(mount_point: str, run_id: str, neighbour: str) -> Dict[str, Any]:
 def _wait_for_lock(mount_point: str, run_id: str, machine: str) -> str:
     deadline = time.monotonic() + _LOCK_TIMEOUT
     while True:
-        lock_status = try_lock(mount_point, run_id, machine)
+        lock_status = try_lock(mount_point, run_id, machine, RELEASED_BYTE)
         if lock_status != LOCK_BUSY or time.monotonic() > deadline:
             return lock_status
         time.sleep(_POLL_INTERVAL)
 
 
-def try_lock(mount_point: str, run_id: str, machine: str) -> str:
+def try_lock(mount_point: str, run_id: str, machine: str, locked_byte: int) -> str:
     """Return ``granted``, ``busy``, or why the file system has no locks. A granted lock is released."""
     try:
         with _opened_directory(mount_point, run_id, machine) as directory_descriptor, _opened_safely(
             "lock", os.O_RDWR, directory_descriptor
         ) as descriptor:
             try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, locked_byte)
             except OSError as failure:
                 return LOCK_BUSY if failure.errno in (errno.EACCES, errno.EAGAIN) else os.strerror(failure.errno or 0)
     except FileNotFoundError:
@@ -304,20 +307,34 @@ def try_lock(mount_point: str, run_id: str, machine: str) -> str:
     return LOCK_GRANTED
 
 
-def hold_lock(mount_point: str, run_id: str, machine: str) -> str:
-    """Take this member's own lock until the process ends. Returns why that failed, or an empty string."""
+class HeldLock(NamedTuple):
+    """The locks of a process on its member's own file, until it ends. ``trouble``: why it has none, or empty."""
 
-    def acquire_lock() -> str:
+    descriptor: Optional[int]
+    trouble: str = ""
+
+    def release(self) -> None:
+        """Release the byte that the neighbour is to get."""
+        if self.descriptor is not None:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, RELEASED_BYTE)
+
+
+def hold_lock(mount_point: str, run_id: str, machine: str) -> HeldLock:
+    """Take this member's own locks until the process ends."""
+
+    def acquire_lock() -> HeldLock:
         with _opened_directory(mount_point, run_id, machine) as directory_descriptor:
-            fcntl.lockf(_open_safely("lock", os.O_RDWR, directory_descriptor), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return ""
+            descriptor = _open_safely("lock", os.O_RDWR, directory_descriptor)
+        for locked_byte in (HELD_BYTE, RELEASED_BYTE):
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, locked_byte)
+        return HeldLock(descriptor)
 
     try:
         return _run_as_permitted_user(mount_point, acquire_lock)
     except OSError as failure:
-        return failure.strerror or "no reason given"
+        return HeldLock(None, failure.strerror or "no reason given")
     except VolumeError as failure:
-        return failure.message
+        return HeldLock(None, failure.message)
 
 
 def remove_own_files(mount_point: str, run_id: str, machine: str) -> Dict[str, Any]:

@@ -10,7 +10,6 @@ MLflow checks the credentials first, and writes them in parts.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import re
@@ -80,7 +79,9 @@ class BodyLimits:
 
         if credentials:
             user_scope = {**scope, **user_request, "method": "GET", "headers": forwarded_headers, "state": {}}
-            await self._app(user_scope, _replay_body(b"", asyncio.Event().wait), collect_response)
+            # Modules import this file to install it, on hosts where they have no use for asyncio.
+            never_set = importlib.import_module("asyncio").Event()
+            await self._app(user_scope, _replay_body(b"", never_set.wait), collect_response)
         if status >= 500:
             raise _RefusedError(503, "TEMPORARILY_UNAVAILABLE", "The credentials cannot be checked now.")
         if status != 200:

@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.ver
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
 #: The phases of volume_probe whose results count.
-PHASES = ("write", "compare", "release", "take")
+PHASES = ("write", "compare", "take")
 
 #: The measurements: the check, its key in a result, the phase that has it, its unit and its purpose.
 RATE_METRICS = (
@@ -239,7 +239,7 @@ def _judge_locks(volume_evidence: VolumeEvidence, machine: str, volume: Mapping[
     if compare_result.get("lock") is None and lock_owner in compare_result.get("missing_members", []):
         return VolumeFinding("skipped", f"{volume_name} is not the same file system on {lock_owner}.")
     write_result, release_result = (
-        volume_evidence.result_of(phase, lock_owner, volume) for phase in ("write", "release")
+        volume_evidence.result_of(phase, lock_owner, volume) for phase in ("write", "compare")
     )
     lost_lock_reason = write_result["lock_error"] or release_result.get("lock_error")
     lock_problem = (

@@ -174,7 +174,15 @@ def test_a_second_module_of_a_layer_counts_as_the_layer(monkeypatch: pytest.Monk
 
 def test_the_remains_of_sessions_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift.session_node, "has_leftovers", lambda: True)
-    assert list(drift.find_pending({"session": {"state": "present"}})) == ["session"]
-    assert drift.find_pending({"session": {"state": "absent"}}) == drift.find_pending({}) == {}
+    find_pending = drift.MODULES["session"].find_pending
+    assert find_pending({"state": "present"}, {}) and not find_pending({"state": "absent"}, {})
     monkeypatch.setattr(drift.session_node, "has_leftovers", lambda: False)
-    assert drift.find_pending({"session": {"state": "present"}}) == {}
+    assert not find_pending({"state": "present"}, {})
+
+
+def test_what_a_layer_has_to_do_besides_is_reported_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = work_of(ModuleResult(False, {"size": 4}))
+    pending_module = module._replace(find_pending=lambda params, values: f"{params['size']} of {values['size']}")
+    monkeypatch.setattr(drift, "MODULES", {"scratch": pending_module})
+    comparison = drift.compare_modules(run, {"scratch": {"path": "/a"}})
+    assert (comparison.drift, comparison.pending) == ({}, {"scratch": "3 of 4"})

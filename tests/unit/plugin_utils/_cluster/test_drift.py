@@ -142,23 +142,29 @@ def test_equal_drift_of_layers_is_combined() -> None:
     assert drift.format_drift({}) == ""
 
 
+def controller_state(record: model.Record, **change: Any) -> dict[str, Any]:
+    """What layer_info returns of a controller that has the current queue, and whose nodes accept jobs."""
+    marker = {"cluster": record["id"], "machine": "n1", "tenures": [record["generation"]]}
+    return {"marker": marker, "readiness": {"n1": True, "n2": True}, **change}
+
+
 def plan_of(*host_states: dict[str, Any], **given: Any) -> drift.LayerPlan:
     """Return the plan for hosts with these differences from the record, by layer."""
     record = build_record(**given.pop("record", {}))
     names = {name for layer in registry.LAYERS for name in layer.request_options}
     states = {f"n{number}": {"host": {"munge_key": "a", **state}} for number, state in enumerate(host_states, start=1)}
+    states["n1"]["host"].setdefault("controller", controller_state(record))
     return drift.plan_layers(record, states, [{**dict.fromkeys(names), **given}])
 
 
 def test_a_run_leaves_out_the_layers_in_which_no_host_differs() -> None:
-    plan = plan_of({"drift": {}}, {"drift": {}})
-    assert plan == (["slurm"], {"slurm": ""}), "what Slurm has in its controller is not compared"
+    assert plan_of({"drift": {}}, {"drift": {}}) == ([], {})
 
 
 def test_a_server_reads_its_exports_in_each_run() -> None:
     volume = {"name": "data", "server": "n1", "path": "/srv", "mount_point": "/mnt/data"}
     plan = plan_of({"drift": {}}, {"drift": {}}, record={"storage": {"volumes": [volume]}})
-    assert plan.layers == ["storage", "slurm"], "what follows has nothing to do"
+    assert plan == (["storage"], {"storage": ""}), "what follows has nothing to do"
 
 
 def test_a_run_enters_the_layer_in_which_a_host_differs_and_all_later_ones() -> None:
@@ -167,7 +173,7 @@ def test_a_run_enters_the_layer_in_which_a_host_differs_and_all_later_ones() -> 
     assert plan.layers == order[order.index("storage") :]
     assert plan.reasons["storage"] == "n2: /etc/exports differs"
     assert plan.reasons["munge"] == "it follows one that differs"
-    assert plan_of({"drift": {}}, {"drift": {"train": "x"}}).layers == ["slurm", "train"]
+    assert plan_of({"drift": {}}, {"drift": {"train": "x"}}).layers == ["train"]
 
 
 def test_a_host_that_could_not_be_compared_has_all_layers_entered() -> None:
@@ -176,8 +182,59 @@ def test_a_host_that_could_not_be_compared_has_all_layers_entered() -> None:
 
 
 def test_a_member_that_cannot_connect_is_not_asked_for_layers_that_connect() -> None:
-    plan = plan_of({"drift": {}}, {"drift": {"storage": "not set up"}, "userspace_only": True})
-    assert plan.layers == ["slurm"]
+    assert plan_of({"drift": {}}, {"drift": {"storage": "not set up"}, "userspace_only": True}).layers == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"marker": None}, "n1: its queue is not the current one"),
+        ({"marker": {"cluster": "0" * 32}}, "n1: its queue is not the current one"),
+        ({"marker": {"cluster": "1" * 32, "machine": "n1", "tenures": [1]}}, "n1: its queue is not the current one"),
+        ({"marker": {"cluster": "0" * 32, "machine": "n9", "tenures": [99]}}, "n1: its queue is not the current one"),
+        ({"readiness": None}, "n1: its controller does not respond"),
+        ({"readiness": {"n1": True}}, "n2: the controller does not know this node"),
+        ({"readiness": {"n1": True, "n2": False}}, "n2: the node does not accept jobs"),
+    ],
+)
+def test_what_only_the_controller_shows_is_entered(change: dict[str, Any], reason: str) -> None:
+    state = controller_state(build_record(), **change)
+    plan = plan_of({"drift": {}, "controller": state}, {"drift": {}})
+    assert plan.layers == ["slurm", "train"] and plan.reasons["slurm"] == reason
+
+
+def test_a_member_without_jobs_is_withdrawn_from_the_controller() -> None:
+    record = change_member(build_record(), 1)
+    assert (
+        plan_of({"drift": {}}, {"drift": {}}, record=record).reasons["slurm"]
+        == "n2: the controller still has this node"
+    )
+    gone = controller_state(build_record(), readiness={"n1": True})
+    assert plan_of({"drift": {}, "controller": gone}, {"drift": {}}, record=record).layers == []
+
+
+def test_slurm_is_entered_in_a_run_without_its_manager() -> None:
+    states = {"n2": {"host": {"drift": {}, "munge_key": "a"}}}
+    names = {name for layer in registry.LAYERS for name in layer.request_options}
+    assert drift.plan_layers(build_record(), states, [dict.fromkeys(names)]).layers == ["slurm"]
+
+
+def test_a_node_that_accepts_no_jobs_is_no_drift() -> None:
+    state = controller_state(build_record(), readiness={"n1": True, "n2": False})
+    states = {
+        "n1": {"host": {"drift": {}, "munge_key": "a", "controller": state}},
+        "n2": {"host": {"drift": {}, "munge_key": "a"}},
+    }
+    assert drift.compare_member(build_record(), "n2", states) == {}
+
+
+def test_the_manager_is_asked_for_its_services() -> None:
+    asked = {machine: queries_of(machine)["modules"] for machine in ("n1", "n2")}
+    assert set(asked["n1"]) - set(asked["n2"]) == {"slurm_stored", "slurm_served"}
+    assert "slurm_stored" not in queries_of("n1", slurm_accounting=False)["modules"]
+    limits = {"slurm_qos": {"long": {}}, "slurm_accounts": {}}
+    assert queries_of("n1", **limits)["modules"]["slurm_accounts"]["qos"] == limits["slurm_qos"]
+    assert "slurm_accounts" not in queries_of("n2", **limits)["modules"]
 
 
 def test_remains_of_sessions_are_removed_by_the_next_run() -> None:
@@ -190,13 +247,17 @@ def test_remains_of_sessions_are_removed_by_the_next_run() -> None:
         ({"munge_rotate_key": True}, "munge"),
         ({"munge_key_file": "key"}, "munge"),
         ({"storage_backend": "none"}, "storage"),
-        ({"storage_volumes": []}, "slurm"),
         ({"storage_volumes": [{"name": "other"}]}, "storage"),
         ({"tracking_server": "n1"}, "tracking"),
+        ({"slurm_rest_address": "10.0.0.1"}, "slurm"),
     ],
 )
 def test_what_is_requested_is_entered_although_nothing_differs(given: dict[str, Any], first_layer: str) -> None:
     assert plan_of({"drift": {}}, {"drift": {}}, **given).layers[0] == first_layer
+
+
+def test_the_volumes_of_the_record_are_no_request() -> None:
+    assert plan_of({"drift": {}}, {"drift": {}}, storage_volumes=[]).layers == []
 
 
 def test_another_key_than_the_manager_has_is_entered() -> None:

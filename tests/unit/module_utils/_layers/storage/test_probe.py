@@ -45,6 +45,8 @@ def test_volume_is_checked_measured_and_cleaned(tmp_path: Path) -> None:
     assert compared["read_mbps"] > 0
     assert holding.release_lock("data", run, "n2") == ""
     assert run_with_deadline(partial(probe.take_lock, str(tmp_path), run, "n2"), 60) == {"lock": "granted"}
+    assert compare_volume(tmp_path, run, "n1")["lock"] == "busy", "the other lock is held until the end"
+    holding.end_lock_owner("data", run, "n2")
     for machine in MACHINES:
         run_with_deadline(partial(probe.remove_own_files, str(tmp_path), run, machine), 60)
     assert list(tmp_path.iterdir()) == []

@@ -41,8 +41,7 @@ def healthy_evidence() -> dict[str, Any]:
     }
     phases = {
         "write": written,
-        "compare": {"trouble": "", "missing_members": [], "read_mbps": 1200.0, "lock": "busy"},
-        "release": {"trouble": "", "lock_error": ""},
+        "compare": {"trouble": "", "missing_members": [], "read_mbps": 1200.0, "lock": "busy", "lock_error": ""},
         "take": {"trouble": "", "lock": "granted"},
     }
     found: dict[str, Any] = {"members": MACHINES}
@@ -154,7 +153,7 @@ def test_a_slow_volume_is_named_with_the_requirement() -> None:
 def test_a_volume_that_could_not_be_examined_is_an_error() -> None:
     found = healthy_evidence()
     found["write"]["n2"] = {"volumes": {"shared": {"trouble": "no answer within 10 s"}}}
-    for phase in ("compare", "release", "take"):
+    for phase in ("compare", "take"):
         found[phase]["n2"] = {"msg": "broken."}
     found["compare"]["n1"]["volumes"]["shared"].update(missing_members=["n2"], lock=None, read_mbps=None)
     checks = judge_volumes(found)
@@ -193,8 +192,7 @@ def record_with_two_volumes() -> tuple[Any, dict[str, Any]]:
         for phase, values in {"write": refused, "compare": {"lock": None, "read_mbps": None}}.items():
             results = found[phase][machine]["volumes"]
             results["scratch"] = {**results["shared"], **values}
-        for phase in ("release", "take"):
-            found[phase][machine]["volumes"]["scratch"] = {"trouble": "", "lock_error": "", "lock": None}
+        found["take"][machine]["volumes"]["scratch"] = {"trouble": "", "lock": None}
     return declared, found
 
 
