@@ -36,7 +36,19 @@ _EARLY_COUNT = 2
 #: playbook runs on hosts with both. It is also the one that takes the least processor time.
 _OLDEST_CORE = "2.18"
 _OLDEST_CORE_SCENARIOS = frozenset(
-    {"chaos", "check", "default", "kernel", "registry", "session", "slurm", "slurm_bookworm", "tailscale", "wireguard"}
+    {
+        "chaos",
+        "check",
+        "default",
+        "kernel",
+        "registry",
+        "session",
+        "slurm",
+        "slurm_bookworm",
+        "tailscale",
+        "tracking",
+        "wireguard",
+    }
 )
 
 _COMMANDS_BY_PART = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import shlex
 import subprocess
 import urllib.error
@@ -242,7 +241,7 @@ class Plain:
         )
         self.write(authentication, text)
         program = settings.format_program(own, environment, 5432).replace(database, ours)
-        program = re.sub(r"--workers=\d+", "--workers=1", program.replace(settings.AUTHENTICATION, authentication))
+        program = program.replace(settings.AUTHENTICATION, authentication).replace("$workers", "1")
         if not confined:
             before, _dashes, command = program.rpartition(" -- ")
             program = f"{before.rpartition('exec ')[0]}exec {command}"

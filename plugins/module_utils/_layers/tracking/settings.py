@@ -62,8 +62,9 @@ SOCKETS = "/run/postgresql"
 ARTIFACT_ROOT = "mlflow-artifacts:/"
 
 _FILE_HEADER = "# Written by the Ansible collection gpumesh.cluster; changes here are lost.\n"
-#: The number of workers, each of which is a process of about 200 MiB.
-_WORKER_COUNT = 2
+#: The number of workers, each of which is a process of about 200 MiB that imports MLflow for many seconds, on a host with
+#: this many processors. One with fewer has a single worker.
+_WORKER_COUNT, _WORKER_PROCESSORS = 2, 4
 #: The memory limits, in MiB, of each process, and of all processes together.
 _PROCESS_MEMORY = 2048
 _TOTAL_MEMORY = 4096
@@ -197,7 +198,6 @@ def format_program(server: TrackingServer, venv_path: str, database_port: int) -
         f"--app-name={APP_NAME}",
         f"--host={server.address}",
         f"--port={server.port}",
-        f"--workers={_WORKER_COUNT}",
         f"--backend-store-uri={database_url(database_port)}",
         f"--artifacts-destination={server.artifact_directory}",
         # Any host name is allowed, since each request has a password.
@@ -223,7 +223,8 @@ def format_program(server: TrackingServer, venv_path: str, database_port: int) -
         "export MLFLOW_DISABLE_TELEMETRY=true\nexport GIT_PYTHON_REFRESH=quiet\n"
         # Otherwise, a library that the server does not use allocates memory for each processor.
         "export OPENBLAS_NUM_THREADS=1\n"
-        f"exec {' '.join(map(shlex.quote, server_command))}\n"
+        f'workers=1\n[ "$(nproc)" -lt {_WORKER_PROCESSORS} ] || workers={_WORKER_COUNT}\n'
+        f'exec {" ".join(map(shlex.quote, server_command))} "--workers=$workers"\n'
     )
 
 

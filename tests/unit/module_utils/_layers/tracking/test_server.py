@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from module_runs import write_programs
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import service
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
@@ -50,6 +51,16 @@ SERVER = settings.TrackingServer("lab", "n1", "10.0.0.1", 5000, False, "/mnt/sha
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 COMBINED = f"-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n{CERTIFICATE}"
 REQUEST = server.TrackingRequest(SERVER, True, "", None, None, None, None, service.ServicePaths())
+
+
+@pytest.mark.parametrize(("processors", "workers"), [(1, 1), (3, 1), (4, 2), (64, 2)])
+def test_a_small_host_has_a_single_worker(tmp_path: Path, processors: int, workers: int) -> None:
+    folder = write_programs(tmp_path / "bin", {"nproc": f"echo {processors}"})
+    *_start, count, command = settings.format_program(SERVER, "/x", 5433).splitlines()
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    script = f"set -eu\nworkers=1\n{count}\necho {shlex.split(command)[-1]}"
+    completed = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert completed.stdout == f"--workers={workers}\n"
 
 
 def test_program_listens_on_the_cluster_address_without_secrets() -> None:
