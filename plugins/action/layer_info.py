@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible.errors import AnsibleError
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import MODULES, derive_parameters
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.drift import layer_queries
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
@@ -32,7 +35,7 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         self.arguments(record=RECORD_OPTION)
         record = self.record()
-        queries = layer_queries(record, self.machine, self.options)
+        queries = layer_queries(record, self.machine, self._read_options)
         self._complete_parameters(record, queries.options["modules"])
         result = self.run_module(
             "gpumesh.cluster.layer_info",
@@ -44,6 +47,16 @@ class ActionModule(HostAction):
             "userspace_only": self._is_userspace_only(record),
             "drift": {**queries.refusals, **self._compare_keys(record, result), **result["drift"]},
         }
+
+    def _read_options(self, *names: str) -> dict[str, Any]:
+        """Return the options of roles. Raises InputError, also for a template that cannot be evaluated here."""
+        try:
+            return self.options(*names)
+        except AnsibleError as failure:
+            raise InputError(
+                f"Its options cannot be read: {str(failure).rstrip('.')}.",
+                "Give values that need no facts of the host.",
+            ) from failure
 
     def _complete_parameters(self, record: model.Record, parameters_by_module: Mapping[str, dict[str, Any]]) -> None:
         """Add to the parameters of modules what is known of supervisord, and what the options of other members decide."""

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A second run of site against as many pings as it has plays, on the hosts of the lab (`make lab` first).
+"""A second run of site against pings, on the hosts of the lab (`make lab` first).
 
     python tests/bench/bench_site.py [LAB]
 
-The limit is 5 times. Prints the ratio without a verdict: on a busy machine it says more about the machine. Also prints
-the tasks that each host has been through, skipped ones included: what a run costs grows with them.
+Prints the ratios without a verdict: on a busy machine they say more about the machine. Also prints the tasks that each
+host has been through, skipped ones included: what a run costs grows with them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ def main() -> None:
     print(
         f"site: {site_run.seconds:.1f} s in {site_run.play_count} plays, exit {site_run.exit_status}; one ping: {ping_seconds:.2f} s"
     )
-    print(
-        f"ratio to {site_run.play_count} pings: {site_run.seconds / (site_run.play_count * ping_seconds):.1f} (limit: 5)"
-    )
+    print(f"ratio to one ping: {site_run.seconds / ping_seconds:.1f} (limit: 12)")
     for host, ok_count, skipped_count in re.findall(
         r"^(\S+) +: ok=(\d+).*?skipped=(\d+)", site_run.output, re.MULTILINE
     ):
         print(
-            f"tasks of {host}: {int(ok_count) + int(skipped_count)}, of which {skipped_count} skipped (limits: manager 65, member 40)"
+            f"tasks of {host}: {int(ok_count) + int(skipped_count)}, of which {skipped_count} skipped (limits: manager 55, member 32)"
         )
 
 

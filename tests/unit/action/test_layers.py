@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleUndefinedVariable
 
 from ansible_collections.gpumesh.cluster.plugins.action import (
     cluster_member,
@@ -106,6 +107,21 @@ def test_options_that_a_layer_refuses_are_reported_as_drift() -> None:
         *("names", "firewall", "firewall_host", "storage", "munge", "train", "session"),
         *("slurm", "slurm_stored", "slurm_served"),
     }
+
+
+def test_options_that_need_facts_of_the_host_are_reported_as_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_options = layer_info.ActionModule.options
+
+    def refuse_template(action: Any, *names: str, **given: Any) -> dict[str, Any]:
+        if "slurm_gres" in names:
+            raise AnsibleUndefinedVariable("'ansible_facts' has no attribute 'gpus'.")
+        return read_options(action, *names, **given)
+
+    monkeypatch.setattr(layer_info.ActionModule, "options", refuse_template)
+    variables = {"hostvars": {}}
+    played = play_on_host(layer_info, {"record": RECORD}, {"changed": False, "drift": {}}, **variables)
+    assert set(played.result["drift"]) == {"slurm"}
+    assert "no attribute 'gpus'" in played.result["drift"]["slurm"]
 
 
 def test_a_userspace_only_member_is_reported() -> None:
