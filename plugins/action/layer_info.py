@@ -50,8 +50,9 @@ class ActionModule(HostAction):
 
     def _read_options(self, *names: str) -> dict[str, Any]:
         """Return the options of roles. Raises InputError, also for a template that cannot be evaluated here."""
+        read_options = self.options
         try:
-            return self.options(*names)
+            return read_options(*names)
         except AnsibleError as failure:
             raise InputError(
                 f"Its options cannot be read: {str(failure).rstrip('.')}.",

@@ -103,7 +103,7 @@ controller:
   description: On the manager, the values of M(gpumesh.cluster.slurm_state_info), and C(readiness) with whether each node
     that the controller knows accepts jobs, by name. C(readiness) is null if the controller does not respond.
   type: dict
-  returned: always, null on other members
+  returned: always, null on other members, and if it could not be read
 munge_key:
   description: The fingerprint of the host's munge key. Empty if there is none.
   type: str
@@ -116,6 +116,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.generation import COPY_OPTION
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift, munge
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import controller
@@ -128,19 +129,25 @@ _STATE_DIRECTORY = SLURM_OPTIONS["state_folder"]["default"]
 def work(params: Dict[str, Any]) -> ModuleResult:
     """Compare the layers with the state of the host."""
     comparison = drift.compare_modules(run, params["modules"])
+    controller_state, controller_problem = None, {}
+    if "slurm_served" in params["modules"]:
+        try:
+            controller_state = controller.read_controller(run, _STATE_DIRECTORY)
+            controller_state["readiness"] = controller.read_readiness(run)
+        except GpumeshError as failure:
+            controller_problem = {"slurm": failure.message.rstrip(".")}
     munge_key = munge.read_key_file(_MUNGE_KEY).key
     return ModuleResult(
         False,
         {
-            "drift": {**comparison.drift, **drift.compare_layers(run, params["files"], params["services"])},
+            "drift": {
+                **comparison.drift,
+                **drift.compare_layers(run, params["files"], params["services"]),
+                **controller_problem,
+            },
             "ssh_keys": comparison.ssh_keys,
             "pending": comparison.pending,
-            "controller": {
-                **controller.read_controller(run, _STATE_DIRECTORY),
-                "readiness": controller.read_readiness(run),
-            }
-            if "slurm_served" in params["modules"]
-            else None,
+            "controller": controller_state,
             "munge_key": munge.key_fingerprint(munge_key) if munge_key else "",
         },
     )

@@ -341,8 +341,8 @@ socket:
   type: str
   returned: O(state=stored)
 database:
-  description: Whether the database has to be created, or an accounting has to be loaded into it, and MariaDB is
-    available for this.
+  description: Whether the database has to be created, its account lacks rights, or an accounting has to be loaded into
+    it, and MariaDB is available for this.
   type: bool
   returned: O(state=stored)
 withdrawn:

@@ -154,7 +154,7 @@ volumes:
       description: "Phase V(write): why nothing was written or measured although it was requested."
       type: str
     lock_error:
-      description: "Phases V(write) and V(compare): why this member does not hold its lock. Empty if it does."
+      description: "Phases V(write) and V(compare): why this member does not hold its locks. Empty if it does."
       type: str
     missing_members:
       description: "Phase V(compare): members whose files are not visible."
@@ -237,8 +237,10 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
                 run_with_deadline(functools.partial(probe.take_lock, mount_point, run_id, neighbour), time_limit)
             )
     else:
-        holding.end_lock_owner(volume["name"], run_id, machine)
-        run_with_deadline(functools.partial(probe.remove_own_files, mount_point, run_id, machine), time_limit)
+        try:
+            holding.end_lock_owner(volume["name"], run_id, machine)
+        finally:
+            run_with_deadline(functools.partial(probe.remove_own_files, mount_point, run_id, machine), time_limit)
 
 
 def work(params: Dict[str, Any]) -> ModuleResult:

@@ -33,7 +33,7 @@ _START_TIMEOUT = 300.0
 #: The first line of the units that are written here, by which they are known when they are to be removed.
 _UNIT_HEADER = "# Written with its daemon by the Ansible collection gpumesh.cluster; changes here are lost.\n"
 #: The states of a unit that systemd, or another unit, starts at boot.
-_BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias", "linked")
+BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias", "linked")
 
 
 class Daemon(NamedTuple):
@@ -186,7 +186,7 @@ def plan_systemd(
     unit_name = f"{daemon.name}.service"
     unit_exists = unit_properties.get("LoadState") not in ("not-found", None)
     is_running = unit_properties.get("ActiveState") in ("active", "activating", "reloading")
-    enabled_at_boot = unit_properties.get("UnitFileState") in _BOOT_UNIT_STATES
+    enabled_at_boot = unit_properties.get("UnitFileState") in BOOT_UNIT_STATES
     previous_settings = current_settings or ""
     if daemon.state == "absent":
         commands = (

@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import (
+    BOOT_UNIT_STATES,
     find_unread_files,
     parse_unit_properties,
     process_start_time,
@@ -48,8 +49,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install
 
 NOT_SET_UP = "not set up"
+#: What precedes a path in the states of a change.
+_HEADING = "## "
 _RUNNING_STATES = ("active", "activating", "reloading")
-_BOOT_UNIT_STATES = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
 
 
 class Comparison(NamedTuple):
@@ -159,7 +161,7 @@ def describe_service_problems(
     problems = []
     if properties.get("ActiveState") not in _RUNNING_STATES:
         problems.append(f"{unit_name} is not running")
-    if properties.get("UnitFileState") not in _BOOT_UNIT_STATES:
+    if properties.get("UnitFileState") not in BOOT_UNIT_STATES:
         problems.append(f"{unit_name} does not start at boot")
     unread_files = find_unread_files(
         process_start_time(parse_whole_number(properties.get("MainPID")) or 0), settings_files
@@ -267,14 +269,17 @@ def _validate(name: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _describe_result(result: ModuleResult) -> str:
-    """Describe a change that no file shows by the first line in which the states before and after it differ."""
+    """Describe a change that no file shows by the first line in which the states before and after it differ.
+
+    Below a heading, the lines are the content of a file, of which only the path is told.
+    """
     before_lines, after_lines = result.before.splitlines(), result.after.splitlines()
-    for line in after_lines:
-        if line not in before_lines:
-            return f"lacks '{line.strip()}'"
-    for line in before_lines:
-        if line not in after_lines:
-            return f"has '{line.strip()}'"
+    for lines, other_lines, verb in ((after_lines, before_lines, "lacks"), (before_lines, after_lines, "has")):
+        heading = ""
+        for line in lines:
+            heading = line[len(_HEADING) :].strip() if line.startswith(_HEADING) else heading
+            if line not in other_lines:
+                return f"{heading} differs" if heading else f"{verb} '{line.strip()}'"
     return "is not as site would leave it"
 
 

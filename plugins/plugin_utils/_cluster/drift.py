@@ -116,16 +116,13 @@ def plan_layers(
         differences = [
             f"{machine}: {drift[layer.name]}" for machine, drift in drift_by_machine.items() if layer.name in drift
         ]
-        differences += [
-            f"{machine}: {state['host']['pending'][layer.name]}"
-            for machine, state in states_by_machine.items()
-            if layer.name in (state["host"].get("pending") or {})
-        ]
-        if layer.find_pending is not None:
-            pending_by_machine = {
-                machine: layer.find_pending(record, machine, states_by_machine) for machine in states_by_machine
-            }
-            differences += [f"{machine}: {pending}" for machine, pending in pending_by_machine.items() if pending]
+        for machine, state in states_by_machine.items():
+            if layer.connects and state["host"].get("userspace_only"):
+                continue
+            pending = (state["host"].get("pending") or {}).get(layer.name) or (
+                layer.find_pending(record, machine, states_by_machine) if layer.find_pending else ""
+            )
+            differences += [f"{machine}: {pending}"] if pending else []
         if any(layer.requested(record, options) for options in given_options):
             differences.append("its options ask for more than a comparison")
         first_reason = first_reason or "; ".join(differences)

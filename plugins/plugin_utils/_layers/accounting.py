@@ -29,7 +29,7 @@ class SlurmAccounting:
         self.changed = bool(self._slurm_result["changed"])
 
     def create(self) -> None:
-        """Create the database if it is missing, and load the accounting saved by the former manager."""
+        """Create the database or its account if missing, and load the accounting saved by the former manager."""
         if not self._slurm_result["database"]:
             return
         self._run_module(
@@ -39,8 +39,8 @@ class SlurmAccounting:
             plugin="unix_socket",
             priv=f"{slurm.DATABASE_NAME}.*:ALL",
         )
-        # The database is created last, followed only by loading: if the database exists, everything before has been
-        # done, and the file is deleted once it is loaded.
+        # The database is created last, followed only by loading, after which the file is deleted: an interrupted run
+        # is continued here.
         self._run_module("community.mysql.mysql_db", **self._login_options, name=slurm.DATABASE_NAME)
         self._transfer("loaded")
 

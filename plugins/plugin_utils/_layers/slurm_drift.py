@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import term
@@ -66,8 +68,9 @@ def module_parameters(record: model.Record, machine: str, options: Options) -> d
 
     ``options``: those of _MODULE_OPTIONS. The names of GRES of other members are still missing.
     """
-    # Members trust the certificate that the manager has, which a host does not know by itself.
-    rest_certificates: list[str] | None = None if slurm.is_proxied(options) else []
+    # Members trust the certificates of the manager, which a host does not know by itself.
+    has_none = machine == record["manager"] and not slurm.is_proxied(options)
+    rest_certificates: list[str] | None = [] if has_none else None
     node = slurm.node_parameters(
         record, machine, options, reregister=False, keep_checks=False, rest_certificates=rest_certificates
     )
@@ -90,7 +93,8 @@ def compare_controller(record: model.Record, machine: str, states_by_machine: Ma
     ``states_by_machine``: the states of all machines, of which the manager's has that of its controller.
     """
     controller = _read_controller(record, states_by_machine)
-    if not controller:
+    # Of a member that has not answered, it is not known whether it is userspace-only, and so no node.
+    if not controller or "drift" not in ((states_by_machine.get(machine) or {}).get("host") or {}):
         return ""
     if machine == record["manager"]:
         current_generation = derive.manager_terms(record)[-1].generation
@@ -131,7 +135,7 @@ def _repeats(record: model.Record, machines: Collection[str]) -> bool:
 
 def _requests_certificate(_record: model.Record, options: Options) -> bool:
     """Whether the members need the certificate of the REST API, of which a host does not know the current one."""
-    return bool(options["slurm_rest_address"])
+    return slurm.is_proxied({**options, "slurm_rest": boolean(options["slurm_rest"], strict=False)})
 
 
 def _watch_units(program_path: str) -> list[dict[str, Any]]:
@@ -159,7 +163,7 @@ LAYER = Layer(
     find_pending=find_unready,
     repeats=_repeats,
     requested=_requests_certificate,
-    request_options=("slurm_rest_address",),
+    request_options=("slurm_rest", "slurm_rest_address"),
     connects=True,
     claim="slurm",
     ports=_daemon_ports,

@@ -487,6 +487,7 @@ def test_an_upgrade_brings_back_what_differs_and_keeps_jobs_off_a_machine(desk: 
             "munge": "munge.service does not start at boot",
             "ssh_trust": "/etc/gpumesh/ssh/lan/known_hosts is missing",
             "job_environment": "/etc/gpumesh/task_prolog is missing",
+            "slurm": "lacks '/etc/gpumesh/task_prolog'",
         },
         "gpu2": {},
         "gpu3": {"slurm": "slurmd.service does not start at boot"},

@@ -230,11 +230,17 @@ def _write_configuration(
         configure.create_directories(missing_directories)
         configure.create_programs(missing_hooks)
         configure.apply_config(directory, config_plan)
-    changed = config_plan.node_redefined or bool(
+    is_redefined = params["state"] == "present" and config_plan.node_redefined
+    changed = is_redefined or bool(
         config_plan.changed_files or missing_directories or missing_hooks or health_change.changed
     )
+    missing_lines = "".join(f"{path}\n" for path in (*(path for path, _owner in missing_directories), *missing_hooks))
     return ModuleResult(
-        changed, values, health_change.before + config_plan.before, health_change.after + config_plan.after, directory
+        changed,
+        values,
+        health_change.before + config_plan.before,
+        missing_lines + health_change.after + config_plan.after,
+        directory,
     )
 
 
@@ -435,10 +441,11 @@ def _apply_database(
         [] if values["missing"] else _run_daemons(params, check_mode, service_manager, [mariadb_daemon], values)
     )
     slurmdbd_database = database.AccountingDatabase(_DATABASE_NAME, socket_path, "slurm")
-    is_complete = database_exists and accounting_loaded and not database.account_lacks_rights(run, slurmdbd_database)
+    lacks_rights = database_exists and not values["missing"] and database.account_lacks_rights(run, slurmdbd_database)
+    is_complete = database_exists and accounting_loaded and not lacks_rights
     # MariaDB may not run yet in check mode, and cannot be queried then.
     values.update(socket=socket_path, database=not is_complete and (database_exists or not check_mode))
-    changed = any(daemon_plan.changed for daemon_plan in daemon_plans) or not is_complete
+    changed = any(daemon_plan.changed for daemon_plan in daemon_plans) or (check_mode and not is_complete)
     return ModuleResult(changed, values, *_format_plans(daemon_plans))
 
 

@@ -47,8 +47,9 @@ def account_lacks_rights(run: Runner, database: AccountingDatabase) -> bool:
     completed = run([*arguments, "--batch", "--skip-column-names", query], check=False)
     if completed.rc != 0:
         return f"ERROR {_NO_SUCH_GRANT} " in completed.stderr
-    # The name of the database is that of a pattern, in which some tools escape the underscores.
-    return f"GRANT ALL PRIVILEGES ON `{database.name}`." not in completed.stdout.replace("\\", "")
+    # The name is quoted as the server is set up, and is a pattern, in which some tools escape the underscores.
+    grants = completed.stdout.translate(str.maketrans("", "", '`"\\'))
+    return not any(f"GRANT ALL PRIVILEGES ON {scope}.* " in grants for scope in (database.name, "*"))
 
 
 def save_dump(database: AccountingDatabase, dump_path: str) -> None:

@@ -9,9 +9,10 @@ import json
 import socket
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import leased_process
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
 
-#: The time limit for a response. The process takes the lock first, which requires the volume's server.
+#: The time limit for a response. The process takes the locks first, which requires the volume's server.
 _RESPONSE_TIMEOUT = 15.0
 
 
@@ -35,7 +36,10 @@ def start_lock_owner(mount_point: str, run_id: str, machine: str, volume: str, l
 
 def release_lock(volume: str, run_id: str, machine: str) -> str:
     """Release the lock that the neighbour is to get. Returns why the process did not have it, or an empty string."""
-    return _ask_lock_owner(volume, run_id, machine, "release")
+    try:
+        return _ask_lock_owner(volume, run_id, machine, "release")
+    except HostStateError as failure:
+        return failure.message.rstrip(".")
 
 
 def end_lock_owner(volume: str, run_id: str, machine: str) -> None:
@@ -58,6 +62,9 @@ def _run_lock_owner(listening_socket: socket.socket, mount_point: str, run_id: s
                 question = leased_process.parse_request(connection.recv(64)).command
                 if question == "release":
                     held_lock.release()
+                elif question == "end":
+                    # Before the answer: an NFS client keeps a file that is removed while it is open.
+                    held_lock.close()
                 connection.sendall(json.dumps({"trouble": held_lock.trouble}).encode())
 
 

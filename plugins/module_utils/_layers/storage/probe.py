@@ -5,9 +5,8 @@
 
 Each member has a directory on the volume with a token that the others read, a file that its neighbour reads, and one
 of which it locks two bytes: one until the end, while its neighbour tries to, and one that it releases for its
-neighbour. Nothing is written if that would leave the volume too full, and every
-measurement has a time limit. Functions that access the volume may wait for a dead server: run them with
-a deadline.
+neighbour. Nothing is written if that would leave the volume too full, and every measurement has a time limit. Functions
+that access the volume may wait for a dead server: run them with a deadline.
 """
 
 from __future__ import annotations
@@ -317,6 +316,11 @@ class HeldLock(NamedTuple):
         """Release the byte that the neighbour is to get."""
         if self.descriptor is not None:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, RELEASED_BYTE)
+
+    def close(self) -> None:
+        """Close the file, which releases both."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
 
 def hold_lock(mount_point: str, run_id: str, machine: str) -> HeldLock:

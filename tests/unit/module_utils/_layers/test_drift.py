@@ -140,6 +140,8 @@ def work_of(result: ModuleResult | GpumeshError) -> drift.LayerModule:
         (ModuleResult(False, {}), None),
         (ModuleResult(True, {}, "", "quota: 100\n"), "lacks 'quota: 100'"),
         (ModuleResult(True, {}, "unit: on\n", ""), "has 'unit: on'"),
+        (ModuleResult(True, {}, "", "## /etc/secret.conf\nPassword=x\n"), "/etc/secret.conf differs"),
+        (ModuleResult(True, {}, "## /a\n1\n## /b\n2\n", "## /a\n1\n## /b\n"), "/b differs"),
         (ModuleResult(True, {}), "is not as site would leave it"),
         (HostStateError("/f cannot be read.", "Move it away."), "/f cannot be read"),
     ],

@@ -249,15 +249,28 @@ def test_remains_of_sessions_are_removed_by_the_next_run() -> None:
         ({"storage_backend": "none"}, "storage"),
         ({"storage_volumes": [{"name": "other"}]}, "storage"),
         ({"tracking_server": "n1"}, "tracking"),
-        ({"slurm_rest_address": "10.0.0.1"}, "slurm"),
+        ({"slurm_rest": "true", "slurm_rest_address": "10.0.0.1"}, "slurm"),
     ],
 )
 def test_what_is_requested_is_entered_although_nothing_differs(given: dict[str, Any], first_layer: str) -> None:
     assert plan_of({"drift": {}}, {"drift": {}}, **given).layers[0] == first_layer
 
 
-def test_the_volumes_of_the_record_are_no_request() -> None:
-    assert plan_of({"drift": {}}, {"drift": {}}, storage_volumes=[]).layers == []
+@pytest.mark.parametrize("given", [{"storage_volumes": []}, {"slurm_rest_address": "10.0.0.1"}])
+def test_what_changes_nothing_is_no_request(given: dict[str, Any]) -> None:
+    assert plan_of({"drift": {}}, {"drift": {}}, **given).layers == []
+
+
+def test_a_member_without_nodes_layers_is_not_asked_for_what_it_has_of_them() -> None:
+    state = controller_state(build_record(), readiness={"n1": True, "n2": False})
+    away = {"drift": {}, "userspace_only": True, "pending": {"slurm": "the plugin of sessions is here"}}
+    assert plan_of({"drift": {}, "controller": state}, away).layers == []
+
+
+def test_a_member_that_has_not_answered_is_not_missed_in_the_controller() -> None:
+    state = controller_state(build_record(), readiness={"n1": True})
+    states = {"n1": {"host": {"drift": {}, "munge_key": "a", "controller": state}}, "n2": {}}
+    assert drift.compare_member(build_record(), "n2", states) == {}
 
 
 def test_another_key_than_the_manager_has_is_entered() -> None:
