@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import database
 
@@ -53,3 +54,40 @@ def test_only_regular_files_are_loaded(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(HostStateError, match="not a plain file"):
         database.load_dump(DATABASE, str(path))
+
+
+USAGE = "GRANT USAGE ON *.* TO `slurm`@`localhost` IDENTIFIED VIA unix_socket\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "lacks_rights"),
+    [
+        (CommandResult(0, USAGE + "GRANT ALL PRIVILEGES ON `slurm_acct_db`.* TO `slurm`@`localhost`\n", ""), False),
+        (CommandResult(0, USAGE + "GRANT ALL PRIVILEGES ON `slurm\\_acct\\_db`.* TO `slurm`@`localhost`\n", ""), False),
+        # With sql_mode=ANSI_QUOTES.
+        (CommandResult(0, 'GRANT ALL PRIVILEGES ON "slurm_acct_db".* TO "slurm"@"localhost"\n', ""), False),
+        (CommandResult(0, "GRANT ALL PRIVILEGES ON *.* TO `slurm`@`localhost` WITH GRANT OPTION\n", ""), False),
+        (CommandResult(0, USAGE, ""), True),
+        (CommandResult(0, USAGE + "GRANT SELECT ON `slurm_acct_db`.* TO `slurm`@`localhost`\n", ""), True),
+        (CommandResult(0, USAGE + "GRANT ALL PRIVILEGES ON `slurm_acct_db2`.* TO `slurm`@`localhost`\n", ""), True),
+        (
+            CommandResult(
+                1, "", "ERROR 1141 (42000) at line 1: There is no such grant defined for user 'slurm' on host"
+            ),
+            True,
+        ),
+        (CommandResult(1, "", "ERROR 1045 (28000): Access denied for user 'root'@'localhost'"), False),
+        (CommandResult(1, "", "ERROR 2002 (HY000): Can't connect to local server through socket"), False),
+    ],
+)
+def test_an_account_without_its_rights_is_found(answer: CommandResult, lacks_rights: bool) -> None:
+    accounting = database.AccountingDatabase("slurm_acct_db", "/run/mysqld/mysqld.sock", "slurm")
+    queries = []
+
+    def answer_query(argv: list[str], **_options: object) -> CommandResult:
+        queries.append(argv)
+        return answer
+
+    assert database.account_lacks_rights(answer_query, accounting) is lacks_rights
+    ((*_client, query),) = queries
+    assert query == "--execute=SHOW GRANTS FOR 'slurm'@'localhost'"
