@@ -99,6 +99,10 @@ userspace_only:
   description: Whether the host can connect to the other members only through a proxy, and so has no layer of nodes.
   type: bool
   returned: with O(record)
+slurm_version:
+  description: The version of the host's slurmd. Null if it is not installed or was not compared.
+  type: str
+  returned: always
 controller:
   description: On the manager, the values of M(gpumesh.cluster.slurm_state_info), and C(readiness) with whether each node
     that the controller knows accepts jobs, by name. C(readiness) is null if the controller does not respond.
@@ -147,6 +151,7 @@ def work(params: Dict[str, Any]) -> ModuleResult:
             },
             "ssh_keys": comparison.ssh_keys,
             "pending": comparison.pending,
+            "slurm_version": comparison.slurm_version,
             "controller": controller_state,
             "munge_key": munge.key_fingerprint(munge_key) if munge_key else "",
         },

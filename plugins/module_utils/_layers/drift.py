@@ -58,12 +58,13 @@ class Comparison(NamedTuple):
     """How a host differs, by layer.
 
     ``pending``: what a layer has to do that is no drift. ``ssh_keys``: its public SSH keys, which the record has as
-    well.
+    well. ``slurm_version``: that of its slurmd, or None.
     """
 
     drift: Dict[str, str]
     pending: Dict[str, str]
     ssh_keys: Dict[str, Any]
+    slurm_version: Optional[str]
 
 
 def _find_nothing(_params: Mapping[str, Any], _values: Mapping[str, Any]) -> str:
@@ -237,6 +238,7 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
     drift_by_layer: Dict[str, str] = {}
     pending_by_layer: Dict[str, str] = {}
     ssh_keys: Dict[str, Any] = {}
+    slurm_version = None
     for name, params in params_by_module.items():
         layer = MODULES[name].layer if name in MODULES else name
         differences = managed_files.LayerDifferences([], False)
@@ -251,13 +253,15 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
                 differences = READERS[name](run, params)
             if result is not None and result.changed and not differences.messages:
                 differences = managed_files.LayerDifferences([_describe_result(result)], False)
+            if result is not None and name == "slurm":
+                slurm_version = result.return_values.get("slurm_version")
             if result is not None and name == "ssh_trust":
                 ssh_keys = {key: result.return_values.get(key) for key in ("host_keys", "signing_key")}
         except GpumeshError as failure:
             differences = managed_files.LayerDifferences([failure.message.rstrip(".")], False)
         if differences.messages and layer not in drift_by_layer:
             drift_by_layer[layer] = NOT_SET_UP if differences.nothing_exists else ", ".join(differences.messages)
-    return Comparison(drift_by_layer, pending_by_layer, ssh_keys)
+    return Comparison(drift_by_layer, pending_by_layer, ssh_keys, slurm_version)
 
 
 def _validate(name: str, params: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,9 @@ from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import term
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release, term
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import parse_version
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import (
     SCHEDULER,
@@ -100,6 +102,17 @@ def compare_controller(record: model.Record, machine: str, states_by_machine: Ma
         current_generation = derive.manager_terms(record)[-1].generation
         if not term.is_current(_parse_marker(controller.get("marker")), record["id"], current_generation):
             return "its queue is not the current one"
+    node_version = states_by_machine[machine]["host"].get("slurm_version")
+    try:
+        release.refuse_incompatible(
+            machine,
+            "is",
+            parse_version(str(node_version)) if node_version else None,
+            record["manager"],
+            str(controller.get("slurm_version") or ""),
+        )
+    except GpumeshError as failure:
+        return failure.message.rstrip(".")
     readiness = controller.get("readiness")
     if readiness is None:
         return "its controller does not respond" if machine == record["manager"] else ""

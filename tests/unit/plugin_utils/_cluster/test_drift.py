@@ -219,6 +219,16 @@ def test_slurm_is_entered_in_a_run_without_its_manager() -> None:
     assert drift.plan_layers(build_record(), states, [dict.fromkeys(names)]).layers == ["slurm"]
 
 
+def test_a_node_whose_slurm_does_not_work_with_the_controller_is_entered() -> None:
+    state = controller_state(build_record(), slurm_version="22.05.8")
+    for version, differs in (("24.11.5", True), ("22.05.3", False), (None, False)):
+        plan = plan_of({"drift": {}, "controller": state}, {"drift": {}, "slurm_version": version})
+        assert ("slurm" in plan.layers) is differs
+        assert not differs or "which works with nodes of" in plan.reasons["slurm"]
+    plan = plan_of({"drift": {}, "controller": state}, {"drift": {}, "slurm_version": "what a host may say"})
+    assert "there is no version in" in plan.reasons["slurm"]
+
+
 def test_a_node_that_accepts_no_jobs_is_no_drift() -> None:
     state = controller_state(build_record(), readiness={"n1": True, "n2": False})
     states = {
