@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.database import DATABASE_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.accounting import SlurmAccounting
@@ -35,7 +36,7 @@ class ActionModule(HostAction):
             changed = self.stop_daemon(daemon_name) or changed
         # If an interrupted run deleted the database, its account and MariaDB may remain.
         has_database, has_configuration = (
-            self.path_exists(slurm.DATABASE_DIRECTORY),
+            self.path_exists(DATABASE_DIRECTORY),
             self.path_exists(slurm.DBD_CONFIG_PATH),
         )
         if has_database or has_configuration:

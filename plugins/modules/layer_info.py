@@ -124,10 +124,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift, munge
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import controller
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.apply import OPTIONS as SLURM_OPTIONS
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.state import STATE_DIRECTORY
 
 _MUNGE_KEY = "/etc/munge/munge.key"
-_STATE_DIRECTORY = SLURM_OPTIONS["state_folder"]["default"]
 
 
 def work(params: Dict[str, Any]) -> ModuleResult:
@@ -136,7 +135,7 @@ def work(params: Dict[str, Any]) -> ModuleResult:
     controller_state, controller_problem = None, {}
     if "slurm_served" in params["modules"]:
         try:
-            controller_state = controller.read_controller(run, _STATE_DIRECTORY)
+            controller_state = controller.read_controller(run, STATE_DIRECTORY)
             controller_state["readiness"] = controller.read_readiness(run)
         except GpumeshError as failure:
             controller_problem = {"slurm": failure.message.rstrip(".")}

@@ -96,7 +96,7 @@ def main() -> None:
         argument_spec={
             "state": {"type": "str", "choices": ["saved", "loaded"], "required": True},
             "path": {"type": "path", "default": "/var/lib/slurm/slurmctld/accounting.sql"},
-            "database": {"type": "str", "default": "slurm_acct_db"},
+            "database": {"type": "str", "default": database.DATABASE_NAME},
             "socket": {"type": "path", "default": "/run/mysqld/mysqld.sock"},
             "user": {"type": "str", "default": "slurm"},
         },

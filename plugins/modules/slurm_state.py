@@ -216,7 +216,7 @@ def main() -> None:
             "machine": {"type": "str"},
             "tenures": {"type": "list", "elements": "int"},
             "keep": {"type": "bool", "default": True},
-            "folder": {"type": "path", "default": "/var/lib/slurm/slurmctld"},
+            "folder": {"type": "path", "default": state.STATE_DIRECTORY},
             "user": {"type": "str", "default": "slurm"},
         },
         required_if=[

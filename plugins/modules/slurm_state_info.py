@@ -135,7 +135,7 @@ def main() -> None:
             "manager_state": {"type": "dict"},
             "member_state": {"type": "dict"},
             "part": {"type": "int"},
-            "folder": {"type": "path", "default": "/var/lib/slurm/slurmctld"},
+            "folder": {"type": "path", "default": state.STATE_DIRECTORY},
             "user": {"type": "str", "default": "slurm"},
         },
         supports_check_mode=True,

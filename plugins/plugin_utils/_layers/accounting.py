@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.database import DATABASE_NAME
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import run_slurm_module
@@ -37,11 +38,11 @@ class SlurmAccounting:
             **self._login_options,
             **_DATABASE_ACCOUNT,
             plugin="unix_socket",
-            priv=f"{slurm.DATABASE_NAME}.*:ALL",
+            priv=f"{DATABASE_NAME}.*:ALL",
         )
         # The database is created last, followed only by loading, after which the file is deleted: an interrupted run
         # is continued here.
-        self._run_module("community.mysql.mysql_db", **self._login_options, name=slurm.DATABASE_NAME)
+        self._run_module("community.mysql.mysql_db", **self._login_options, name=DATABASE_NAME)
         self._transfer("loaded")
 
     def save(self) -> None:
@@ -50,7 +51,7 @@ class SlurmAccounting:
 
     def delete(self) -> None:
         """Delete the database and its account, and stop MariaDB unless it has other databases."""
-        self._run_module("community.mysql.mysql_db", **self._login_options, name=slurm.DATABASE_NAME, state="absent")
+        self._run_module("community.mysql.mysql_db", **self._login_options, name=DATABASE_NAME, state="absent")
         self._run_module("community.mysql.mysql_user", **self._login_options, **_DATABASE_ACCOUNT, state="absent")
         self.stop()
 
@@ -63,7 +64,7 @@ class SlurmAccounting:
             **self._login_options,
         }
         existing_databases = self._action.run_module("community.mysql.mysql_info", query_options)["databases"]
-        if set(existing_databases) <= {*_SYSTEM_DATABASES, slurm.DATABASE_NAME}:
+        if set(existing_databases) <= {*_SYSTEM_DATABASES, DATABASE_NAME}:
             self.changed = self._action.stop_daemon("mariadb") or self.changed
 
     def _transfer(self, state: str) -> None:

@@ -19,6 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import quote_unit_argument
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.database import DATABASE_NAME
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.state import STATE_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
@@ -75,9 +77,6 @@ _RPM_PACKAGES = {
 }
 #: Programs of the layer job_environment. Settings in slurm_conf take precedence.
 _TASK_PROLOG, _EPILOG = "/etc/gpumesh/task_prolog", "/etc/gpumesh/job_epilog"
-DATABASE_NAME = "slurm_acct_db"
-DATABASE_DIRECTORY = f"/var/lib/mysql/{DATABASE_NAME}"
-STATE_DIRECTORY = "/var/lib/slurm/slurmctld"
 #: The key that signs the tokens. The file is beside the queue, so that tokens remain valid when the manager changes.
 TOKEN_KEY = f"{STATE_DIRECTORY}/jwt_hs256.key"
 DBD_CONFIG_PATH = "/etc/slurm/slurmdbd.conf"

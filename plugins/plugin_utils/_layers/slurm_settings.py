@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts, conf, rest
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import DATABASE_NAME, STATE_DIRECTORY
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.database import DATABASE_NAME
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.state import STATE_DIRECTORY
 
 #: The options of the role that are checked here.
 CHECKED_OPTIONS = (

@@ -43,13 +43,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host
     read_slurm_host,
     running_slurmd_options,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.state import STATE_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.term import ACCOUNTING_FILE, state_exists
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
 
 _DEFAULT_PATHS = service.ServicePaths()
 _PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/bin")
-_DATABASE_NAME = "slurm_acct_db"
-_DATABASE_DIRECTORY = f"/var/lib/mysql/{_DATABASE_NAME}"
 #: Seconds until the controller must answer, and until a daemon must be ready.
 _CONTROLLER_TIMEOUT = 30.0
 _READY_TIMEOUT = 120.0
@@ -106,7 +105,7 @@ OPTIONS: Mapping[str, Any] = {
     "health_check_interval": {"type": "int", "default": 300},
     "prolog": {"type": "str", "default": ""},
     "epilog": {"type": "str", "default": ""},
-    "state_folder": {"type": "path", "default": "/var/lib/slurm/slurmctld"},
+    "state_folder": {"type": "path", "default": STATE_DIRECTORY},
     "spool_folder": {"type": "path", "default": "/var/lib/slurm/slurmd"},
     "log_folder": {"type": "path", "default": "/var/log/slurm"},
     "settings": {"type": "dict", "default": {}},
@@ -428,7 +427,7 @@ def _apply_database(
     """Run MariaDB, and report whether the database has to be created or loaded."""
     is_debian = os.path.exists("/etc/debian_version")
     socket_path = "/run/mysqld/mysqld.sock" if is_debian else "/var/lib/mysql/mysql.sock"
-    database_exists = os.path.exists(_DATABASE_DIRECTORY)
+    database_exists = os.path.exists(database.DATABASE_DIRECTORY)
     accounting_loaded = not os.path.lexists(os.path.join(params["state_folder"], ACCOUNTING_FILE))
     mariadb_daemon = {
         "name": "mariadb",
@@ -440,7 +439,7 @@ def _apply_database(
     daemon_plans = (
         [] if values["missing"] else _run_daemons(params, check_mode, service_manager, [mariadb_daemon], values)
     )
-    slurmdbd_database = database.AccountingDatabase(_DATABASE_NAME, socket_path, "slurm")
+    slurmdbd_database = database.AccountingDatabase(database.DATABASE_NAME, socket_path, "slurm")
     lacks_rights = database_exists and not values["missing"] and database.account_lacks_rights(run, slurmdbd_database)
     is_complete = database_exists and accounting_loaded and not lacks_rights
     # MariaDB may not run yet in check mode, and cannot be queried then.

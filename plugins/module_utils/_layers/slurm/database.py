@@ -21,6 +21,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as, command_as
 
+#: Where slurmdbd stores the accounting, and MariaDB this database.
+DATABASE_NAME = "slurm_acct_db"
+DATABASE_DIRECTORY = f"/var/lib/mysql/{DATABASE_NAME}"
 #: The time limit in seconds. Years of jobs amount to millions of rows.
 _CLIENT_TIMEOUT = 3600.0
 #: MariaDB's ER_NONEXISTING_GRANT: the account does not exist.

@@ -28,6 +28,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.identity import acting_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_json
 
+#: The StateSaveLocation of the controllers that this collection sets up.
+STATE_DIRECTORY = "/var/lib/slurm/slurmctld"
 #: Every slurmctld creates this file, so a directory with it has or had a controller.
 CLUSTERNAME_FILE = "clustername"
 #: Identifies the state. Each machine writes its own.
