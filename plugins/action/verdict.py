@@ -23,7 +23,10 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report imp
     terminal,
     volumes,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import judge_cluster
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.evidence import (
+    judge_cluster,
+    split_job_result,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.rdma import RdmaLimits
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.verdict import Verdict
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import (
@@ -36,7 +39,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.awx import A
 #: The tags that choose parts of the check.
 _PART_TAGS = ("reachability", "health", "storage", "tracking", "slurm", "collectives")
 #: Each of these is the name of one registered result.
-_RESULT_NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
+_RESULT_NAMES = ("reachability", "health", "tracking", "job", "collectives")
 _REPORT_IS_DELETED = (
     "AWX deletes the report with this job. To keep it, set check_report_dir in the inventory to a directory that AWX exposes "
     "to its jobs (AWX_ISOLATION_SHOW_PATHS), or run the playbook check outside AWX."
@@ -123,6 +126,7 @@ class ActionModule(ControllerAction):
         """Return the evidence in the form that ``judge_cluster`` expects."""
         play_hosts, answering_hosts = self.variables["ansible_play_hosts_all"], self.variables["ansible_play_hosts"]
         member_machines = {member["machine"] for member in record["members"]}
+        sinfo_result, job_result = split_job_result(self.variables.get(variable_names["job"] or "") or {})
         collective_results = self.variables.get(variable_names["collectives"] or "") or {}
         return {
             "queried": play_hosts,
@@ -136,8 +140,8 @@ class ActionModule(ControllerAction):
             "tracking": self.registered_results(variable_names["tracking"], answering_hosts)
             if variable_names["tracking"] in self.variables
             else None,
-            "slurm": self.variables.get(variable_names["slurm"] or ""),
-            "job": self.variables.get(variable_names["job"] or ""),
+            "slurm": sinfo_result,
+            "job": job_result,
             "collectives": collective_results.get("results", [collective_results] if collective_results else []),
         }
 

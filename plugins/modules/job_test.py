@@ -7,11 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: job_test
-short_description: Run a Slurm job with a task on every node
+short_description: List the Slurm nodes, and run a job with a task on each of them
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
+  - Returns what C(sinfo) prints about the nodes of the cluster. If the controller does not respond, this is all.
   - Runs one job with a task on each of O(nodes), which prints the name of the node. The host needs Slurm's commands.
   - If no partition has all of the nodes, it runs one job in each of several partitions, the default one first.
   - Does not wait for other jobs. Nodes without free resources are skipped, and RV(occupied) lists the jobs that occupy them.
@@ -25,7 +26,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - No job is run, and RV(launched) is empty.
+      - No job is run, and RV(launched) is empty. The nodes are listed.
   diff_mode:
     support: N/A
     details:
@@ -71,6 +72,20 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+sinfo:
+  description: The result of C(sinfo). If the module fails later, it is in RV(ignore:error).
+  type: dict
+  returned: always
+  contains:
+    rc:
+      description: The exit status. V(124) after 20 s without an answer, and V(127) if Slurm is not installed.
+      type: int
+    stdout:
+      description: A line per node and partition with name, state, address and reason, separated by C(|).
+      type: str
+    stderr:
+      description: The error output.
+      type: str
 launched:
   description: The nodes on which the job was started.
   type: list
@@ -119,6 +134,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.account import NOBODY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import launch
 
@@ -129,11 +145,18 @@ def work(module: AnsibleModule) -> ModuleResult:
     launch_request = launch.LaunchRequest(
         params["nodes"], params["user"], params["timeout"], unreachable_nodes=params["unreachable"]
     )
-    values = {"launched": [], "occupied": {}, "unavailable": {}, "away": [], "attempts": 0}
+    sinfo_result = run(launch.SINFO_COMMAND, check=False)
+    sinfo = {"rc": sinfo_result.rc, "stdout": sinfo_result.stdout, "stderr": sinfo_result.stderr}
+    values = {"sinfo": sinfo, "launched": [], "occupied": {}, "unavailable": {}, "away": [], "attempts": 0}
     values.update(rc=0, stdout="", stderr="", cmd=[])
-    if module.check_mode:
+    # Nothing can be launched without a controller.
+    if module.check_mode or sinfo_result.rc:
         return ModuleResult(False, values)
-    node_placement, completed, lost_nodes, attempt_count = launch.prove_launch(run, launch_request)
+    try:
+        node_placement, completed, lost_nodes, attempt_count = launch.prove_launch(run, launch_request)
+    except GpumeshError as failure:
+        failure.details["sinfo"] = sinfo
+        raise
     values.update(
         occupied=node_placement.blocking_jobs,
         unavailable=node_placement.unavailable_nodes,

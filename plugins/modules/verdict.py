@@ -61,15 +61,11 @@ options:
         suboptions:
           write: {description: The result of the phase V(write)., type: str}
           compare: {description: The result of the phase V(compare)., type: str}
-          take: {description: The result of the phase V(take)., type: str}
       tracking:
         description: On each host, the result of M(gpumesh.cluster.tracking_test).
         type: str
-      slurm:
-        description: The result of C(sinfo -h -N -o '%N|%T|%o|%E') on the manager.
-        type: str
       job:
-        description: The result of M(gpumesh.cluster.job_test).
+        description: The result of M(gpumesh.cluster.job_test) on the manager.
         type: str
       collectives:
         description: The result of M(gpumesh.cluster.collective_test), also from a loop.

@@ -30,14 +30,14 @@ options:
   phase:
     description:
       - V(usage) returns what is mounted and its usage, and writes nothing.
-      - V(write) does the same, writes this member's files to the volume, measures the speed, and acquires two locks.
+      - V(write) does the same, writes this member's files to the volume, measures the speed, and acquires two locks, of
+        which it releases the second one.
       - V(compare) looks for the other members' files, reads those of the next member in the ring, and tries to acquire its
-        first lock, which must be refused. Then it releases this member's second one.
-      - V(take) acquires the second lock of the next member, and V(clean) releases this member's first one and removes its
-        files.
+        two locks. The first one must be refused, the second one granted.
+      - V(clean) releases this member's first lock and removes its files.
     type: str
     required: true
-    choices: [usage, write, compare, take, clean]
+    choices: [usage, write, compare, clean]
   volumes:
     description: The volumes to test.
     type: list
@@ -154,7 +154,7 @@ volumes:
       description: "Phase V(write): why nothing was written or measured although it was requested."
       type: str
     lock_error:
-      description: "Phases V(write) and V(compare): why this member does not hold its locks. Empty if it does."
+      description: "Phases V(write) and V(compare): why this member does not hold its first lock. Empty if it does."
       type: str
     missing_members:
       description: "Phase V(compare): members whose files are not visible."
@@ -164,7 +164,11 @@ volumes:
       description: "Phase V(compare): the speed of reading the next member's file in 10^6 bytes per second. Null if not measured."
       type: float
     lock:
-      description: "Phases V(compare) and V(take): V(granted), V(busy), or why locks do not work. Null if nobody holds one."
+      description: "Phase V(compare): whether the first lock of the next member was V(granted) or V(busy), or why locks do
+        not work. Null if nobody holds one."
+      type: str
+    released_lock:
+      description: "Phase V(compare): the same for its second lock, which it has released."
       type: str
 users:
   description: "Phase V(write): the UIDs of the human users of this host, by which volumes identify them."
@@ -228,13 +232,9 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
                 )
             )
         finally:
-            # In the next phase, another member is to get it, whatever this one has found.
-            volume_result["lock_error"] = holding.release_lock(volume["name"], run_id, machine) if neighbour else ""
-    elif phase == "take":
-        volume_result["lock"] = None
-        if neighbour:
-            volume_result.update(
-                run_with_deadline(functools.partial(probe.take_lock, mount_point, run_id, neighbour), time_limit)
+            # Another member tries to get it meanwhile, whatever this one has found.
+            volume_result["lock_error"] = (
+                holding.explain_lost_lock(volume["name"], run_id, machine) if neighbour else ""
             )
     else:
         try:
@@ -268,7 +268,7 @@ def list_human_users() -> Dict[str, int]:
 def main() -> None:
     """The module's entry point."""
     required_options = ["run", "machine"]
-    phases = ["usage", "write", "compare", "take", "clean"]
+    phases = ["usage", "write", "compare", "clean"]
     module = AnsibleModule(
         argument_spec={
             "phase": {"type": "str", "required": True, "choices": phases},

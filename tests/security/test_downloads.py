@@ -217,7 +217,7 @@ def test_sources_are_built_only_if_verified(tmp_path: Path, impostor: ImpostorSe
     build = find_task(
         "check/tasks/collectives.yml",
         "Build the collective tests from source",
-        __check_sinfo={"rc": 0},
+        __check_has_controller=True,
         __check_machines=list(sources),
     )
     playbook_run, failed = run_task(tmp_path, "check", build, hosts)

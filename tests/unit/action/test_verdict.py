@@ -21,9 +21,8 @@ from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils._checks.report 
 SCHEMA = Path(__file__).resolve().parents[3] / "plugins" / "plugin_utils" / "_checks" / "report" / "verdict.schema.json"
 REGISTERED = {
     "health": "seen",
-    "volumes": {"write": "wrote", "compare": "compared", "take": "took"},
+    "volumes": {"write": "wrote", "compare": "compared"},
     "reachability": "reached",
-    "slurm": "sinfo",
     "job": "ran",
     "collectives": "summed",
 }

@@ -30,6 +30,8 @@ _START_TOLERANCE = 5
 #: A busy scheduler may take long to answer; the task itself ends immediately.
 _SCHEDULER_GRACE = 10
 _POLL_INTERVAL = 2.0
+#: Lists the nodes, a line per node and partition: name, state, address and reason.
+SINFO_COMMAND = ("timeout", "20", "sinfo", "--noheader", "--Node", "--format=%N|%T|%o|%E")
 _NOT_LAUNCHED = CommandResult(0, "", "")
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A background process that has a member's locks on a volume while others try to get them, and ends in any case."""
+"""A background process that has a member's lock on a volume while another tries to get it, and ends in any case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core import lease
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.storage import probe
 
-#: The time limit for a response. The process takes the locks first, which requires the volume's server.
+#: The time limit for a response. The process takes the lock first, which requires the volume's server.
 _RESPONSE_TIMEOUT = 15.0
 
 
@@ -34,10 +34,10 @@ def start_lock_owner(mount_point: str, run_id: str, machine: str, volume: str, l
     return _ask_lock_owner(volume, run_id, machine, "state")
 
 
-def release_lock(volume: str, run_id: str, machine: str) -> str:
-    """Release the lock that the neighbour is to get. Returns why the process did not have it, or an empty string."""
+def explain_lost_lock(volume: str, run_id: str, machine: str) -> str:
+    """Return why the process does not hold the lock, or an empty string if it does."""
     try:
-        return _ask_lock_owner(volume, run_id, machine, "release")
+        return _ask_lock_owner(volume, run_id, machine, "state")
     except HostStateError as failure:
         return failure.message.rstrip(".")
 
@@ -60,9 +60,7 @@ def _run_lock_owner(listening_socket: socket.socket, mount_point: str, run_id: s
         with connection:
             if leased_process.is_authorized(connection):
                 question = leased_process.parse_request(connection.recv(64)).command
-                if question == "release":
-                    held_lock.release()
-                elif question == "end":
+                if question == "end":
                     # Before the answer: an NFS client keeps a file that is removed while it is open.
                     held_lock.close()
                 connection.sendall(json.dumps({"trouble": held_lock.trouble}).encode())

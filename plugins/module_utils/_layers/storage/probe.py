@@ -4,8 +4,8 @@
 """Prove that a volume is one file system for all members, and measure it, with a few small files of a known name.
 
 Each member has a directory on the volume with a token that the others read, a file that its neighbour reads, and one
-of which it locks two bytes: one until the end, while its neighbour tries to, and one that it releases for its
-neighbour. Nothing is written if that would leave the volume too full, and every measurement has a time limit. Functions
+of which it locks two bytes: one until the end, while its neighbour tries to, and one that it releases immediately for
+its neighbour. Nothing is written if that would leave the volume too full, and every measurement has a time limit. Functions
 that access the volume may wait for a dead server: run them with a deadline.
 """
 
@@ -48,7 +48,7 @@ _SYSTEM_USER_IDS = range(60000, 65536)
 #: The user that NFS shows if both ends know no common number for the owner.
 _NOBODY_ID = 65534
 
-#: The byte of the file that is locked until the end, and the one that is released.
+#: The byte of the file that is locked until the end, and the one that is released immediately.
 HELD_BYTE, RELEASED_BYTE = 0, 1
 LOCK_GRANTED, LOCK_BUSY = "granted", "busy"
 
@@ -232,7 +232,7 @@ def _measure_file_rate(directory_descriptor: int, limits: ProbeLimits) -> float:
 def check_members(
     mount_point: str, run_id: str, machines: Sequence[str], neighbour: str, limits: ProbeLimits
 ) -> Dict[str, Any]:
-    """Read the others' tokens and the neighbour's data, and try to get the lock that the neighbour holds."""
+    """Read the others' tokens and the neighbour's data, and try to get its locks, of which it holds only one."""
     return _run_as_permitted_user(mount_point, lambda: _check_members(mount_point, run_id, machines, neighbour, limits))
 
 
@@ -241,12 +241,18 @@ def _check_members(
 ) -> Dict[str, Any]:
     deadline = time.monotonic() + _TOKEN_TIMEOUT
     unseen_machines = [machine for machine in machines if not _has_token(mount_point, run_id, machine, deadline)]
-    measurements: Dict[str, Any] = {"missing_members": unseen_machines, "read_mbps": None, "lock": None}
+    measurements: Dict[str, Any] = {
+        "missing_members": unseen_machines,
+        "read_mbps": None,
+        "lock": None,
+        "released_lock": None,
+    }
     if neighbour and neighbour not in unseen_machines:
         with _opened_directory(mount_point, run_id, neighbour) as directory_descriptor:
             if limits.data_size and "data" in os.listdir(directory_descriptor):
                 measurements["read_mbps"] = _measure_read_rate(directory_descriptor, limits)
         measurements["lock"] = try_lock(mount_point, run_id, neighbour, HELD_BYTE)
+        measurements["released_lock"] = _wait_for_released_lock(mount_point, run_id, neighbour)
     return measurements
 
 
@@ -277,12 +283,7 @@ def _measure_read_rate(directory_descriptor: int, limits: ProbeLimits) -> float:
         return _megabytes_per_second(bytes_read, time.monotonic() - start_time)
 
 
-def take_lock(mount_point: str, run_id: str, neighbour: str) -> Dict[str, Any]:
-    """Try to get the lock, which the neighbour has released."""
-    return _run_as_permitted_user(mount_point, lambda: {"lock": _wait_for_lock(mount_point, run_id, neighbour)})
-
-
-def _wait_for_lock(mount_point: str, run_id: str, machine: str) -> str:
+def _wait_for_released_lock(mount_point: str, run_id: str, machine: str) -> str:
     deadline = time.monotonic() + _LOCK_TIMEOUT
     while True:
         lock_status = try_lock(mount_point, run_id, machine, RELEASED_BYTE)
@@ -307,30 +308,26 @@ def try_lock(mount_point: str, run_id: str, machine: str, locked_byte: int) -> s
 
 
 class HeldLock(NamedTuple):
-    """The locks of a process on its member's own file, until it ends. ``trouble``: why it has none, or empty."""
+    """The lock of a process on its member's own file, until it ends. ``trouble``: why it has none, or empty."""
 
     descriptor: Optional[int]
     trouble: str = ""
 
-    def release(self) -> None:
-        """Release the byte that the neighbour is to get."""
-        if self.descriptor is not None:
-            fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, RELEASED_BYTE)
-
     def close(self) -> None:
-        """Close the file, which releases both."""
+        """Close the file, which releases the lock."""
         if self.descriptor is not None:
             os.close(self.descriptor)
 
 
 def hold_lock(mount_point: str, run_id: str, machine: str) -> HeldLock:
-    """Take this member's own locks until the process ends."""
+    """Take this member's own locks: one until the process ends, and one that is released for the neighbour."""
 
     def acquire_lock() -> HeldLock:
         with _opened_directory(mount_point, run_id, machine) as directory_descriptor:
             descriptor = _open_safely("lock", os.O_RDWR, directory_descriptor)
         for locked_byte in (HELD_BYTE, RELEASED_BYTE):
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, locked_byte)
+        fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, RELEASED_BYTE)
         return HeldLock(descriptor)
 
     try:

@@ -370,8 +370,19 @@ def health_checks(
     return node_checks
 
 
+def split_job_result(
+    job_result: Mapping[str, Any],
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Return the result of sinfo, and that of the job that ran after it, from a result of job_test. None: did not run."""
+    sinfo_result = job_result.get("sinfo") or (job_result.get("error") or {}).get("sinfo")
+    if sinfo_result is None:
+        # The module was skipped, could not be run, or is damaged.
+        return job_result or None, None
+    return sinfo_result, None if sinfo_result["rc"] else job_result
+
+
 def parse_sinfo(sinfo_output: str) -> dict[str, tuple[str, str, str]]:
-    """Parse state, address and reason by node from ``sinfo -h -N -o "%N|%T|%o|%E"``, a line per node and partition."""
+    """Parse state, address and reason by node from the output of ``launch.SINFO_COMMAND``."""
     nodes_by_name = {}
     for line in sinfo_output.splitlines():
         fields = line.split("|", 3)
@@ -462,13 +473,9 @@ def _find_command_problem(command_result: Mapping[str, Any] | None, program: str
         return f"{program} was not run in this run.", "skipped"
     if command_result.get("unreachable"):
         return f"The manager {manager} does not answer, so {program} could not be run.", "error"
-    if "rc" not in command_result or (
-        command_result.get("rc") == 2 and "No such file" in str(command_result.get("msg"))
-    ):
-        error_message = str(command_result.get("msg") or "")
-        if "No such file" in error_message:
-            return f"Slurm is not installed on the manager {manager}.", "skipped"
-        return f"{program} on {manager} returned no result: {error_message or 'no message'}.", "error"
+    if "rc" not in command_result:
+        error_message = str(command_result.get("msg") or "no message").rstrip(".")
+        return f"{program} on {manager} returned no result: {error_message}.", "error"
     # The command runs under timeout from coreutils, which exits 127 for a missing program.
     if command_result["rc"] == 127:
         return f"Slurm is not installed on the manager {manager}.", "skipped"

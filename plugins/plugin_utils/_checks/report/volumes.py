@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._checks.report.ver
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.tables import render_table
 
 #: The phases of volume_probe whose results count.
-PHASES = ("write", "compare", "take")
+PHASES = ("write", "compare")
 
 #: The measurements: the check, its key in a result, the phase that has it, its unit and its purpose.
 RATE_METRICS = (
@@ -232,20 +232,14 @@ def _judge_locks(volume_evidence: VolumeEvidence, machine: str, volume: Mapping[
     lock_owner = probe.next_machine(machine, volume_evidence.member_ring)
     if lock_owner is None or not volume_evidence.has_written(lock_owner, volume):
         return VolumeFinding("skipped", f"{lock_owner} holds no lock on {volume_name}.")
-    compare_result, take_result = (
-        volume_evidence.result_of("compare", machine, volume),
-        volume_evidence.result_of("take", machine, volume),
-    )
+    compare_result = volume_evidence.result_of("compare", machine, volume)
     if compare_result.get("lock") is None and lock_owner in compare_result.get("missing_members", []):
         return VolumeFinding("skipped", f"{volume_name} is not the same file system on {lock_owner}.")
-    write_result, release_result = (
-        volume_evidence.result_of(phase, lock_owner, volume) for phase in ("write", "compare")
+    lost_lock_reason = next(
+        filter(None, (volume_evidence.result_of(phase, lock_owner, volume).get("lock_error") for phase in PHASES)), ""
     )
-    lost_lock_reason = write_result["lock_error"] or release_result.get("lock_error")
-    lock_problem = (
-        compare_result["trouble"]
-        or take_result["trouble"]
-        or (lost_lock_reason and f"{lock_owner} could not keep its lock: {lost_lock_reason}")
+    lock_problem = compare_result["trouble"] or (
+        lost_lock_reason and f"{lock_owner} could not keep its lock: {lost_lock_reason}"
     )
     if lock_problem:
         return VolumeFinding(
@@ -257,8 +251,9 @@ def _judge_locks(volume_evidence: VolumeEvidence, machine: str, volume: Mapping[
         return VolumeFinding(
             "fail", f"{volume_name} has no locks on {machine}: {compare_result['lock']}.", _LOCK_REMEDY
         )
-    if take_result["lock"] != probe.LOCK_GRANTED:
-        sentence = f"{lock_owner} has released its lock on {volume_name}, but {machine} still cannot acquire it: {take_result['lock']}."
+    released_lock = compare_result["released_lock"]
+    if released_lock != probe.LOCK_GRANTED:
+        sentence = f"{lock_owner} has released a lock on {volume_name}, but {machine} still cannot acquire it: {released_lock}."
         return VolumeFinding("fail", sentence, "Check the server's locks (/proc/locks) and its log.")
     return VolumeFinding("pass")
 

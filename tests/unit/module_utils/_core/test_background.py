@@ -27,16 +27,18 @@ import sys
 from {start_in_background.__module__} import start_in_background
 start_in_background(["sh", "-c", 'sleep 0.3; pwd > "$1.part"; mv "$1.part" "$1"', "x", sys.argv[1]])
 """
-#: Writes what a background process sees, and waits if that is requested.
+#: Writes what a background process sees once the program that started it has ended, and waits if that is requested.
 _WORKS = f"""
 import json, os, resource, signal, sys, time
 from {background.__name__} import run_in_background
 path, name, lifetime, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 kept, other = os.open("/etc/passwd", os.O_RDONLY), os.open("/etc/group", os.O_RDONLY)
-parent = os.getpid()
+parent, parent_session = os.getpid(), os.getsid(0)
 def work():
+    while os.path.exists(f"/proc/{{parent}}"):
+        time.sleep(0.01)
     report = {{
-        "session": os.getsid(0) not in (os.getsid(parent), os.getpid()),
+        "session": os.getsid(0) not in (parent_session, os.getpid()),
         "directory": os.getcwd(),
         "files": sorted(os.readlink(f"/proc/self/fd/{{n}}") for n in (0, 1, 2, kept)),
         "closed": not os.path.exists(f"/proc/self/fd/{{other}}"),

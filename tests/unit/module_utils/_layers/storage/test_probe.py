@@ -41,15 +41,25 @@ def test_volume_is_checked_measured_and_cleaned(tmp_path: Path) -> None:
     assert (tmp_path / f".gpumesh-check-{run}-n1" / "data").stat().st_size == SMALL_MEASUREMENT.data_size
     assert holding.start_lock_owner(str(tmp_path), run, "n2", "data", 60) == ""
     compared = compare_volume(tmp_path, run, "n1", SMALL_MEASUREMENT)
-    assert (compared["missing_members"], compared["lock"]) == ([], "busy")
+    assert (compared["missing_members"], compared["lock"], compared["released_lock"]) == ([], "busy", "granted")
     assert compared["read_mbps"] > 0
-    assert holding.release_lock("data", run, "n2") == ""
-    assert run_with_deadline(partial(probe.take_lock, str(tmp_path), run, "n2"), 60) == {"lock": "granted"}
-    assert compare_volume(tmp_path, run, "n1")["lock"] == "busy", "the other lock is held until the end"
+    assert holding.explain_lost_lock("data", run, "n2") == "", "the first lock is held until the end"
     holding.end_lock_owner("data", run, "n2")
+    assert "the process that held it has died" in holding.explain_lost_lock("data", run, "n2")
     for machine in MACHINES:
         run_with_deadline(partial(probe.remove_own_files, str(tmp_path), run, machine), 60)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_released_lock_that_stays_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_LOCK_TIMEOUT", 0.5)
+    for machine in MACHINES:
+        write_volume(tmp_path, "run", machine, NO_MEASUREMENT)
+    with (tmp_path / ".gpumesh-check-run-n2" / "lock").open("r+b") as stream:
+        # As a server keeps it whose client has released it.
+        fcntl.lockf(stream, fcntl.LOCK_EX, 1, probe.RELEASED_BYTE)
+        compared = compare_volume(tmp_path, "run", "n1")
+    assert (compared["lock"], compared["released_lock"]) == ("granted", "busy")
 
 
 def test_ineffective_lock_is_detected(tmp_path: Path) -> None:
@@ -80,7 +90,12 @@ def test_other_filesystem_is_detected(tmp_path: Path, monkeypatch: pytest.Monkey
     for machine in MACHINES:
         (tmp_path / machine).mkdir()
         write_volume(tmp_path / machine, "run", machine, NO_MEASUREMENT)
-    assert compare_volume(tmp_path / "n1", "run", "n1") == {"missing_members": ["n2"], "read_mbps": None, "lock": None}
+    assert compare_volume(tmp_path / "n1", "run", "n1") == {
+        "missing_members": ["n2"],
+        "read_mbps": None,
+        "lock": None,
+        "released_lock": None,
+    }
 
 
 def test_full_volume_is_not_measured(tmp_path: Path) -> None:

@@ -158,8 +158,6 @@ def test_slurm_nodes(line: str, words: str) -> None:
     [
         (None, "skipped"),
         ({"skipped": True}, "skipped"),
-        ({"rc": 2, "msg": "[Errno 2] No such file or directory: b'sinfo'"}, "skipped"),
-        ({"msg": "[Errno 2] No such file or directory: b'sinfo'"}, "skipped"),
         ({"rc": 127, "stderr": "timeout: failed to run command 'sinfo': No such file or directory"}, "skipped"),
         ({"unreachable": True, "msg": "x"}, "error"),
         ({"rc": 1, "stderr": "slurm_load_partitions: Unable to contact slurm controller"}, "error"),
@@ -170,6 +168,17 @@ def test_a_controller_that_does_not_answer(result: Any, status: str) -> None:
     made = evidence.slurm_checks(samples.record(3), result)
     assert [one["status"] for one in made] == [status]
     assert made[0]["reason"]
+
+
+def test_what_sinfo_printed_counts_even_if_the_job_could_not_be_run() -> None:
+    nodes, unreachable = {"rc": 0, "stdout": SINFO}, {"unreachable": True, "msg": "x"}
+    no_controller = {"rc": 1, "stderr": "Unable to contact slurm controller"}
+    failed = {"failed": True, "msg": "srun is missing.", "error": {"kind": "command", "sinfo": nodes}}
+    assert evidence.split_job_result({"sinfo": nodes, "rc": 0}) == (nodes, {"sinfo": nodes, "rc": 0})
+    assert evidence.split_job_result(failed) == (nodes, failed)
+    assert evidence.split_job_result({"sinfo": no_controller, "rc": 0}) == (no_controller, None), "nothing was launched"
+    assert evidence.split_job_result(unreachable) == (unreachable, None)
+    assert evidence.split_job_result({}) == (None, None), "not run in this run"
 
 
 def test_a_job_that_misses_a_member_names_it() -> None:

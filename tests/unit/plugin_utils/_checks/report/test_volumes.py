@@ -41,8 +41,14 @@ def healthy_evidence() -> dict[str, Any]:
     }
     phases = {
         "write": written,
-        "compare": {"trouble": "", "missing_members": [], "read_mbps": 1200.0, "lock": "busy", "lock_error": ""},
-        "take": {"trouble": "", "lock": "granted"},
+        "compare": {
+            "trouble": "",
+            "missing_members": [],
+            "read_mbps": 1200.0,
+            "lock": "busy",
+            "released_lock": "granted",
+            "lock_error": "",
+        },
     }
     found: dict[str, Any] = {"members": MACHINES}
     for phase, value in phases.items():
@@ -107,7 +113,12 @@ def test_level_quick_measures_nothing() -> None:
         ),
         (("compare", "n2", {"lock": "granted"}), {}, "storage.locks@n2", "got a lock on shared while n3 held it"),
         (("compare", "n3", {"lock": "Function not implemented"}), {}, "storage.locks@n3", "no locks on n3: Function"),
-        (("take", "n1", {"lock": "busy"}), {}, "storage.locks@n1", "n2 has released its lock on shared, but n1 still"),
+        (
+            ("compare", "n1", {"released_lock": "busy"}),
+            {},
+            "storage.locks@n1",
+            "n2 has released a lock on shared, but n1 still",
+        ),
         (("write", "n1", {"filesystem": "ext4"}), {"filesystem": "lustre"}, "storage.shared@n1", "lustre is required"),
         (("write", "n1", {"read_only": True}), {}, "storage.shared@n1", "mounted read-only"),
         (("write", "n1", {"used_percent": 97.5}), {}, "storage.space@None", "97.5 % full, as n1 sees it"),
@@ -153,8 +164,7 @@ def test_a_slow_volume_is_named_with_the_requirement() -> None:
 def test_a_volume_that_could_not_be_examined_is_an_error() -> None:
     found = healthy_evidence()
     found["write"]["n2"] = {"volumes": {"shared": {"trouble": "no answer within 10 s"}}}
-    for phase in ("compare", "take"):
-        found[phase]["n2"] = {"msg": "broken."}
+    found["compare"]["n2"] = {"msg": "broken."}
     found["compare"]["n1"]["volumes"]["shared"].update(missing_members=["n2"], lock=None, read_mbps=None)
     checks = judge_volumes(found)
     assert "no answer within 10 s" in failing_reasons(checks)["storage.shared@n2"]
@@ -192,7 +202,6 @@ def record_with_two_volumes() -> tuple[Any, dict[str, Any]]:
         for phase, values in {"write": refused, "compare": {"lock": None, "read_mbps": None}}.items():
             results = found[phase][machine]["volumes"]
             results["scratch"] = {**results["shared"], **values}
-        found["take"][machine]["volumes"]["scratch"] = {"trouble": "", "lock": None}
     return declared, found
 
 
