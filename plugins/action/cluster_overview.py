@@ -26,17 +26,14 @@ class ActionModule(ControllerAction):
         task_args = self.arguments(
             registered={"type": "str", "required": True},
             copies={"type": "str", "required": True},
-            tunnel={"type": "str", "required": True},
             tailnet={"type": "str", "required": True},
             host={"type": "str", "required": True},
             volumes={"type": "str", "required": True},
         )
         options = self.options("cluster_name", "cluster_output", "check_report_dir")
         copies_result = self.variables[task_args["copies"]]
-        mesh_backend = copies_result["record"]["mesh"]["backend"] if copies_result["record"] else "none"
-        mesh_variable = task_args["tailnet"] if mesh_backend == "tailscale" else task_args["tunnel"]
         variables_by_host = self.variables_by_host(
-            mesh_variable, *(task_args[variable_name] for variable_name in ("registered", "host", "volumes"))
+            *(task_args[variable_name] for variable_name in ("registered", "tailnet", "host", "volumes"))
         )
         results_by_machine = {
             **{
@@ -47,7 +44,7 @@ class ActionModule(ControllerAction):
         }
         states_by_machine = {
             machine: {
-                "mesh": host_variables[mesh_variable] or {},
+                "mesh": host_variables[task_args["tailnet"]] or {},
                 "host": host_variables[task_args["host"]] or {},
                 "volumes": (host_variables[task_args["volumes"]] or {}).get("volumes", {}),
             }

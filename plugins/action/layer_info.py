@@ -20,6 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action impor
     RecordArguments,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh_host import absent_members
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm_run import collect_gres
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.ssh_trust import key_registration
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.userspace_only import (
@@ -63,6 +64,9 @@ class ActionModule(HostAction):
         """Add to the parameters of modules what is known of supervisord, and what the options of other members decide."""
         supervisor_paths = self.supervisor_options()
         served_types = slurm.gres_types(record, collect_gres(self, record)) if self.machine == record["manager"] else {}
+        if "wireguard" in parameters_by_module:
+            is_preshared = self.options("mesh_preshared_keys")["mesh_preshared_keys"]
+            parameters_by_module["wireguard"].update(absent_members(self, record, is_preshared))
         for name, parameters in parameters_by_module.items():
             known_options = MODULES[name].options if name in MODULES else {}
             parameters.update({name: path for name, path in supervisor_paths.items() if name in known_options})

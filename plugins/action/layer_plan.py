@@ -10,7 +10,6 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.drift import plan_layers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_OPTION, ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import NETWORK
 
 
 class ActionModule(ControllerAction):
@@ -32,8 +31,6 @@ class ActionModule(ControllerAction):
 
     def _announce(self, planned_layers: list[str]) -> None:
         """Tell which layers are left out."""
-        left_out = [
-            layer.name for layer in registry.LAYERS if layer.stage != NETWORK and layer.name not in planned_layers
-        ]
+        left_out = [layer.name for layer in registry.LAYERS if layer.name not in planned_layers]
         if left_out:
             self.print_message(f"These layers are as the record requires, and are left out: {', '.join(left_out)}.")

@@ -30,10 +30,6 @@ options:
     description: The name of the variable in which M(gpumesh.cluster.cluster_copies) is registered.
     type: str
     required: true
-  tunnel:
-    description: The name of the variable in which M(gpumesh.cluster.wireguard) is registered in check mode.
-    type: str
-    required: true
   tailnet:
     description: The name of the variable in which M(gpumesh.cluster.tailscale) is registered in check mode.
     type: str
@@ -53,7 +49,6 @@ EXAMPLES = r"""
   gpumesh.cluster.cluster_overview:
     registered: cluster_info
     copies: copies
-    tunnel: tunnel
     tailnet: tailnet
     host: layers
     volumes: volumes

@@ -18,7 +18,7 @@ description:
   - "Reads these options of roles: C(firewall_enabled), C(firewall_ephemeral), C(firewall_open_udp_ports),
     C(firewall_ssh_from), C(firewall_ssh_port), C(firewall_tcp_ports), C(firewall_trusted), C(firewall_udp_ports),
     C(job_environment_dialects), C(job_environment_logins), C(job_environment_port_range), C(job_environment_rdma),
-    C(job_environment_variables), C(mesh_userspace), C(mesh_userspace_nodes), C(session_allow), C(session_enabled),
+    C(job_environment_variables), C(mesh_preshared_keys), C(mesh_relays), C(mesh_userspace), C(mesh_userspace_nodes), C(session_allow), C(session_enabled),
     C(session_mounts_allowed), C(session_nat), C(session_ports), C(session_storage_dir), C(session_subnets),
     C(slurm_accounting), C(slurm_accounts), C(slurm_cgroup), C(slurm_conf), C(slurm_dbd_conf), C(slurm_gres),
     C(slurm_health_check), C(slurm_health_check_interval), C(slurm_health_max_drained_percent),
@@ -154,6 +154,7 @@ def work(params: Dict[str, Any]) -> ModuleResult:
             "controller": controller_state,
             "munge_key": munge.key_fingerprint(munge_key) if munge_key else "",
         },
+        warnings=comparison.warnings,
     )
 
 

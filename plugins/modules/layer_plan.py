@@ -16,8 +16,9 @@ description:
   - Runs only on the controller, once for all hosts of the play. Set C(run_once).
   - A layer in which any host differs is entered on all hosts, and so are all later ones, which may depend on it. A layer of which a
     part cannot be compared is always entered.
-  - "Reads these options of roles: C(munge_key_file), C(munge_rotate_key), C(slurm_rest), C(slurm_rest_address),
-    C(storage_backend), C(storage_volumes), C(tracking_server)."
+  - "Reads these options of roles: C(mesh_backend), C(mesh_interface), C(mesh_mtu), C(mesh_port), C(mesh_preshared_keys),
+    C(mesh_rotate_keys), C(mesh_rotate_preshared_keys), C(mesh_subnet), C(munge_key_file), C(munge_rotate_key),
+    C(slurm_rest), C(slurm_rest_address), C(storage_backend), C(storage_volumes), C(tracking_server)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

@@ -225,95 +225,21 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.ge
     COPY_OPTION,
     DERIVED_OPTION,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.processes import runs_systemd
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import ServicePaths
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.desired import derive_parameters
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.interface import (
-    WireguardHost,
-    ensure_interface,
-    remove_interface,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD, TUNNEL, TUNNEL_OPTIONS
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.wireguard import make_desired
-
-
-def work(module: AnsibleModule) -> ModuleResult:
-    """Apply the desired state of the tunnel."""
-    params = module.params
-    interface = params["interface"]
-    tunnel_host = WireguardHost(
-        run, module.check_mode, service_paths=ServicePaths(supervisor_programs=params["supervisor_programs"])
-    )
-    if params["state"] == "absent":
-        result = remove_interface(tunnel_host, interface)
-    else:
-        desired_tunnel = None
-        if params["peers"] is not None:
-            desired_tunnel = make_desired(
-                interface, params["address"], params["listen_port"], params["mtu"], params["peers"], params["forward"]
-            )
-        result = ensure_interface(
-            tunnel_host,
-            interface,
-            desired_tunnel,
-            params["probe_mtu"],
-            params["public_key"],
-            params["preshared_keys"],
-            params["preshared_without"],
-        )
-    for warning in result.warnings:
-        module.warn(warning)
-    return ModuleResult(
-        result.changed,
-        {
-            "public_key": result.public_key,
-            "interface_up": result.interface_up,
-            "tools": result.tools_installed,
-            "implementation": result.implementation,
-            "systemd": runs_systemd(),
-            "boot": result.starts_at_boot,
-            "mtu": result.mtu,
-            "peers": result.peer_changes._asdict(),
-            "handshakes": result.handshakes,
-            **(
-                {"other_interfaces": list(result.other_interfaces), "foreign": result.foreign_conf}
-                if params["state"] == "absent"
-                else {}
-            ),
-        },
-        result.diff_before,
-        result.diff_after,
-        tunnel_host.conf_path(interface),
-    )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh.options import RECORD
 
 
 def main() -> None:
     """The module's entry point. The action turns the options about the record into the others."""
     module = AnsibleModule(
-        argument_spec={
-            **RECORD,
-            **DERIVED_OPTION,
-            **COPY_OPTION,
-            **TUNNEL,
-            **TUNNEL_OPTIONS,
-            "machine": {"type": "str"},
-            "absent_members": {"type": "list", "elements": "str", "default": []},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "mtu": {"type": "int", "default": 1420},
-            "probe_mtu": {"type": "bool", "default": False},
-            "public_key": {"type": "str", "no_log": False},
-            "forward": {"type": "bool", "default": False},
-            "preshared_keys": {"type": "dict", "no_log": True},
-            "preshared_without": {"type": "list", "elements": "str", "default": [], "no_log": False},
-            "supervisor_programs": {"type": "path", "default": ServicePaths().supervisor_programs},
-        },
+        argument_spec={**RECORD, **DERIVED_OPTION, **COPY_OPTION, **apply.OPTIONS},
         required_by={"peers": ("address",)},
         required_one_of=[("interface", "record")],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module), derive=derive_parameters)
+    exit_with(module, lambda: apply.work(module.params, module.check_mode), derive=derive_parameters)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class ModuleResult(NamedTuple):
     """The result of a module.
 
     ``return_values`` are the return keys. ``before`` and ``after`` are text for the diff, without secrets; leave both
-    empty if there is nothing to show.
+    empty if there is nothing to show. ``warnings``: sentences for whoever runs Ansible.
     """
 
     changed: bool
@@ -34,6 +34,7 @@ class ModuleResult(NamedTuple):
     before: str = ""
     after: str = ""
     diff_header: str = ""
+    warnings: Sequence[str] = ()
 
 
 class LayerChange(NamedTuple):
@@ -99,6 +100,8 @@ def exit_with(
         # An error may contain names chosen by users of the host, and output of its programs.
         error_message = printable(f"{host_name}: {error}" if host_name else str(error))
         module.fail_json(msg=error_message, error=all_printable(error.to_result()))
+    for warning in module_result.warnings:
+        module.warn(warning)
     result: Dict[str, Any] = {"changed": module_result.changed, **module_result.return_values}
     if module._diff and module_result.before != module_result.after:
         result["diff"] = {

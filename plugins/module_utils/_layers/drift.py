@@ -33,6 +33,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.firewall i
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import apply as job_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import desired as job_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment import files as job_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import apply as mesh_apply
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import desired as mesh_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import accounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import apply as slurm_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.ssh_trust import apply as ssh_apply
@@ -58,17 +60,22 @@ class Comparison(NamedTuple):
     """How a host differs, by layer.
 
     ``pending``: what a layer has to do that is no drift. ``ssh_keys``: its public SSH keys, which the record has as
-    well. ``slurm_version``: that of its slurmd, or None.
+    well. ``slurm_version``: that of its slurmd, or None. ``warnings``: those of the modules.
     """
 
     drift: Dict[str, str]
     pending: Dict[str, str]
     ssh_keys: Dict[str, Any]
     slurm_version: Optional[str]
+    warnings: List[str]
 
 
 def _find_nothing(_params: Mapping[str, Any], _values: Mapping[str, Any]) -> str:
     return ""
+
+
+def _describe_nothing(_params: Mapping[str, Any], _values: Mapping[str, Any]) -> managed_files.LayerDifferences:
+    return managed_files.LayerDifferences([], False)
 
 
 def _find_session_leftovers(params: Mapping[str, Any], _values: Mapping[str, Any]) -> str:
@@ -80,13 +87,14 @@ class LayerModule(NamedTuple):
     """What the module of a layer does on a host, for its comparison in check mode.
 
     ``options``: its argument_spec. ``find_pending``: from its parameters and return values to what a run has to do
-    besides.
+    besides. ``describe``: from the same to how the host differs.
     """
 
     layer: str
     options: Mapping[str, Any]
     work: Callable[[Mapping[str, Any], bool], ModuleResult]
     find_pending: Callable[[Mapping[str, Any], Mapping[str, Any]], str] = _find_nothing
+    describe: Callable[[Mapping[str, Any], Mapping[str, Any]], managed_files.LayerDifferences] = _describe_nothing
 
 
 #: The module slurm with its state for a node, which includes the files of the controller, and with the states in which
@@ -96,6 +104,7 @@ _SLURM = LayerModule("slurm", slurm_apply.OPTIONS, slurm_apply.work, slurm_apply
 #: The modules whose check mode tells whether a layer has anything to do, by their names. A module with several states
 #: has them all, by names of their own.
 MODULES: Mapping[str, LayerModule] = {
+    "wireguard": LayerModule("mesh", mesh_apply.OPTIONS, mesh_apply.work, describe=mesh_apply.describe_differences),
     "names": LayerModule("names", names_apply.OPTIONS, names_apply.work),
     "firewall": LayerModule("firewall", firewall_apply.OPTIONS, firewall_apply.work),
     "firewall_host": LayerModule("firewall", firewall_host_apply.OPTIONS, firewall_host_apply.work),
@@ -122,8 +131,9 @@ READERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], managed_files.LayerD
     "tracking": server.differences,
 }
 
-#: What derives the parameters of a layer's module from the record and those that do not follow from it, by layer.
+#: What derives the parameters of a layer's module from the record and those that do not follow from it, by module.
 DERIVERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]] = {
+    "wireguard": mesh_desired.derive_parameters,
     "names": host_names.derive_parameters,
     "firewall": firewall_desired.derive_parameters,
     "ssh_trust": ssh_desired.derive_parameters,
@@ -238,6 +248,7 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
     drift_by_layer: Dict[str, str] = {}
     pending_by_layer: Dict[str, str] = {}
     ssh_keys: Dict[str, Any] = {}
+    warnings: List[str] = []
     slurm_version = None
     for name, params in params_by_module.items():
         layer = MODULES[name].layer if name in MODULES else name
@@ -249,6 +260,8 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
                 result = MODULES[name].work(validated_params, True)
                 pending = MODULES[name].find_pending(validated_params, result.return_values)
                 pending_by_layer.update({layer: pending} if pending else {})
+                warnings += result.warnings
+                differences = MODULES[name].describe(validated_params, result.return_values)
             if name in READERS and (result is None or result.changed):
                 differences = READERS[name](run, params)
             if result is not None and result.changed and not differences.messages:
@@ -261,7 +274,7 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
             differences = managed_files.LayerDifferences([failure.message.rstrip(".")], False)
         if differences.messages and layer not in drift_by_layer:
             drift_by_layer[layer] = NOT_SET_UP if differences.nothing_exists else ", ".join(differences.messages)
-    return Comparison(drift_by_layer, pending_by_layer, ssh_keys, slurm_version)
+    return Comparison(drift_by_layer, pending_by_layer, ssh_keys, slurm_version, warnings)
 
 
 def _validate(name: str, params: Mapping[str, Any]) -> Mapping[str, Any]:

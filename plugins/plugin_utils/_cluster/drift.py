@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import registry
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import BASE, OPTIONAL, SCHEDULER, Options
-
-#: Those that follow the network, which a run always enters: the others need its addresses.
-_PLANNED_STAGES = (BASE, OPTIONAL, SCHEDULER)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import Options
 
 
 class LayerQueries(NamedTuple):
@@ -98,7 +95,7 @@ def plan_layers(
     states_by_machine: Mapping[str, Mapping[str, Any]],
     given_options: Sequence[Options],
 ) -> LayerPlan:
-    """Return the layers that a run has to enter after the network: those that differ or are requested, and all later ones.
+    """Return the layers that a run has to enter: those that differ or are requested, and all later ones.
 
     A layer may depend on an earlier one, so the order decides, and the same layers are entered on all hosts.
     ``states_by_machine``: the results of layer_info, of the hosts in the run. ``given_options``: the options of each of
@@ -112,7 +109,7 @@ def plan_layers(
         for machine, state in states_by_machine.items()
         if "drift" not in state["host"]
     )
-    for layer in registry.setup_order(_PLANNED_STAGES):
+    for layer in registry.setup_order():
         differences = [
             f"{machine}: {drift[layer.name]}" for machine, drift in drift_by_machine.items() if layer.name in drift
         ]
@@ -126,7 +123,7 @@ def plan_layers(
         if any(layer.requested(record, options) for options in given_options):
             differences.append("its options ask for more than a comparison")
         first_reason = first_reason or "; ".join(differences)
-        if first_reason or layer.repeats(record, states_by_machine):
+        if first_reason or layer.repeats(record, states_by_machine, given_options):
             planned_layers.append(layer.name)
             reasons[layer.name] = "; ".join(differences) or ("it follows one that differs" if first_reason else "")
     return LayerPlan(planned_layers, reasons)

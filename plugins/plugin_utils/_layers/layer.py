@@ -39,11 +39,11 @@ def _is_always_used(_record: Record, _machine: str) -> bool:
     return True
 
 
-def _is_always_repeated(_record: Record, _machines: Collection[str]) -> bool:
+def _is_always_repeated(_record: Record, _machines: Collection[str], _given_options: Sequence[Options]) -> bool:
     return True
 
 
-def never_repeated(_record: Record, _machines: Collection[str]) -> bool:
+def never_repeated(_record: Record, _machines: Collection[str], _given_options: Sequence[Options]) -> bool:
     """Return that all of a layer is compared, whatever the record contains."""
     return False
 
@@ -77,8 +77,8 @@ class Layer(NamedTuple):
     ports: from the record and the options named in port_options to what the firewall restricts to members.
     restricts_ports: whether given_parameters needs the ports of all layers, as the option layer_ports.
     find_pending: from the record, a machine and the states of all machines to what a run has to do there that is no drift.
-    repeats: from the record and the machines of a run to whether it does something of which none of them shows that it is
-    missing. A run leaves the layer out only if not.
+    repeats: from the record, the machines of a run and the options in request_options on each of them to whether it does
+    something of which none of them shows that it is missing. A run leaves the layer out only if not.
     requested: from the record and the options in request_options, as they were given, to whether a run asks for more than
     that nothing differs.
     title: the heading of its checks in the report; empty for a layer without checks.
@@ -103,7 +103,7 @@ class Layer(NamedTuple):
     port_options: tuple[str, ...] = ()
     restricts_ports: bool = False
     find_pending: Callable[[Record, str, Mapping[str, Mapping[str, Any]]], str] | None = None
-    repeats: Callable[[Record, Collection[str]], bool] = _is_always_repeated
+    repeats: Callable[[Record, Collection[str], Sequence[Options]], bool] = _is_always_repeated
     requested: Callable[[Record, Options], bool] = _is_not_requested
     request_options: tuple[str, ...] = ()
     title: str = ""

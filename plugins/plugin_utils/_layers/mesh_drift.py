@@ -5,24 +5,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import NETWORK, Layer, Options, Ports
 
-_PEER_VERBS = (("added", "add"), ("removed", "remove"), ("updated", "update"))
+#: Options about keys, which no host shows alone, and those that are settings in the record.
+_KEY_OPTIONS = ("mesh_rotate_keys", "mesh_preshared_keys", "mesh_rotate_preshared_keys")
+_SETTING_OPTIONS = ("mesh_backend", "mesh_subnet", "mesh_port", "mesh_interface", "mesh_mtu")
 
 
-def compare_mesh(record: model.Record, machine: str, states_by_machine: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe how the mesh of a member differs from the record, from what its module reported in check mode."""
-    state, backend = states_by_machine.get(machine, {}).get("mesh"), record["mesh"]["backend"]
-    if not isinstance(state, Mapping) or not state or backend == "none":
+def tunnel_parameters(record: model.Record, machine: str, options: Options) -> dict[str, dict[str, Any]]:
+    """Return the parameters of the module wireguard that do not follow from the record."""
+    membership.find_member(record, machine)
+    if record["mesh"]["backend"] != "wireguard":
+        return {}
+    given_parameters = {"machine": machine, "interface": record["mesh"]["interface"], "relays": options["mesh_relays"]}
+    return {"wireguard": given_parameters}
+
+
+def compare_tailnet(record: model.Record, machine: str, states_by_machine: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe how the tailnet of a member differs from the record, from what its module reported in check mode."""
+    state = states_by_machine.get(machine, {}).get("mesh")
+    if not isinstance(state, Mapping) or not state or record["mesh"]["backend"] != "tailscale":
         return ""
-    return (
-        _compare_tailnet(record, machine, state) if backend == "tailscale" else _compare_tunnel(record, machine, state)
-    )
+    return _compare_tailnet(record, machine, state)
 
 
 def describe_mesh(record: Mapping[str, Any]) -> str:
@@ -32,21 +43,6 @@ def describe_mesh(record: Mapping[str, Any]) -> str:
     if backend == "none":
         return "none: the members communicate over their subnet"
     return f"{backend}, {mesh.get('subnet')}, MTU {mesh.get('mtu')}"
-
-
-def _compare_tunnel(record: model.Record, machine: str, state: Mapping[str, Any]) -> str:
-    if "interface_up" not in state:
-        return ""
-    if not state["public_key"]:
-        return NOT_SET_UP
-    if not state["interface_up"]:
-        return f"{record['mesh']['interface']} is down"
-    recorded_mesh = membership.find_member(record, machine)["mesh"]
-    if recorded_mesh is None or recorded_mesh["public_key"] != state["public_key"]:
-        return "its key is not the one in the record"
-    peers = state["peers"]
-    peer_changes = [f"{verb} {', '.join(peers[key])}" for key, verb in _PEER_VERBS if peers[key]]
-    return "would " + ", ".join(peer_changes) if peer_changes else ""
 
 
 def _compare_tailnet(record: model.Record, machine: str, state: Mapping[str, Any]) -> str:
@@ -84,11 +80,31 @@ def _has_mesh(record: model.Record, _machine: str) -> bool:
     return record["mesh"]["backend"] != "none"
 
 
+def _repeats(record: model.Record, _machines: Collection[str], given_options: Sequence[Options]) -> bool:
+    """Whether the mesh is a tailnet, whose server has the rest of its state, or has keys that both ends must know."""
+    return record["mesh"]["backend"] == "tailscale" or any(
+        boolean(options[name] or False, strict=False) for options in given_options for name in _KEY_OPTIONS
+    )
+
+
+def _requests_setting(record: model.Record, options: Options) -> bool:
+    """Whether other settings are requested than those of the record."""
+    return any(
+        options[name] and str(options[name]) not in ("0", str(record["mesh"].get(name.partition("_")[2])))
+        for name in _SETTING_OPTIONS
+    )
+
+
 LAYER = Layer(
     "mesh",
     NETWORK,
-    compare_states=compare_mesh,
+    further_parameters=tunnel_parameters,
+    further_options=("mesh_relays",),
+    compare_states=compare_tailnet,
     is_used=_has_mesh,
+    repeats=_repeats,
+    requested=_requests_setting,
+    request_options=(*_KEY_OPTIONS, *_SETTING_OPTIONS),
     lists_members=True,
     ports=_tunnel_ports,
     title="Mesh",

@@ -62,7 +62,7 @@ def set_up_tunnel(
         "machine": action.machine,
         "relays": action_options["relays"],
         **supervisor_program_options(action),
-        **_absent_members(action, record, action_options),
+        **absent_members(action, record, action_options["preshared"], action_options.get("preshared_results")),
     }
 
     def derive_arguments() -> dict[str, Any]:
@@ -142,12 +142,14 @@ def ensure_logged_in(action: HostAction, arguments: Mapping[str, Any], options: 
     return {**login_result, "changed": result["changed"] or login_result["changed"]}
 
 
-def _absent_members(action: HostAction, record: Mapping[str, Any], action_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that remove preshared keys.
+def absent_members(
+    action: HostAction, record: Mapping[str, Any], preshared: object, results_name: str | None = None
+) -> dict[str, Any]:
+    """Return the options that remove preshared keys. ``preshared``, ``results_name``: as given to the module wireguard.
 
     Both ends of a pair get its key in one task, and lose it in one, so keys with members outside the play are kept.
     """
-    if action_options["preshared"] is not False or action_options.get("preshared_results"):
+    if preshared is not False or results_name:
         return {}
     active_hosts = set(action.active_hosts)
     return {

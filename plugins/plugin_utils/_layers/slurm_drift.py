@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -141,7 +141,7 @@ def _parse_marker(document: object) -> term.StateMarker | None:
         return None
 
 
-def _repeats(record: model.Record, machines: Collection[str]) -> bool:
+def _repeats(record: model.Record, machines: Collection[str], _given_options: Sequence[Options]) -> bool:
     """Whether the state of the controller is unknown, since the manager is not in the run."""
     return record["manager"] not in machines
 

@@ -420,7 +420,7 @@ def _describe_volumes(record: Mapping[str, Any]) -> str:
     )
 
 
-def _is_exported(record: model.Record, _machines: Collection[str]) -> bool:
+def _is_exported(record: model.Record, _machines: Collection[str], _given_options: Sequence[Options]) -> bool:
     """Whether a member exports a volume: which exports its server has read, since an interrupted run, is not compared."""
     return any("server" in volume for volume in record["storage"]["volumes"])
 

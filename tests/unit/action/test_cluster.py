@@ -763,7 +763,6 @@ def test_the_overview_is_printed_and_set_as_stats(tmp_path: Path) -> None:
     given = {
         "registered": "held",
         "copies": "found",
-        "tunnel": "tunnel",
         "tailnet": "tailnet",
         "host": "layers",
         "volumes": "volumes",

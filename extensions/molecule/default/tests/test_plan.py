@@ -19,6 +19,7 @@ OPTIONS = ("-e", "firewall_enabled=true", "-e", "check_level=quick")
 DAMAGES: Mapping[str, Mapping[str, str]] = {
     "n1": {"slurm": "mariadb --execute='DROP USER slurm@localhost'"},
     "n2": {
+        "mesh": "ip link set dev gpumesh0 mtu 1300",
         "slurm": "scontrol delete nodename=n2",
         "names": "sed -i /n3/d /etc/hosts",
         "firewall": "nft delete table inet gpumesh-firewall",
@@ -28,6 +29,7 @@ DAMAGES: Mapping[str, Mapping[str, str]] = {
         "train": "truncate --size=0 /usr/local/bin/gpumesh-train",
     },
     "n3": {
+        "mesh": "systemctl disable wg-quick@gpumesh0",
         "slurm": "systemctl disable slurmd",
         "names": "chmod 0600 /etc/hosts",
         "firewall": "systemctl disable gpumesh-firewall.service",

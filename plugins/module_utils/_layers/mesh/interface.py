@@ -375,17 +375,16 @@ def _lower_mtu(
         for peer_endpoint, dial_endpoints in resolved_endpoints.items()
         if dial_endpoints
     }
-    if not host.check_mode:
-        known_mtus = dict.fromkeys(address_by_endpoint.values(), 0)
-        for peer_endpoint, address in address_by_endpoint.items():
-            known_mtus[address] = max(known_mtus[address], path_mtu_by_endpoint.get(peer_endpoint) or 0)
-        measured_mtus = find_path_mtus(known_mtus, desired_interface.mtu, host.mtu_probe)
-        path_mtu_by_endpoint.update(
-            {
-                peer_endpoint: measured_mtus[address] or known_mtus[address]
-                for peer_endpoint, address in address_by_endpoint.items()
-            }
-        )
+    known_mtus = dict.fromkeys(address_by_endpoint.values(), 0)
+    for peer_endpoint, address in address_by_endpoint.items():
+        known_mtus[address] = max(known_mtus[address], path_mtu_by_endpoint.get(peer_endpoint) or 0)
+    measured_mtus = find_path_mtus(known_mtus, desired_interface.mtu, host.mtu_probe)
+    path_mtu_by_endpoint.update(
+        {
+            peer_endpoint: measured_mtus[address] or known_mtus[address]
+            for peer_endpoint, address in address_by_endpoint.items()
+        }
+    )
     limits = [
         tunnel_mtu(path_mtu_by_endpoint[peer_endpoint], address)
         for peer_endpoint, address in address_by_endpoint.items()

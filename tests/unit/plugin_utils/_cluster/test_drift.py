@@ -178,7 +178,7 @@ def test_a_run_enters_the_layer_in_which_a_host_differs_and_all_later_ones() -> 
 
 def test_a_host_that_could_not_be_compared_has_all_layers_entered() -> None:
     plan = plan_of({"drift": {}}, {})
-    assert plan.layers == [layer.name for layer in registry.LAYERS if layer.name != "mesh"]
+    assert plan.layers == [layer.name for layer in registry.LAYERS]
 
 
 def test_a_member_that_cannot_connect_is_not_asked_for_layers_that_connect() -> None:
@@ -254,6 +254,8 @@ def test_remains_of_sessions_are_removed_by_the_next_run() -> None:
 @pytest.mark.parametrize(
     ("given", "first_layer"),
     [
+        ({"mesh_backend": "tailscale"}, "mesh"),
+        ({"mesh_mtu": "1300"}, "mesh"),
         ({"munge_rotate_key": True}, "munge"),
         ({"munge_key_file": "key"}, "munge"),
         ({"storage_backend": "none"}, "storage"),
@@ -266,7 +268,25 @@ def test_what_is_requested_is_entered_although_nothing_differs(given: dict[str, 
     assert plan_of({"drift": {}}, {"drift": {}}, **given).layers[0] == first_layer
 
 
-@pytest.mark.parametrize("given", [{"storage_volumes": []}, {"slurm_rest_address": "10.0.0.1"}])
+@pytest.mark.parametrize("option", ["mesh_rotate_keys", "mesh_preshared_keys", "mesh_rotate_preshared_keys"])
+def test_keys_that_both_ends_must_know_are_exchanged_and_nothing_else_is_entered(option: str) -> None:
+    for value, planned in ((True, ["mesh"]), ("yes", ["mesh"]), ("false", []), (None, [])):
+        assert plan_of({"drift": {}}, {"drift": {}}, **{option: value}).layers == planned
+
+
+def test_a_tailnet_is_asked_in_each_run() -> None:
+    settings = {**build_record()["mesh"], "backend": "tailscale"}
+    assert plan_of({"drift": {}}, {"drift": {}}, record={"mesh": settings}).layers == ["mesh"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"storage_volumes": []},
+        {"slurm_rest_address": "10.0.0.1"},
+        {"mesh_backend": "wireguard", "mesh_mtu": 0, "mesh_subnet": ""},
+    ],
+)
 def test_what_changes_nothing_is_no_request(given: dict[str, Any]) -> None:
     assert plan_of({"drift": {}}, {"drift": {}}, **given).layers == []
 
