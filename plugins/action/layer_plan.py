@@ -27,7 +27,7 @@ class ActionModule(ControllerAction):
             given_options.append({name: self.read_option(name, machine) for name in option_names})
         plan = plan_layers(record, states_by_machine, given_options)
         self._announce(plan.layers)
-        return {"changed": False, "layers": plan.layers, "reasons": plan.reasons}
+        return {"changed": False, "layers": plan.layers, "generation": record["generation"], "reasons": plan.reasons}
 
     def _announce(self, planned_layers: list[str]) -> None:
         """Tell which layers are left out."""

@@ -25,10 +25,14 @@ options:
     elements: str
     choices: [network, base, optional, scheduler, remaining, leaving]
     required: true
-  only:
-    description: Only those with these names, such as the result of M(gpumesh.cluster.layer_plan). All if it is not set.
-    type: list
-    elements: str
+  plan:
+    description: The result of M(gpumesh.cluster.layer_plan). Only its layers are returned, unless the record has changed.
+      All of them without a plan.
+    type: dict
+    default: {}
+  generation:
+    description: The generation of the cluster record. Required for O(plan).
+    type: int
 """
 
 EXAMPLES = r"""
@@ -77,9 +81,19 @@ class LookupModule(LookupBase):
     ) -> list[dict[str, Any]]:
         """Return the layers; see DOCUMENTATION."""
         self.set_options(var_options=variables, direct=options)
-        names = self.get_option("only")
-        layers = [layer for term in terms for layer in select_layers(str(term)) if names is None or layer.name in names]
+        selected_layers = [layer for term in terms for layer in select_layers(str(term))]
+        layers = select_planned(selected_layers, self.get_option("plan"), self.get_option("generation"))
         return [{"name": layer.name, "claim": layer.claim, "connects": layer.connects} for layer in layers]
+
+
+def select_planned(layers: Sequence[Layer], layer_plan: Mapping[str, Any], generation: int | None) -> Sequence[Layer]:
+    """Return the layers of a plan. All without one, or for another generation of the record than that of the plan.
+
+    A layer that has changed the record, such as a mesh with another address, is a change that the others follow.
+    """
+    if "layers" not in layer_plan or layer_plan["generation"] != generation:
+        return layers
+    return [layer for layer in layers if layer.name in layer_plan["layers"]]
 
 
 def select_layers(selection: str) -> Sequence[Layer]:

@@ -55,6 +55,11 @@ layers:
   elements: str
   returned: success
   sample: [storage, ssh_trust, munge, job_environment, session, slurm, train]
+generation:
+  description: The generation of the record for which this was decided.
+  type: int
+  returned: success
+  sample: 7
 reasons:
   description: Why each of them is entered. Empty for one that is entered in any case.
   type: dict

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleLookupError
 
-from ansible_collections.gpumesh.cluster.plugins.lookup.layers import select_layers
+from ansible_collections.gpumesh.cluster.plugins.lookup.layers import select_layers, select_planned
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster import claims
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import RECORD_MODULES, role_options
@@ -28,6 +28,13 @@ NAMES = [layer.name for layer in registry.LAYERS]
 
 def names_of(*selections: str) -> list[str]:
     return [layer.name for selection in selections for layer in select_layers(selection)]
+
+
+def test_a_run_enters_the_layers_of_its_plan_unless_one_of_them_changes_the_record() -> None:
+    layer_plan = {"layers": ["mesh", "train"], "generation": 3}
+    assert [layer.name for layer in select_planned(registry.LAYERS, layer_plan, 3)] == ["mesh", "train"]
+    assert select_planned(registry.LAYERS, layer_plan, 4) == registry.LAYERS
+    assert select_planned(registry.LAYERS, {"skipped": True}, 3) == registry.LAYERS, "site_plan=false"
 
 
 def test_each_role_that_can_leave_is_a_layer() -> None:
