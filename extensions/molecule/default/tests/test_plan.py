@@ -41,6 +41,7 @@ DAMAGES: Mapping[str, Mapping[str, str]] = {
 }
 #: What slurmdbd may do in MariaDB.
 SHOW_GRANTS = "SHOW GRANTS FOR slurm@localhost"
+READ_MTU = ("cat", "/sys/class/net/gpumesh0/mtu")
 
 
 @pytest.fixture(name="states", scope="module")
@@ -60,7 +61,7 @@ def read_drift(lab: Lab) -> dict[str, Mapping[str, str]]:
 
 
 def test_what_is_damaged_in_a_layer_is_seen_and_repaired(lab: Lab, states: dict[str, dict[str, Any]]) -> None:
-    grants = lab.run("n1", "mariadb", "--execute", SHOW_GRANTS)
+    grants, mtu = lab.run("n1", "mariadb", "--execute", SHOW_GRANTS), lab.run("n2", *READ_MTU)
     for machine, damages in DAMAGES.items():
         for command in damages.values():
             lab.run(machine, "sh", "-c", command)
@@ -71,7 +72,7 @@ def test_what_is_damaged_in_a_layer_is_seen_and_repaired(lab: Lab, states: dict[
     lab.await_idle("n1")
     for machine, state in states.items():
         assert host_state.find_differences(state, host_state.read_state(lab, machine)) == [], machine
-    assert lab.run("n1", "mariadb", "--execute", SHOW_GRANTS) == grants
+    assert (lab.run("n1", "mariadb", "--execute", SHOW_GRANTS), lab.run("n2", *READ_MTU)) == (grants, mtu)
 
 
 def test_a_setting_that_is_taken_back_is_a_difference(lab: Lab) -> None:
