@@ -110,6 +110,10 @@ class _PortAttempt:
         self.probe_session = session
 
 
+def _is_filtered(port_attempt: Optional[_PortAttempt]) -> bool:
+    return port_attempt is not None and port_attempt.port_result["outcome"] == "filtered"
+
+
 class Prober:
     """A run of this host against all peers. ``mtu`` is that of its interface, None if unknown."""
 
@@ -135,9 +139,7 @@ class Prober:
     ) -> PeerResult:
         tcp = [port for port in probed_peer["ports"] if port["protocol"] == "tcp" and port["state"] != "forbidden"]
         udp = [port for port in probed_peer["ports"] if port["protocol"] == "udp"]
-        first_attempts = await asyncio.gather(
-            *(self._reach_port(peer_index, probed_peer["address"], port) for port in tcp)
-        )
+        first_attempts = await self._reach_ports(peer_index, probed_peer["address"], tcp)
         async with self._session_slots:
             # The sessions are opened only now, since the peer drops connections that wait for long.
             listener_ports = [port for port, port_attempt in zip(tcp, first_attempts) if port_attempt is None]
@@ -187,6 +189,25 @@ class Prober:
         finally:
             _abort_connection(session.writer)
         return peer_result
+
+    async def _reach_ports(
+        self, peer_index: int, address: str, peer_ports: Sequence[ListenerPort]
+    ) -> List[Optional[_PortAttempt]]:
+        """The result of `_reach_port` for each port. A peer that is silent on all of its listener's gets another chance.
+
+        WireGuard repeats a lost handshake after five seconds (REKEY_TIMEOUT), and holds the packets to the peer until then.
+        """
+
+        async def attempt(ports: Sequence[ListenerPort]) -> List[Optional[_PortAttempt]]:
+            return list(await asyncio.gather(*(self._reach_port(peer_index, address, port) for port in ports)))
+
+        attempts = await attempt(peer_ports)
+        listener_indexes = [index for index, port in enumerate(peer_ports) if port["state"] == "listening"]
+        if all(_is_filtered(attempts[index]) for index in listener_indexes):
+            second_attempts = await attempt([peer_ports[index] for index in listener_indexes])
+            for index, second_attempt in zip(listener_indexes, second_attempts):
+                attempts[index] = second_attempt
+        return attempts
 
     async def _reach_port(self, peer_index: int, address: str, peer_port: ListenerPort) -> Optional[_PortAttempt]:
         """Whether a port accepts connections; None if it does, and our listener has yet to prove itself there."""

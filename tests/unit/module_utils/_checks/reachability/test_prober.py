@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -151,6 +152,47 @@ def test_sessions_do_not_expire_while_other_peers_wait_for_datagrams(monkeypatch
     peer_result = asyncio.run(run())
     assert [outcomes(listener_socket) for listener_socket in peer_result] == [["ok", "filtered"]] * 8
     assert [listener_socket["finished"] for listener_socket in peer_result] == [True] * 8
+
+
+@pytest.mark.parametrize(("silent_attempts", "expected"), [(1, ["ok", "ok"]), (2, ["filtered", "filtered"])])
+def test_a_peer_is_attempted_again_whose_handshake_was_lost(
+    monkeypatch: pytest.MonkeyPatch, silent_attempts: int, expected: list[str]
+) -> None:
+    connect_once, attempts_by_port = Prober._connect_once, Counter[int]()
+
+    async def connect(self: Prober, address: str, port: int) -> socket.socket:
+        attempts_by_port[port] += 1
+        if attempts_by_port[port] <= silent_attempts:
+            raise asyncio.TimeoutError
+        return await connect_once(self, address, port)
+
+    async def run() -> PeerResult:
+        async with serving(2) as ports:
+            (peer_result,) = await probe([peer("n1", ports)])
+            return peer_result
+
+    monkeypatch.setattr(Prober, "_connect_once", connect)
+    assert outcomes(asyncio.run(run())) == expected
+
+
+def test_a_port_that_is_filtered_beside_another_is_attempted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_once, attempts = Prober._connect_once, []
+
+    async def run() -> PeerResult:
+        async with serving(2) as ports:
+
+            async def connect(self: Prober, address: str, port: int) -> socket.socket:
+                attempts.append(port)
+                if port == ports[1]:
+                    raise asyncio.TimeoutError
+                return await connect_once(self, address, port)
+
+            monkeypatch.setattr(Prober, "_connect_once", connect)
+            (peer_result,) = await probe([peer("n1", ports)])
+            assert attempts.count(ports[1]) == 1
+            return peer_result
+
+    assert outcomes(asyncio.run(run())) == ["ok", "filtered"]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
