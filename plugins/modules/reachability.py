@@ -72,7 +72,7 @@ options:
         type: bool
         default: false
   timeout:
-    description: The timeout in seconds. All peers are probed at the same time, so silent peers cost this time only once.
+    description: The timeout in seconds. All peers are probed at the same time, so silent peers together cost this time twice.
     type: float
     default: 5
   payload_bytes:
