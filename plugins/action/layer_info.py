@@ -65,8 +65,8 @@ class ActionModule(HostAction):
         supervisor_paths = self.supervisor_options()
         served_types = slurm.gres_types(record, collect_gres(self, record)) if self.machine == record["manager"] else {}
         if "wireguard" in parameters_by_module:
-            is_preshared = self.options("mesh_preshared_keys")["mesh_preshared_keys"]
-            parameters_by_module["wireguard"].update(absent_members(self, record, is_preshared))
+            tunnel_parameters = parameters_by_module["wireguard"]
+            tunnel_parameters.update(absent_members(self, record, tunnel_parameters["preshared"]))
         for name, parameters in parameters_by_module.items():
             known_options = MODULES[name].options if name in MODULES else {}
             parameters.update({name: path for name, path in supervisor_paths.items() if name in known_options})

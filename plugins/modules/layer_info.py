@@ -127,11 +127,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.state import STATE_DIRECTORY
 
 _MUNGE_KEY = "/etc/munge/munge.key"
+#: A comparison takes less than a second, unless a volume does not respond on which a layer has files.
+_COMPARISON_SECONDS = 120.0
 
 
 def work(params: Dict[str, Any]) -> ModuleResult:
     """Compare the layers with the state of the host."""
-    comparison = drift.compare_modules(run, params["modules"])
+    comparison = drift.compare_in_time(run, params["modules"], _COMPARISON_SECONDS)
     controller_state, controller_problem = None, {}
     if "slurm_served" in params["modules"]:
         try:

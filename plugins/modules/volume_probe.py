@@ -231,6 +231,13 @@ def examine(params: Dict[str, Any], volume: Dict[str, Any], volume_result: Dict[
                     time_limit,
                 )
             )
+            volume_result["released_lock"] = None
+            if volume_result["lock"] is not None:
+                volume_result.update(
+                    run_with_deadline(
+                        functools.partial(probe.take_released_lock, mount_point, run_id, str(neighbour)), time_limit
+                    )
+                )
         finally:
             # Another member tries to get it meanwhile, whatever this one has found.
             volume_result["lock_error"] = (

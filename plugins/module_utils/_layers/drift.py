@@ -24,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service impo
     parse_unit_properties,
     process_start_time,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.subprocess_deadline import run_with_deadline
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.kernel_log import can_read
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers import host_names, munge_apply, names, names_apply
@@ -51,6 +52,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install
 
 NOT_SET_UP = "not set up"
+#: The parameter that says why the others of a module could not be derived.
+_REFUSAL = "refusal"
 #: What precedes a path in the states of a change.
 _HEADING = "## "
 _RUNNING_STATES = ("active", "activating", "reloading")
@@ -231,16 +234,35 @@ def compare_layers(
 def derive_parameters(record: Mapping[str, Any], params: Mapping[str, Any]) -> Dict[str, Any]:
     """Complete the parameters of modules that are derived on the host. ``params``: those of the module layer_info.
 
-    Raises InputError.
+    What does not follow from the record, since it or the parameters are refused, is a difference of the layer.
     """
-    return {
-        "modules": {
-            layer: {"state": "present", **layer_params, **DERIVERS[layer](record, layer_params)}
-            if layer in DERIVERS
-            else layer_params
-            for layer, layer_params in params["modules"].items()
-        }
-    }
+    params_by_module = {}
+    for name, module_params in params["modules"].items():
+        params_by_module[name] = module_params
+        if name in DERIVERS:
+            try:
+                derived_params = DERIVERS[name](record, module_params)
+            except InputError as refusal:
+                derived_params = {_REFUSAL: refusal.message.rstrip(".")}
+            params_by_module[name] = {"state": "present", **module_params, **derived_params}
+    return {"modules": params_by_module}
+
+
+def compare_in_time(
+    run: Runner, params_by_module: Mapping[str, Mapping[str, Any]], timeout_seconds: float
+) -> Comparison:
+    """Return the result of ``compare_modules``. After the time limit, no layer has been compared.
+
+    A home directory or another directory of users may be on a volume whose server does not respond, perhaps because the
+    mesh is down, which only a run can repair.
+    """
+    try:
+        return Comparison(
+            **run_with_deadline(lambda: compare_modules(run, params_by_module)._asdict(), timeout_seconds)
+        )
+    except HostStateError as failure:
+        layers = {MODULES[name].layer if name in MODULES else name for name in params_by_module}
+        return Comparison(dict.fromkeys(layers, f"could not be compared: {failure.message}"), {}, {}, None, [])
 
 
 def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any]]) -> Comparison:
@@ -255,6 +277,8 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
         differences = managed_files.LayerDifferences([], False)
         try:
             result = None
+            if _REFUSAL in params:
+                raise InputError(params[_REFUSAL])
             if name in MODULES:
                 validated_params = _validate(name, params)
                 result = MODULES[name].work(validated_params, True)

@@ -11,8 +11,11 @@ from typing import Any
 from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import membership, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import NETWORK, Layer, Options, Ports
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import changed_settings
 
 #: Options about keys, which no host shows alone, and those that are settings in the record.
 _KEY_OPTIONS = ("mesh_rotate_keys", "mesh_preshared_keys", "mesh_rotate_preshared_keys")
@@ -20,11 +23,19 @@ _SETTING_OPTIONS = ("mesh_backend", "mesh_subnet", "mesh_port", "mesh_interface"
 
 
 def tunnel_parameters(record: model.Record, machine: str, options: Options) -> dict[str, dict[str, Any]]:
-    """Return the parameters of the module wireguard that do not follow from the record."""
+    """Return the parameters of the module wireguard that do not follow from the record.
+
+    Which members are not in the run is still missing.
+    """
     membership.find_member(record, machine)
     if record["mesh"]["backend"] != "wireguard":
         return {}
-    given_parameters = {"machine": machine, "interface": record["mesh"]["interface"], "relays": options["mesh_relays"]}
+    given_parameters = {
+        "machine": machine,
+        "interface": record["mesh"]["interface"],
+        "relays": options["mesh_relays"],
+        "preshared": options["mesh_preshared_keys"],
+    }
     return {"wireguard": given_parameters}
 
 
@@ -88,18 +99,21 @@ def _repeats(record: model.Record, _machines: Collection[str], given_options: Se
 
 
 def _requests_setting(record: model.Record, options: Options) -> bool:
-    """Whether other settings are requested than those of the record."""
-    return any(
-        options[name] and str(options[name]) not in ("0", str(record["mesh"].get(name.partition("_")[2])))
-        for name in _SETTING_OPTIONS
-    )
+    """Whether other settings are requested than those of the record, or some that the role has to refuse."""
+    given_settings = {name.partition("_")[2]: options[name] or "" for name in _SETTING_OPTIONS}
+    for name in ("port", "mtu"):
+        given_settings[name] = parse_whole_number(str(given_settings[name])) or 0
+    try:
+        return bool(changed_settings(record, given_settings))
+    except InputError:
+        return True
 
 
 LAYER = Layer(
     "mesh",
     NETWORK,
     further_parameters=tunnel_parameters,
-    further_options=("mesh_relays",),
+    further_options=("mesh_relays", "mesh_preshared_keys"),
     compare_states=compare_tailnet,
     is_used=_has_mesh,
     repeats=_repeats,

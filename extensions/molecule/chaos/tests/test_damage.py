@@ -45,3 +45,6 @@ def test_what_is_damaged_under_supervisord_is_seen_and_repaired() -> None:
     assert run.exit_status == 0, run.failure_report
     assert host_state.find_differences(state, host_state.read_state(lab, "c3")) == []
     assert lab.run("c3", *READ_MTU) == mtu
+    run = lab.run_playbook(SITE, *OPTIONS)
+    assert run.exit_status == 0, run.failure_report
+    assert "are left out: mesh, names, firewall, storage, ssh_trust, " in run.flat_output

@@ -172,12 +172,12 @@ def ensure_interface(
     changed_keys = preshared.store_keys(keys_directory, preshared_keys or {}, host.check_mode)
     keyed_interface = preshared.add_preshared_keys(keys_directory, desired_interface, preshared_without)
     result = _configure_interface(host, keyed_interface, key_state, running_interface, wg_implementation, probe_mtu)
-    if not host.check_mode:
-        preshared.remove_other_keys(
-            keys_directory,
-            [peer.machine for peer in keyed_interface.peers if peer.preshared_key not in (None, NO_PRESHARED_KEY)],
-        )
-    return result._replace(changed=True) if changed_keys else result
+    removed_keys = preshared.remove_other_keys(
+        keys_directory,
+        [peer.machine for peer in keyed_interface.peers if peer.preshared_key not in (None, NO_PRESHARED_KEY)],
+        host.check_mode,
+    )
+    return result._replace(changed=True) if changed_keys or removed_keys else result
 
 
 def remove_interface(host: WireguardHost, interface_name: str) -> WireguardResult:

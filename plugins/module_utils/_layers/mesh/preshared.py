@@ -80,12 +80,14 @@ def add_preshared_keys(key_directory: str, desired: DesiredInterface, without: C
     )
 
 
-def remove_other_keys(key_directory: str, keep: Collection[str]) -> None:
-    """Remove the keys of all peers but these."""
-    for name in list_names(key_directory):
-        if name not in keep:
+def remove_other_keys(key_directory: str, keep: Collection[str], check_mode: bool = False) -> List[str]:
+    """Remove the keys of all peers but these. Returns those that were, or would be, removed."""
+    other_names = [name for name in list_names(key_directory) if name not in keep]
+    if not check_mode:
+        for name in other_names:
             remove_file(os.path.join(key_directory, name))
-    remove_empty_directory(key_directory)
+        remove_empty_directory(key_directory)
+    return other_names
 
 
 def _add_preshared_key(key_directory: str, peer: DesiredPeer) -> DesiredPeer:

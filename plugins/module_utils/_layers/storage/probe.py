@@ -232,7 +232,7 @@ def _measure_file_rate(directory_descriptor: int, limits: ProbeLimits) -> float:
 def check_members(
     mount_point: str, run_id: str, machines: Sequence[str], neighbour: str, limits: ProbeLimits
 ) -> Dict[str, Any]:
-    """Read the others' tokens and the neighbour's data, and try to get its locks, of which it holds only one."""
+    """Read the others' tokens and the neighbour's data, and try to get the lock that the neighbour holds."""
     return _run_as_permitted_user(mount_point, lambda: _check_members(mount_point, run_id, machines, neighbour, limits))
 
 
@@ -241,18 +241,12 @@ def _check_members(
 ) -> Dict[str, Any]:
     deadline = time.monotonic() + _TOKEN_TIMEOUT
     unseen_machines = [machine for machine in machines if not _has_token(mount_point, run_id, machine, deadline)]
-    measurements: Dict[str, Any] = {
-        "missing_members": unseen_machines,
-        "read_mbps": None,
-        "lock": None,
-        "released_lock": None,
-    }
+    measurements: Dict[str, Any] = {"missing_members": unseen_machines, "read_mbps": None, "lock": None}
     if neighbour and neighbour not in unseen_machines:
         with _opened_directory(mount_point, run_id, neighbour) as directory_descriptor:
             if limits.data_size and "data" in os.listdir(directory_descriptor):
                 measurements["read_mbps"] = _measure_read_rate(directory_descriptor, limits)
         measurements["lock"] = try_lock(mount_point, run_id, neighbour, HELD_BYTE)
-        measurements["released_lock"] = _wait_for_released_lock(mount_point, run_id, neighbour)
     return measurements
 
 
@@ -281,6 +275,13 @@ def _measure_read_rate(directory_descriptor: int, limits: ProbeLimits) -> float:
             if not chunk_size:
                 break
         return _megabytes_per_second(bytes_read, time.monotonic() - start_time)
+
+
+def take_released_lock(mount_point: str, run_id: str, neighbour: str) -> Dict[str, Any]:
+    """Try to get the lock that the neighbour has released."""
+    return _run_as_permitted_user(
+        mount_point, lambda: {"released_lock": _wait_for_released_lock(mount_point, run_id, neighbour)}
+    )
 
 
 def _wait_for_released_lock(mount_point: str, run_id: str, machine: str) -> str:

@@ -374,11 +374,12 @@ def split_job_result(
     job_result: Mapping[str, Any],
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
     """Return the result of sinfo, and that of the job that ran after it, from a result of job_test. None: did not run."""
-    sinfo_result = job_result.get("sinfo") or (job_result.get("error") or {}).get("sinfo")
-    if sinfo_result is None:
-        # The module was skipped, could not be run, or is damaged.
-        return job_result or None, None
-    return sinfo_result, None if sinfo_result["rc"] else job_result
+    error = job_result.get("error")
+    sinfo_result = job_result.get("sinfo") or (error.get("sinfo") if isinstance(error, Mapping) else None)
+    if isinstance(sinfo_result, Mapping) and isinstance(sinfo_result.get("rc"), int):
+        return sinfo_result, None if sinfo_result["rc"] else job_result
+    # The module was skipped, or did not end by itself. Without a manager, there was nothing to run.
+    return job_result or None, None if job_result.get("unreachable") else job_result or None
 
 
 def parse_sinfo(sinfo_output: str) -> dict[str, tuple[str, str, str]]:

@@ -285,6 +285,7 @@ def test_a_tailnet_is_asked_in_each_run() -> None:
         {"storage_volumes": []},
         {"slurm_rest_address": "10.0.0.1"},
         {"mesh_backend": "wireguard", "mesh_mtu": 0, "mesh_subnet": ""},
+        {"mesh_port": str(build_record()["mesh"]["port"]), "mesh_subnet": "10.99.0.7/16"},
     ],
 )
 def test_what_changes_nothing_is_no_request(given: dict[str, Any]) -> None:

@@ -272,6 +272,10 @@ def test_mtu_follows_the_path_and_is_stored(lab: WireguardLab) -> None:
     assert [len(sizes) for sizes in probed_sizes] == [2, 1], "one packet to each, and a second one to the narrow one"
     # Both are down: the earlier results are kept.
     assert run(desired_with_peers(2, 3), no_replies).mtu == narrow.mtu
+    # A comparison measures as well.
+    carries["203.0.113.3"] = 1350
+    seen = ensure_interface(lab.host(check_mode=True, probe=path), "gpumesh0", desired_with_peers(2, 3), probe_mtu=True)
+    assert seen.changed and 1350 - 60 - 8 <= seen.mtu <= 1350 - 60
     # The path MTU increases, and decreases again.
     carries["203.0.113.3"] = 1450
     grown = run(desired_with_peers(2, 3))
@@ -283,6 +287,22 @@ def test_mtu_follows_the_path_and_is_stored(lab: WireguardLab) -> None:
     assert run(desired_with_peers(2, 3)).mtu == narrow.mtu
     # The narrow one leaves.
     assert run(desired_with_peers(2)).mtu == 1420
+
+
+def test_a_key_that_an_interrupted_run_has_left_is_a_difference(lab: WireguardLab) -> None:
+    lab.run(desired_with_peers(2))
+    lab.start()
+    left_path = Path(lab.host().preshared_path("gpumesh0")) / "n2"
+    left_path.parent.mkdir()
+    left_path.write_text("a key", encoding="ascii")
+
+    def run(check_mode: bool) -> WireguardResult:
+        host = lab.host(check_mode=check_mode)
+        return ensure_interface(host, "gpumesh0", desired_with_peers(2), preshared_without=["n2"])
+
+    assert run(check_mode=True).changed and left_path.exists()
+    assert run(check_mode=False).changed and not left_path.exists()
+    assert not run(check_mode=True).changed
 
 
 def test_measured_mtu_of_an_ipv6_mesh_is_at_least_the_ipv6_minimum(lab: WireguardLab) -> None:

@@ -178,6 +178,8 @@ def test_what_sinfo_printed_counts_even_if_the_job_could_not_be_run() -> None:
     assert evidence.split_job_result(failed) == (nodes, failed)
     assert evidence.split_job_result({"sinfo": no_controller, "rc": 0}) == (no_controller, None), "nothing was launched"
     assert evidence.split_job_result(unreachable) == (unreachable, None)
+    killed = {"failed": True, "msg": "the module was killed", "error": "?", "sinfo": {"stdout": SINFO}}
+    assert evidence.split_job_result(killed) == (killed, killed), "neither is known"
     assert evidence.split_job_result({}) == (None, None), "not run in this run"
 
 
