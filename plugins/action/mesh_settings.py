@@ -26,23 +26,8 @@ class ActionModule(ControllerAction):
         """See the documentation of the module."""
         own_args, other_args = self.split_own_options({"list_relayed": {"type": "bool", "default": False}})
         record = self.resolve_record(other_args["record"])
-        options = self.options(
-            "mesh_backend",
-            "mesh_subnet",
-            "mesh_port",
-            "mesh_interface",
-            "mesh_mtu",
-            "mesh_relays",
-            "mesh_rotate_keys",
-            *download_options("mesh"),
-        )
-        given_settings = {
-            "backend": options["mesh_backend"],
-            "subnet": options["mesh_subnet"],
-            "port": options["mesh_port"],
-            "interface": options["mesh_interface"],
-            "mtu": options["mesh_mtu"],
-        }
+        options = self.options(*mesh.SETTING_OPTIONS, "mesh_relays", "mesh_rotate_keys", *download_options("mesh"))
+        given_settings = mesh.select_settings(options)
         refusals = describe_unverified("mesh", self.machine, options)
         if refusals:
             raise InputError(" ".join(refusals))

@@ -146,7 +146,7 @@ def work(module: AnsibleModule) -> ModuleResult:
         params["nodes"], params["user"], params["timeout"], unreachable_nodes=params["unreachable"]
     )
     sinfo_result = run(launch.SINFO_COMMAND, check=False)
-    sinfo = {"rc": sinfo_result.rc, "stdout": sinfo_result.stdout, "stderr": sinfo_result.stderr}
+    sinfo = sinfo_result._asdict()
     values = {"sinfo": sinfo, "launched": [], "occupied": {}, "unavailable": {}, "away": [], "attempts": 0}
     values.update(rc=0, stdout="", stderr="", cmd=[])
     # Nothing can be launched without a controller.

@@ -261,7 +261,7 @@ def compare_in_time(
             **run_with_deadline(lambda: compare_modules(run, params_by_module)._asdict(), timeout_seconds)
         )
     except HostStateError as failure:
-        layers = {MODULES[name].layer if name in MODULES else name for name in params_by_module}
+        layers = map(_layer_of, params_by_module)
         return Comparison(dict.fromkeys(layers, f"could not be compared: {failure.message}"), {}, {}, None, [])
 
 
@@ -273,7 +273,7 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
     warnings: List[str] = []
     slurm_version = None
     for name, params in params_by_module.items():
-        layer = MODULES[name].layer if name in MODULES else name
+        layer = _layer_of(name)
         differences = managed_files.LayerDifferences([], False)
         try:
             result = None
@@ -299,6 +299,11 @@ def compare_modules(run: Runner, params_by_module: Mapping[str, Mapping[str, Any
         if differences.messages and layer not in drift_by_layer:
             drift_by_layer[layer] = NOT_SET_UP if differences.nothing_exists else ", ".join(differences.messages)
     return Comparison(drift_by_layer, pending_by_layer, ssh_keys, slurm_version, warnings)
+
+
+def _layer_of(name: str) -> str:
+    """Return the layer of a module. One that is only read has the name of its layer."""
+    return MODULES[name].layer if name in MODULES else name
 
 
 def _validate(name: str, params: Mapping[str, Any]) -> Mapping[str, Any]:

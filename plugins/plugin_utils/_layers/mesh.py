@@ -29,6 +29,14 @@ PROXY_ADDRESS = "127.0.0.2"
 
 # --- the settings ------------------------------------------------------------------------------------------------
 
+#: The options of the role that are settings of the mesh in the record.
+SETTING_OPTIONS = ("mesh_backend", "mesh_subnet", "mesh_port", "mesh_interface", "mesh_mtu")
+
+
+def select_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among the options, by their names in the record."""
+    return {name.removeprefix("mesh_"): options[name] for name in SETTING_OPTIONS}
+
 
 def changed_settings(record: Mapping[str, Any], given_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given settings of the mesh that differ from the record.

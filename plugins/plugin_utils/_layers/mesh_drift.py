@@ -15,11 +15,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import parse_whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.layer import NETWORK, Layer, Options, Ports
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import changed_settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.mesh import (
+    SETTING_OPTIONS,
+    changed_settings,
+    select_settings,
+)
 
-#: Options about keys, which no host shows alone, and those that are settings in the record.
+#: Options about keys, which no host shows alone.
 _KEY_OPTIONS = ("mesh_rotate_keys", "mesh_preshared_keys", "mesh_rotate_preshared_keys")
-_SETTING_OPTIONS = ("mesh_backend", "mesh_subnet", "mesh_port", "mesh_interface", "mesh_mtu")
 
 
 def tunnel_parameters(record: model.Record, machine: str, options: Options) -> dict[str, dict[str, Any]]:
@@ -100,7 +103,7 @@ def _repeats(record: model.Record, _machines: Collection[str], given_options: Se
 
 def _requests_setting(record: model.Record, options: Options) -> bool:
     """Whether other settings are requested than those of the record, or some that the role has to refuse."""
-    given_settings = {name.partition("_")[2]: options[name] or "" for name in _SETTING_OPTIONS}
+    given_settings = {name: value or "" for name, value in select_settings(options).items()}
     for name in ("port", "mtu"):
         given_settings[name] = parse_whole_number(str(given_settings[name])) or 0
     try:
@@ -118,7 +121,7 @@ LAYER = Layer(
     is_used=_has_mesh,
     repeats=_repeats,
     requested=_requests_setting,
-    request_options=(*_KEY_OPTIONS, *_SETTING_OPTIONS),
+    request_options=(*_KEY_OPTIONS, *SETTING_OPTIONS),
     lists_members=True,
     ports=_tunnel_ports,
     title="Mesh",
