@@ -69,9 +69,7 @@ class ActionModule(ControllerAction):
             judged_names if self.machine == first_host else judged_names - self.defined_variable_names(first_host)
         )
         if unknown_names.ignored:
-            self._display.warning(
-                f"Ignored, because gpumesh.cluster has no such options: {', '.join(unknown_names.ignored)}."
-            )
+            self.warn(f"Ignored, because gpumesh.cluster has no such options: {', '.join(unknown_names.ignored)}.")
         return unknown_names.questions
 
     def _refused_settings(self, validated_options: Mapping[str, Any]) -> list[str]:

@@ -126,6 +126,10 @@ class ModuleFailedError(GpumeshError):
         self.result = dict(module_result)
 
 
+class PackageError(ModuleFailedError):
+    """The package manager of the host has failed."""
+
+
 @cache
 def role_names() -> tuple[str, ...]:
     """The names of the roles of this collection."""
@@ -435,6 +439,10 @@ class HostAction(ActionBase):
         all_variables = self.variables["hostvars"]
         return {machine: all_variables[machine].get(register_name) or {} for machine in machines}
 
+    def warn(self, message: str) -> None:
+        """Show a warning, as modules do."""
+        self._display.warning(message)
+
     def print_text(self, text: str) -> None:
         """Print text, which must be printable, through Ansible's own display, as every callback does."""
         if constants.config.get_config_value("DEFAULT_STDOUT_CALLBACK") not in _MACHINE_READABLE_CALLBACKS:
@@ -572,15 +580,18 @@ class HostAction(ActionBase):
     ) -> dict[str, Any]:
         """Run a module, and run it again after installing packages that turn out to be missing.
 
+        What else is missing may only be known when the first ones and the lists of packages are there.
+
         ``find_missing_packages`` returns their names from the module's result. In check mode, nothing is installed.
         Raises ModuleFailedError.
         """
         result = self.run_module(module_name, arguments)
-        missing_packages = [] if self.check_mode else find_missing_packages(result)
-        if not missing_packages:
-            return result
-        self.install_packages(missing_packages)
-        return {**self.run_module(module_name, arguments), "changed": True}
+        installed_packages: set[str] = set()
+        while not self.check_mode and (missing_packages := set(find_missing_packages(result)) - installed_packages):
+            self.install_packages([name for name in find_missing_packages(result) if name in missing_packages])
+            installed_packages |= missing_packages
+            result = {**self.run_module(module_name, arguments), "changed": True}
+        return result
 
     def push_sources(
         self,
@@ -653,7 +664,10 @@ class HostAction(ActionBase):
         return self._run_package_manager({**arguments, "cache_valid_time": 0})
 
     def _run_package_manager(self, arguments: Mapping[str, Any]) -> bool:
-        return bool(self.run_module(f"ansible.builtin.{self.package_manager}", arguments).get("changed"))
+        try:
+            return bool(self.run_module(f"ansible.builtin.{self.package_manager}", arguments).get("changed"))
+        except ModuleFailedError as failure:
+            raise PackageError(failure.result) from failure
 
     def _run_script(self, script_text: str) -> bool:
         """Run a script on the host. Returns whether it printed anything. Raises HostStateError."""
