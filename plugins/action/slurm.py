@@ -38,6 +38,7 @@ class ActionModule(HostAction):
         slurm_options = self.options(*slurm.HOST_OPTIONS)
         if self.machine == record["manager"]:
             slurm_settings.check_settings(self.options(*slurm_settings.CHECKED_OPTIONS))
+        manager_library = ""
         slurm.refuse_too_many_nodes(record, self.userspace_only, slurm_options)
         if state == "present":
             # The health program is kept until the controller no longer tells the nodes to run it.
@@ -47,6 +48,8 @@ class ActionModule(HostAction):
                 str(manager_result("slurm_version") or ""),
                 manager_result("rest_certificates"),
             )
+            job_plugin = manager_result("job_plugin")
+            manager_library = (job_plugin or {}).get("library", "")
             module_args = slurm.node_parameters(
                 record,
                 self.machine,
@@ -55,6 +58,8 @@ class ActionModule(HostAction):
                 keep_checks,
                 slurm_version,
                 rest_certificates,
+                manager_result("plugins_included"),
+                job_plugin,
             )
         elif state == "configured":
             module_args = slurm.configuration_parameters(record, self.machine, slurm_options)
@@ -64,7 +69,7 @@ class ActionModule(HostAction):
             module_args.update(slurm.gres_types(record, collect_gres(self, record)))
         if state == "served":
             return self._serve(record["name"], module_args, slurm_options["slurm_accounting"])
-        result = run_slurm_module(self, {"state": state, **module_args})
+        result = run_slurm_module(self, {"state": state, **module_args}, manager_library)
         if state == "present" and not slurm_options["session_enabled"] and result.get("sessions"):
             session_removal = self.run_module("gpumesh.cluster.session", {"state": "absent"})
             result["changed"] = result["changed"] or session_removal["changed"]

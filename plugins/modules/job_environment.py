@@ -12,8 +12,9 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Installs Slurm's C(TaskProlog) with its data about this node and the cluster, a block in C(/etc/nccl.conf), and the
-    permission to lock memory.
+  - Installs the program that sets the environment of jobs with its data about this node and the cluster, a block in
+    C(/etc/nccl.conf), and the permission to lock memory. It is run by Slurm, as C(TaskProlog) or by the plugin of
+    M(gpumesh.cluster.slurm).
   - Mounts a small tmpfs on C(/run/gpumesh/jobs), the directory of the hostfiles of jobs, so that no job can fill C(/run).
     In a container that may not mount, the directory stays on C(/run), and a warning is shown.
   - Set O(record). The other options are derived from it and from the options of the role

@@ -22,7 +22,8 @@ description:
     C(session_allow), C(session_enabled), C(session_mounts_allowed), C(session_nat), C(session_ports), C(session_storage_dir), C(session_subnets),
     C(slurm_accounting), C(slurm_accounts), C(slurm_cgroup), C(slurm_conf), C(slurm_dbd_conf), C(slurm_gres),
     C(slurm_health_check), C(slurm_health_check_interval), C(slurm_health_max_drained_percent),
-    C(slurm_health_mount_timeout), C(slurm_health_prolog), C(slurm_health_rdma_rate_gbps), C(slurm_max_nodes),
+    C(slurm_health_mount_timeout), C(slurm_health_prolog), C(slurm_health_rdma_rate_gbps), C(slurm_job_plugin),
+    C(slurm_max_nodes),
     C(slurm_node_conf), C(slurm_nodesets), C(slurm_partitions), C(slurm_qos), C(slurm_rest), C(slurm_rest_address),
     C(slurm_rest_port), C(ssh_trust_port), C(ssh_trust_users), C(storage_backend), C(storage_server), C(tracking_uid),
     C(tracking_unconfined), C(train_run_dir), C(train_stage_dir)."

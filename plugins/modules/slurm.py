@@ -17,13 +17,17 @@ description:
   - The controller serves C(slurm.conf), C(cgroup.conf) and C(gres.conf), which do not contain nodes. So a node can join or
     leave without a changed file or a restart on other hosts. Host-specific settings are in O(directory) below C(node).
   - Detects the cgroup version, the GPUs, the memory and the version of Slurm on the host.
+  - Compiles the plugin for Slurm that sets the environment of jobs instead of O(task_prolog), which works in containers,
+    too, where Slurm would look for that program inside. The manager compiles it, and members with the same Slurm,
+    architecture and C library copy it; others compile it themselves. Needs Slurm 24.11 or later. C(slurm_conf) with a
+    C(TaskProlog) of its own disables both.
   - Set O(record). The other options are derived from it and from the options of the role P(gpumesh.cluster.slurm#role) in
     the variables of the host. This happens on the controller, which also installs missing packages.
   - "Reads these options of roles: C(session_enabled), C(slurm_accounting), C(slurm_accounts), C(slurm_cgroup),
     C(slurm_conf), C(slurm_dbd_conf), C(slurm_gres), C(slurm_health_check), C(slurm_health_check_interval),
     C(slurm_health_max_drained_percent), C(slurm_health_mount_timeout), C(slurm_health_prolog),
-    C(slurm_health_rdma_rate_gbps), C(slurm_max_nodes), C(slurm_node_conf), C(slurm_nodesets), C(slurm_partitions),
-    C(slurm_qos), C(slurm_rest), C(slurm_rest_address), C(slurm_rest_port)."
+    C(slurm_health_rdma_rate_gbps), C(slurm_job_plugin), C(slurm_max_nodes), C(slurm_node_conf), C(slurm_nodesets),
+    C(slurm_partitions), C(slurm_qos), C(slurm_rest), C(slurm_rest_address), C(slurm_rest_port)."
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -57,7 +61,7 @@ options:
     default: false
   registered:
     description: The names under which results with the version of Slurm on the manager have been registered. The first
-      one that has it counts. The same for RV(rest_certificates).
+      one that has it counts. The same for RV(rest_certificates), RV(plugins_included) and RV(job_plugin).
     type: list
     elements: str
     default: []
@@ -65,6 +69,31 @@ options:
     description: Whether the host runs jobs.
     type: bool
     default: true
+  plugins_included:
+    description: Whether the controller serves a C(plugstack.conf) that includes the file with plugins of each host. Only
+      then is the plugin used that sets the environment of jobs. Null keeps the plugin on a host that has it in use.
+    type: bool
+  job_plugin:
+    description: Whether to set the environment of jobs by a plugin. Otherwise O(task_prolog) does it.
+    type: bool
+    default: true
+  install_compiler:
+    description: Whether to return what is missing to compile the plugin as RV(missing). Otherwise O(task_prolog) sets the
+      environment of jobs.
+    type: bool
+    default: true
+  manager_plugin:
+    description: The plugin of the manager, RV(job_plugin) without its library. Null if it has none, or is not known.
+    type: dict
+    suboptions:
+      stamp:
+        description: What it was compiled for, and the SHA-256 of the library.
+        type: str
+        required: true
+      source_digest:
+        description: The SHA-256 of its source.
+        type: str
+        required: true
   reregister:
     description: Whether the node was deleted from the controller, so that slurmd can register it again, or stop.
     type: bool
@@ -345,6 +374,14 @@ database:
     it, and MariaDB is available for this.
   type: bool
   returned: O(state=stored)
+plugins_included:
+  description: Whether the C(plugstack.conf) of the controller includes the file with plugins of each host.
+  type: bool
+  returned: O(state=present) and O(state=configured)
+job_plugin:
+  description: The plugin that sets the environment of jobs, as from M(gpumesh.cluster.slurm_state_info).
+  type: dict
+  returned: O(state=configured)
 withdrawn:
   description: The existing files of services that are no longer wanted.
   type: list

@@ -91,6 +91,24 @@ rest_certificates:
   type: list
   elements: str
   returned: without O(part)
+plugins_included:
+  description: Whether the C(plugstack.conf) of the controller includes the file with plugins of each host.
+  type: bool
+  returned: without O(part)
+job_plugin:
+  description: The plugin that sets the environment of jobs, for hosts like this one. Null if there is none.
+  type: dict
+  returned: without O(part)
+  contains:
+    stamp:
+      description: What it was compiled for, and the SHA-256 of the library, as a comment in C.
+      type: str
+    source_digest:
+      description: The SHA-256 of its source.
+      type: str
+    library:
+      description: The library, compressed with zlib and in base64.
+      type: str
 content:
   description: The part, in base64.
   type: str

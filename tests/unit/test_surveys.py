@@ -266,6 +266,7 @@ NOT_FOR_AWX = {
         "session_mounts_allowed",
         "slurm_accounting",
         "slurm_conf",
+        "slurm_job_plugin",
         "slurm_rest",
         "storage_backend",
         "storage_server",

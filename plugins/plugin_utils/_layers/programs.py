@@ -92,3 +92,8 @@ def source_digests(sources: ProgramSources) -> dict[str, str]:
 def encode_source(source: bytes) -> str:
     """Encode a source as text, for the module."""
     return base64.b64encode(zlib.compress(source)).decode()
+
+
+def decode_source(encoded_source: str) -> bytes:
+    """Decode what a host has sent as text."""
+    return zlib.decompress(base64.b64decode(encoded_source))

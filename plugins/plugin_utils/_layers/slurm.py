@@ -18,13 +18,21 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certi
     current_pair,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.service import quote_unit_argument
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import conf, config, rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    conf,
+    config,
+    job_plugin,
+    rest,
+    spank,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.database import DATABASE_NAME
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.state import STATE_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import PLUGIN_PATH
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
+    decode_source,
+    read_role_file,
     source_digests,
 )
 
@@ -36,6 +44,7 @@ HOST_OPTIONS = (
     "slurm_rest_address",
     "slurm_rest_port",
     "slurm_max_nodes",
+    "slurm_job_plugin",
     "slurm_conf",
     "slurm_cgroup",
     "slurm_dbd_conf",
@@ -58,6 +67,7 @@ _PROGRAMS_BY_PART = {
     "accounting": ["slurmdbd", *DATABASE_PROGRAMS],
     "rest": ["slurmrestd"],
     "rest_proxy": ["stunnel", "openssl"],
+    "job_plugin": ["gcc", *spank.REQUIRED_HEADERS],
 }
 _DEBIAN_PACKAGES = {
     "node": ["slurmd", "slurm-client"],
@@ -65,6 +75,7 @@ _DEBIAN_PACKAGES = {
     "accounting": ["slurmdbd", "mariadb-server", "python3-pymysql"],
     "rest": ["slurmrestd", "slurm-wlm-jwt-plugin"],
     "rest_proxy": ["stunnel4", "openssl"],
+    "job_plugin": ["gcc", "libc6-dev", "libslurm-dev"],
 }
 #: The services that the manager runs only if an option is set.
 _OPTION_BY_PART = {"accounting": "slurm_accounting", "rest": "slurm_rest"}
@@ -74,6 +85,7 @@ _RPM_PACKAGES = {
     "accounting": ["slurm-slurmdbd", "mariadb-server", "python3-PyMySQL"],
     "rest": ["slurm-slurmrestd"],
     "rest_proxy": ["stunnel", "openssl"],
+    "job_plugin": ["gcc", "glibc-devel", "slurm-devel"],
 }
 #: Programs of the layer job_environment. Settings in slurm_conf take precedence.
 _TASK_PROLOG, _EPILOG = "/etc/gpumesh/task_prolog", "/etc/gpumesh/job_epilog"
@@ -134,6 +146,18 @@ def health_program_sources() -> ProgramSources:
     return {health_settings.PROGRAM_NAME: bundle_program(health_settings.ENTRY_MODULE)}
 
 
+@cache
+def job_plugin_sources() -> ProgramSources:
+    """The source of the plugin that sets the environment of jobs."""
+    return {job_plugin.SOURCE_NAME: read_role_file("job_environment", job_plugin.SOURCE_NAME)}
+
+
+def pushed_sources(manager_library: str = "") -> ProgramSources:
+    """All contents for which the module slurm may ask. ``manager_library``: that of the manager's plugin, encoded."""
+    libraries = {job_plugin.LIBRARY_NAME: decode_source(manager_library)} if manager_library else {}
+    return {**health_program_sources(), **job_plugin_sources(), **libraries}
+
+
 def configuration_parameters(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the module that writes the configuration.
 
@@ -156,7 +180,10 @@ def configuration_parameters(record: model.Record, machine: str, options: Mappin
         "max_nodes": options["slurm_max_nodes"],
         "task_prolog": _TASK_PROLOG,
         "health_check": health_check,
-        "digests": source_digests(health_program_sources()) if health_check and slurm_node else {},
+        "digests": source_digests(
+            {**(health_program_sources() if health_check and slurm_node else {}), **job_plugin_sources()}
+        ),
+        "job_plugin": options["slurm_job_plugin"],
         "health_check_interval": options["slurm_health_check_interval"],
         "health_mount_timeout": options["slurm_health_mount_timeout"],
         "health_rdma_rate_gbps": options["slurm_health_rdma_rate_gbps"],
@@ -196,11 +223,15 @@ def node_parameters(
     keep_checks: bool,
     controller_version: str = "",
     rest_certificates: Sequence[str] | None = None,
+    plugins_included: bool | None = None,
+    manager_plugin: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The parameters for a node, or for a member that runs no jobs.
 
     ``reregister``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
     program on nodes. ``controller_version``: empty if it is not known. ``rest_certificates``: None if it is not known.
+    ``plugins_included``: whether the controller lets each host have plugins of its own. ``manager_plugin``: the manager's
+    plugin for jobs, if it has one. Both are None if that is not known.
     """
     manager = record["manager"]
     parameters = configuration_parameters(record, machine, options)
@@ -211,6 +242,10 @@ def node_parameters(
         "controller_name": manager,
         "controller_version": controller_version,
         "rest_certificates": rest_certificates,
+        "plugins_included": plugins_included,
+        "manager_plugin": {name: manager_plugin[name] for name in ("stamp", "source_digest")}
+        if manager_plugin
+        else None,
         "controller_port": _first_port("slurm_conf", options["slurm_conf"], "SlurmctldPort", "6817"),
         "daemons": _node_daemons(record, machine, options["slurm_health_check"])
         if parameters["slurm_node"]

@@ -13,27 +13,48 @@ from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._core.action import HostAction, PackageError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import (
-    health_program_sources,
     packages_for_programs,
+    pushed_sources,
 )
 
 _MODULE = "gpumesh.cluster.slurm"
+_COMPILER = "gcc"
 
 
-def run_slurm_module(action: HostAction, module_parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the module, and again with what was missing. Raises ModuleFailedError or HostStateError."""
+def run_slurm_module(
+    action: HostAction, module_parameters: Mapping[str, Any], manager_library: str = ""
+) -> dict[str, Any]:
+    """Run the module, and again with what was missing. Raises ModuleFailedError or HostStateError.
+
+    ``manager_library``: the library of the manager's plugin for jobs, encoded.
+    """
     module_args = {**module_parameters, **action.supervisor_options()}
-    result = action.ensure_packages(
-        _MODULE,
-        module_args,
-        lambda module_result: (
-            packages_for_programs(module_result["missing"], action.package_manager) if module_result["missing"] else []
-        ),
-    )
+    requested_packages: list[str] = []
+
+    def find_missing_packages(module_result: Mapping[str, Any]) -> list[str]:
+        if not module_result["missing"]:
+            return []
+        missing_packages = packages_for_programs(module_result["missing"], action.package_manager)
+        requested_packages.extend(missing_packages)
+        return missing_packages
+
+    try:
+        result = action.ensure_packages(_MODULE, module_args, find_missing_packages)
+    except PackageError as failure:
+        if _COMPILER not in requested_packages:
+            raise
+        # Slurm works without the plugin for jobs, for which a compiler is needed.
+        module_args["install_compiler"] = False
+        result = action.ensure_packages(_MODULE, module_args, find_missing_packages)
+        action.warn(
+            f"{action.machine}: {', '.join(packages_for_programs([_COMPILER], action.package_manager))} cannot be installed, "
+            f"so a TaskProlog sets the environment of jobs, and steps in containers fail: {failure.message} "
+            "Mend the package sources, or set slurm_job_plugin: false."
+        )
     action.refuse_missing_programs(result["missing"])
-    return action.push_sources(_MODULE, module_args, result, health_program_sources)
+    return action.push_sources(_MODULE, module_args, result, lambda: pushed_sources(manager_library))
 
 
 def collect_gres(action: HostAction, record: Record) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Set the environment of a distributed program in its Slurm job, in every dialect, from one model.
 
-Slurm runs this before each task (TaskProlog) and reads its output: ``export NAME=value`` and ``unset NAME``. With
-``--login`` it prints the same for a shell, for a login into a job.
+Our plugin for Slurm runs this once for each step on a node (``--step``), reads the environment of the step from stdin, and
+prints that of each task. Where there is no plugin, Slurm runs it before each task (TaskProlog) and reads its output: ``export
+NAME=value`` and ``unset NAME``. With ``--login`` it prints the same for a shell, for a login into a job.
 
 The data flow: the variables that Slurm has set -> World (nodes in rank order, tasks, GPUs, this task's position)
 -> variables. The settings of this node come from job_environment.json beside this file.
 
-The program runs once per task, so it imports little. It never fails a job: if something is unknown, its variables are
+A job waits for the program, so it imports little. It never fails a job: if something is unknown, its variables are
 not changed.
 """
 
@@ -19,11 +20,13 @@ import json
 import os
 import subprocess
 import sys
+from pwd import getpwuid
+from stat import S_ISREG
 from zlib import crc32
 
 TYPE_CHECKING = False  # The typing module costs milliseconds that every task would pay.
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+    from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 SETTINGS_PATH = "/etc/gpumesh/job_environment.json"
 #: The file that a bash script in a job reads first, which sets the variables with several lines.
@@ -37,11 +40,16 @@ RUNTIME_DIRECTORY = "/run/gpumesh/jobs"
 MARKER_VARIABLE = "GPUMESH_JOB_ENVIRONMENT"
 #: Slurm's numbers for the batch, extern and interactive steps start here.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
+BATCH_STEP = 0xFFFFFFFB
+#: The kernel starts no program with a longer variable, including its name and the byte that ends it.
+MAX_VARIABLE_SIZE = 128 * 1024
 DIALECTS = ("backendai", "dstack", "skypilot", "runpod", "torchrun")
 #: The maximum number of hosts in one range, as in Slurm itself.
 MAX_RANGE_SIZE = 65536
 #: The distance between the ports of two steps of a job, which may start on the same node at once. A prime spreads them.
 STEP_STRIDE = 997
+#: The last record for the plugin, without which it uses none.
+END_RECORD = "@end"
 
 
 class Node:
@@ -697,6 +705,23 @@ def prolog_lines(env: Mapping[str, str], set_variables: Mapping[str, str], unset
     return "".join(line + "\n" for line in lines)
 
 
+def step_records(changes_by_rank: Mapping[int, Tuple[Mapping[str, str], Iterable[str]]]) -> bytes:
+    """Return the records for the plugin, each with a zero byte at its end, which no variable has.
+
+    ``changes_by_rank``: what to set and to unset for each task on this node. What all of them have is not repeated.
+    """
+    records_by_rank = {
+        rank: [*unset_names, *(f"{name}={value}" for name, value in set_variables.items())]
+        for rank, (set_variables, unset_names) in changes_by_rank.items()
+    }
+    shared = set.intersection(*map(set, records_by_rank.values()))
+    records = ["@all", *sorted(shared)]
+    for rank, task_records in records_by_rank.items():
+        records += [f"@{rank}", *(record for record in task_records if record not in shared)]
+    encoded_records = [record.encode("utf-8", "surrogateescape") + b"\0" for record in (*records, END_RECORD)]
+    return b"".join(record for record in encoded_records if len(record) <= MAX_VARIABLE_SIZE)
+
+
 def shell_lines(set_variables: Mapping[str, str], unset_names: Iterable[str]) -> str:
     """Return the lines for ``eval`` in a POSIX shell."""
     lines = ["unset " + name for name in unset_names]
@@ -740,13 +765,15 @@ def write_hostfile(directory: str, file_name: str, content: str) -> str:
     """Write a file with this content, and return its path; empty if that is impossible.
 
     Everyone may write in the directory, so a file of that name may be a trap: links are never followed, and a file is
-    kept only if it belongs to this user.
+    kept only if it belongs to this user. One of another size, which may be huge, is not read.
     """
     path = os.path.join(directory, file_name)
     temporary_path = f"{path}.{os.getpid()}"
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
-            if os.fstat(stream.fileno()).st_uid == os.getuid() and stream.read() == content:
+            status = os.fstat(stream.fileno())
+            is_own_file = S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+            if is_own_file and status.st_size == len(content.encode()) and stream.read() == content:
                 return path
     except OSError:
         pass
@@ -804,6 +831,72 @@ def _node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
+def _user_name() -> str:
+    try:
+        return getpwuid(os.getuid()).pw_name
+    except KeyError:
+        # Slurm may know users that the node does not.
+        return ""
+
+
+def read_step(stream: BinaryIO) -> Dict[str, str]:
+    """Read the environment of a step, as the plugin writes it: each variable with a zero byte at its end."""
+    texts = (record.decode("utf-8", "surrogateescape") for record in stream.read().split(b"\0"))
+    return {name: value for name, equals, value in (text.partition("=") for text in texts) if equals}
+
+
+def run_step(
+    env: Dict[str, str],
+    step_id: int,
+    component_ranks: List[int],
+    settings_path: str = SETTINGS_PATH,
+    runtime: str = RUNTIME_DIRECTORY,
+    show: Callable[..., str] = show,
+) -> bytes:
+    """Return the records for the tasks of a step on this node.
+
+    ``env``: the environment of the step, to which Slurm has not yet added what differs between nodes and tasks.
+    ``component_ranks``: the ranks of the tasks in the component of the job.
+    """
+    if SESSION in env:
+        # The containers of a session have their own environment.
+        return END_RECORD.encode() + b"\0"
+    with open(settings_path) as stream:
+        settings = Settings(stream.read())
+    env.update(SLURMD_NODENAME=_node_name(), SLURM_JOB_USER=_user_name())
+    env.update(SLURM_PROCID=str(component_ranks[0]), SLURM_LOCALID="0")
+    world = read_world(env, settings.members, step_id == BATCH_STEP, _ask_once(show))
+    first_rank = sum(node.tasks for node in world.nodes if node.group < world.node.group)
+    is_task = world.rank is not None
+    hostfile_path = _write_world(env, world, runtime)
+    changes_by_rank = {}
+    for local_rank, component_rank in enumerate(component_ranks):
+        rank = component_rank if step_id >= FIRST_SPECIAL_STEP else first_rank + component_rank
+        if is_task:
+            world.rank, world.local_rank = rank, local_rank
+        changes_by_rank[rank] = changes(env, all_variables(world, settings, hostfile_path, users_own(env)))
+    return step_records(changes_by_rank)
+
+
+def _ask_once(show: Callable[..., str]) -> Callable[..., str]:
+    """Return ``show`` with a memory: each component of a job asks for the same nodes."""
+    answers: Dict[Tuple[str, ...], str] = {}
+
+    def show_once(*show_arguments: str) -> str:
+        if show_arguments not in answers:
+            answers[show_arguments] = show(*show_arguments)
+        return answers[show_arguments]
+
+    return show_once
+
+
+def _write_world(env: Mapping[str, str], world: World, runtime: str, is_login: bool = False) -> str:
+    """Write the hostfile, and return its path. Its name has the job ID that Slurm's epilog gets on this node."""
+    job = str(world.job) if is_login else _job_id(env, world.node.group)
+    file_name = f"{job}.{world.step}.hosts" if world.rank is not None else f"{job}.hosts"
+    return write_hostfile(runtime, file_name, hostfile_text(world.nodes))
+
+
 def run(login: bool, settings_path: str = SETTINGS_PATH, runtime: str = RUNTIME_DIRECTORY) -> str:
     """Return the lines for Slurm, or for a shell."""
     with open(settings_path) as stream:
@@ -816,11 +909,7 @@ def run(login: bool, settings_path: str = SETTINGS_PATH, runtime: str = RUNTIME_
         world = world_of_login(job_id, _node_name(), settings.members, show)
     else:
         world = read_world(env, settings.members, _in_batch_step(), show)
-    # The name of the file has the job ID that Slurm's epilog gets on this node.
-    job = world.job if login else _job_id(env, world.node.group)
-    variable_name = f"{job}.{world.step}.hosts" if world.rank is not None else f"{job}.hosts"
-    hostfile_content = hostfile_text(world.nodes)
-    hostfile_path = write_hostfile(runtime, variable_name, hostfile_content)
+    hostfile_path = _write_world(env, world, runtime, login)
     desired_variables = all_variables(world, settings, hostfile_path, users_own(env))
     multiline_names = sorted(variable_name for variable_name, value in desired_variables.items() if "\n" in value)
     if multiline_names:
@@ -831,16 +920,25 @@ def run(login: bool, settings_path: str = SETTINGS_PATH, runtime: str = RUNTIME_
 
 
 def main(arguments: List[str]) -> int:
-    """Print the lines. Returns 0 whatever happens, since Slurm ends a task whose prolog fails."""
+    """Print the lines or records. Returns 0 whatever happens, since Slurm ends a task whose prolog fails."""
+    is_login, is_step = "--login" in arguments, "--step" in arguments
     if SESSION in os.environ:
         # The containers of a session have their own environment.
         return 0
     try:
-        sys.stdout.write(run(login="--login" in arguments))
+        if is_step:
+            step_text, ranks_text = arguments[1:3]
+            env = read_step(sys.stdin.buffer)
+            sys.stdout.buffer.write(run_step(env, int(step_text), list(map(int, ranks_text.split(",")))))
+        else:
+            sys.stdout.write(run(is_login))
     except (OSError, ValueError, KeyError, IndexError) as failure:
-        # A login may belong to a job of another node, so it is not worth a message.
-        if "--login" not in arguments:
-            sys.stderr.write(f"gpumesh: the job environment is not set: {type(failure).__name__}: {failure}\n")
+        message = f"{type(failure).__name__}: {failure}"
+        if is_step:
+            sys.stdout.buffer.write(f"!{message}\0{END_RECORD}\0".encode("utf-8", "replace"))
+        elif not is_login:
+            # A login may belong to a job of another node, so it is not worth a message.
+            sys.stderr.write(f"gpumesh: the job environment is not set: {message}\n")
     return 0
 
 

@@ -13,14 +13,16 @@ from ansible.errors import AnsibleUndefinedVariable
 
 from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import job_plugin, rest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import (
     DBD_CONFIG_PATH,
     TOKEN_KEY,
     health_program_sources,
+    job_plugin_sources,
     packages_for_programs,
     program_path,
+    pushed_sources,
     required_programs,
 )
 
@@ -91,7 +93,7 @@ HEAD: dict[str, Any] = {**RECORD, "members": [{**RECORD["members"][0], "slurm_no
 @pytest.mark.parametrize("state", ["present", "configured"])
 def test_a_manager_without_jobs_serves_the_nodes_and_runs_no_slurmd(state: str) -> None:
     given = module_arguments_of({"record": HEAD, "state": state}, inventory_hostname="n1")
-    assert (given["serve"], given["slurm_node"], given["digests"]) == (True, False, {})
+    assert (given["serve"], given["slurm_node"], list(given["digests"])) == (True, False, [job_plugin.SOURCE_NAME])
     # Its nodes run the health check.
     assert given["health_check"] == "/usr/local/sbin/gpumesh-node-health"
     assert "slurmd" in given["programs"], "its parser validates the configuration"
@@ -346,10 +348,10 @@ def test_the_health_program_is_pushed_after_the_packages() -> None:
     played = run_slurm_action({}, {**UNCHANGED, "missing": ["slurmd"]}, lacking, {**UNCHANGED, "changed": True})
     *_earlier, before, after = [given for module, given in played.module_calls if module == "gpumesh.cluster.slurm"]
     assert unpack_files(after.pop("contents")) == health_program_sources()
-    assert before == after and source_digests(health_program_sources()) == before["digests"]
+    assert before == after and source_digests(pushed_sources()) == before["digests"]
     assert played.result["changed"]
     assert "contents" not in run_slurm_action({}, lacking, check_mode=True).module_calls[-1][1]
-    assert module_arguments_of({}, slurm_health_check="")["digests"] == {}
+    assert module_arguments_of({}, slurm_health_check="")["digests"] == source_digests(job_plugin_sources())
 
 
 def test_missing_packages_are_installed() -> None:
@@ -420,3 +422,27 @@ def test_a_node_receives_the_certificates_of_the_rest_api() -> None:
     ):
         assert module_arguments_of(asked, **variables)["rest_certificates"] == certificates
     assert module_arguments_of({})["rest_certificates"] is None
+
+
+def test_a_compiler_that_cannot_be_installed_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm works without it, with a TaskProlog."""
+    warnings: list[str] = []
+    monkeypatch.setattr(ActionModule, "warn", lambda _self, message: warnings.append(message))
+    monkeypatch.setattr(ActionModule, "_run_script", lambda _self, _text: False)
+    lacking = {**UNCHANGED, "missing": ["gcc", "/usr/include/slurm/spank.h"]}
+    failed = {"failed": True, "msg": "No network."}
+
+    def run(*results: dict[str, Any]) -> ActionRun:
+        given = {"gpumesh.cluster.slurm": results, "ansible.builtin.apt": [failed]}
+        host = {"inventory_hostname": "n1", "ansible_facts": {"pkg_mgr": "apt"}, "hostvars": {"n1": {}}}
+        given_host = {**host, "ansible_play_batch": ["n1"]}
+        return play_action(ActionModule, {"record": RECORD, "state": "configured"}, given, given_host)
+
+    done = run(lacking, UNCHANGED)
+    assert not done.result.get("failed")
+    assert [call[1].get("install_compiler") for call in done.module_calls] == [None, None, False]
+    assert done.module_calls[1][1]["name"] == ["gcc", "libc6-dev", "libslurm-dev"]
+    (warning,) = warnings
+    assert "n1: gcc, libc6-dev, libslurm-dev cannot be installed" in warning and "No network." in warning
+    # What Slurm itself needs still ends the run.
+    assert run({**UNCHANGED, "missing": ["slurmctld"]}).result["msg"] == "No network."

@@ -17,9 +17,9 @@ from module_runs import patch_module_arguments, read_result, start_module, write
 from program_builds import push_options
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import ModuleResult
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import apply, rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import apply, rest, spank
 from ansible_collections.gpumesh.cluster.plugins.modules import slurm
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import health_program_sources
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.slurm import pushed_sources
 from ansible_collections.gpumesh.cluster.tests.support import certificates
 
 SLURMD = {"name": "slurmd", "command": "/usr/sbin/slurmd -D", "reads": [], "drop_in": "[Unit]\n"}
@@ -38,7 +38,7 @@ def _given(tmp_path: Path) -> dict[str, Any]:
         "machine": "n2",
         "address": "10.0.0.2",
         "health_check": str(tmp_path / "checks"),
-        **push_options(health_program_sources()),
+        **push_options(pushed_sources()),
         "daemons": [SLURMD],
         "supervisor_programs": str(tmp_path),
     }
@@ -110,6 +110,64 @@ def test_gres_types_are_kept_while_some_members_are_unknown(programs: Path, give
     assert (sliced["changed"], sliced["reload"]) == (False, "none")
     whole = run_slurm_module(programs, {**manager, "gres_types": ["tape"]})
     assert (whole["changed_files"], whole["reload"]) == (["slurm.conf"], "restart")
+
+
+def test_the_job_plugin_is_used_where_the_controller_includes_it(
+    programs: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = spank.JobPlugin((), (24, 11, 5))
+    monkeypatch.setattr(spank, "plan_job_plugin", lambda *_arguments: plugin)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    folder = Path(given["directory"])
+
+    def configure(**changed: Any) -> tuple[bool, bool]:
+        """Whether the file that includes plugins is served, and whether this host has the plugin and no task prolog."""
+        arguments = {**given, "state": "configured", "task_prolog": given["health_check"], "epilog": "", **changed}
+        with patch_module_arguments(arguments), pytest.raises(SystemExit):
+            slurm.main()
+        result = json.loads(capsys.readouterr().out)
+        has_plugin = (folder / "plugstack.conf.d" / "gpumesh.conf").exists()
+        assert ('TaskProlog=""' in (folder / "node" / "slurm.conf").read_text()) == has_plugin
+        return result["plugins_included"], has_plugin
+
+    # A run without the manager that knows nothing of it, and one that does.
+    assert configure() == (False, False)
+    assert configure(plugins_included=True) == (True, True)
+    assert configure() == (True, True)
+    assert configure(plugins_included=False) == (False, False)
+    # The manager decides by its own file.
+    assert configure(serve=True) == (True, True)
+    assert (folder / "plugstack.conf").exists()
+    assert configure(serve=True) == (True, True)
+    (folder / "plugstack.conf").write_text("required /their.so\n")
+    # A node does not read it, and the manager says what is missing.
+    assert configure(plugins_included=True) == (True, True)
+    assert configure(serve=True) == (False, False)
+    assert (folder / "plugstack.conf").read_text() == "required /their.so\n"
+
+
+def test_a_plugin_that_nothing_would_load_is_not_planned(
+    programs: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = {"serve": True, "settings": {}, "plugins_included": None, "slurm_node": True, **given}
+    monkeypatch.setattr(spank, "plan_job_plugin", lambda *_arguments: "planned")
+    assert apply._plan_job_plugin(params) == "planned"
+    assert apply._plan_job_plugin({**params, "settings": {"taskprolog": None}}) == spank.JobPlugin()
+    assert apply._plan_job_plugin({**params, "serve": False, "plugins_included": False}) == spank.JobPlugin()
+    assert apply._plan_job_plugin({**params, "serve": False, "plugins_included": True}) == "planned"
+    plugstack = Path(given["directory"]) / "plugstack.conf"
+    plugstack.write_text("required /their.so\n")
+    assert apply._plan_job_plugin(params) == spank.JobPlugin()
+    refused = run_slurm_module(programs, given, serve=True, state="configured")
+    warning = str(refused["warnings"])
+    assert "does not include" in warning and "slurm_job_plugin" in warning
+
+
+def test_a_member_without_jobs_keeps_the_file_that_includes_plugins(programs: Path, given: dict[str, Any]) -> None:
+    member = {**given, "slurm_node": False, "state": "configured"}
+    assert "plugstack.conf" in run_slurm_module(programs, member, plugins_included=True)["changed_files"]
+    # A comparison does not know the manager's.
+    assert run_slurm_module(programs, member, _ansible_check_mode=True)["changed_files"] == []
 
 
 def test_a_redefined_node_waits_for_the_controller(programs: Path, given: dict[str, Any]) -> None:

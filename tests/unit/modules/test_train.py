@@ -89,9 +89,9 @@ def test_session_files_are_pushed_and_old_sessions_swept(
     monkeypatch.setattr(session_install, "missing_requirements", list)
     monkeypatch.setattr(session_install, "refuse_unfit_host", lambda _run, _machine: steps.append("refuse"))
     monkeypatch.setattr(session_apply.node, "clean_up", lambda _run, _machine: steps.append("clean") or [7])
-    for name in ("_plan_plugin", "_plan_rules"):
+    for module, name in ((session_install.spank, "plan_plugin"), (session_install, "_plan_rules")):
         monkeypatch.setattr(
-            session_install,
+            module,
             name,
             lambda *_given: session_install.program_archive.file_change(str(place / "other"), b"x"),
         )

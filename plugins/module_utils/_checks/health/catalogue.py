@@ -407,6 +407,17 @@ CATALOGUE: Tuple[CatalogueEntry, ...] = (
         "Renew the key, or disable its expiry.",
     ),
     CatalogueEntry(
+        "slurm.job_plugin",
+        "Slurm loads the plugin that sets the environment of jobs",
+        "the plugin, its source, `plugstack.conf`, `slurmd -V`",
+        "nodes with the plugin in place of the task prolog",
+        "installed, included, and compiled for the release of Slurm",
+        "",
+        PASSIVE,
+        DRAIN,
+        "Run the slurm playbook, which compiles it.",
+    ),
+    CatalogueEntry(
         "slurm.rest_certificate",
         "The certificate of Slurm's REST API is valid for a month",
         "the certificate's file",

@@ -23,6 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health imp
     hardware_faults,
     host,
     hung,
+    job_plugin,
     keys,
     links,
     logins,
@@ -51,7 +52,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._host.models impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils._host.rdma import split_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.job_environment.host import read_job_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.mesh import tailscale
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import rest
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import release, rest
 
 #: The file systems to check. The last one is the shared memory of NCCL and PyTorch's data loaders.
 _DISK_PATHS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev", "shm"))
@@ -566,6 +567,12 @@ def _check_preload(context: CheckContext) -> Judgement:
     return preload.judge_preload(preload_list, preload.find_uncovered_programs(context.host_tree))
 
 
+def _check_job_plugin(context: CheckContext) -> Judgement:
+    installed_plugin = job_plugin.read_plugin(context.host_tree)
+    slurm_version = release.installed_version(context.run_command, "slurmd") if installed_plugin.is_wanted else None
+    return job_plugin.judge_plugin(installed_plugin, slurm_version)
+
+
 def _check_ssh(context: CheckContext) -> Judgement:
     peers = context.expected_state.ssh_peers
     if not peers:
@@ -616,6 +623,7 @@ _IMPLEMENTATIONS: Dict[
     "health.dcgm": (_check_dcgm, 3700.0),
     "mesh.handshake": (_check_handshakes, 3 * handshakes.HANDSHAKE_TIMEOUT),
     "mesh.key_expiry": (_check_key_expiry, _TIME_LIMIT),
+    "slurm.job_plugin": (_check_job_plugin, _TIME_LIMIT),
     "slurm.rest_certificate": (_check_rest_certificate, _TIME_LIMIT),
     "mesh.preload": (_check_preload, _TIME_LIMIT),
     "ssh_trust.login": (_check_ssh, _limit_ssh_seconds),

@@ -11,7 +11,8 @@ import secrets
 import shlex
 import shutil
 import string
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import (
@@ -36,8 +37,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm impo
     config,
     configure,
     database,
+    job_plugin,
     release,
     rest,
+    spank,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host import (
     read_slurm_host,
@@ -65,6 +68,13 @@ OPTIONS: Mapping[str, Any] = {
     },
     "restart": {"type": "bool", "default": False},
     "slurm_node": {"type": "bool", "default": True},
+    "plugins_included": {"type": "bool"},
+    "job_plugin": {"type": "bool", "default": True},
+    "install_compiler": {"type": "bool", "default": True},
+    "manager_plugin": {
+        "type": "dict",
+        "options": {"stamp": {"type": "str", "required": True}, "source_digest": {"type": "str", "required": True}},
+    },
     "reregister": {"type": "bool", "default": False},
     "programs": {"type": "list", "elements": "str", "default": []},
     "health_mount_timeout": {"type": "float", "default": 10},
@@ -128,14 +138,18 @@ def work(params: Mapping[str, Any], check_mode: bool) -> ModuleResult:
         config_plan = configure.plan_config(
             configure.read_managed_files(params["directory"]), None, False, params["directory"]
         )
-        leftover_paths = _existing_paths([rest.TRUST_PATH, rest.PROXY_DIRECTORY, rest.SOCKET_DIRECTORY])
+        leftover_paths = _existing_paths(
+            [rest.TRUST_PATH, rest.PROXY_DIRECTORY, rest.SOCKET_DIRECTORY, job_plugin.LIBRARY_PATH]
+        )
+        source_removal = spank.plan_removal(job_plugin.SOURCE_PATH)
         if not check_mode:
             configure.apply_config(params["directory"], config_plan)
             _remove_paths(leftover_paths)
+            source_removal.apply()
             remove_empty_directory(os.path.dirname(rest.TRUST_PATH))
         values: Dict[str, Any] = {"changed_files": sorted(config_plan.changed_files)}
         return ModuleResult(
-            bool(config_plan.changed_files or leftover_paths),
+            bool(config_plan.changed_files or leftover_paths or source_removal.changed),
             values,
             config_plan.before,
             config_plan.after,
@@ -149,18 +163,23 @@ def work(params: Mapping[str, Any], check_mode: bool) -> ModuleResult:
     ]
     if params["state"] != "configured" and service.supervisord_missing(service_manager):
         missing_programs.append("supervisor")
-    if params["state"] == "present" and "slurmd" in missing_programs:
-        _refuse_release(params, "would be", release.available_version(run))
+    planned_plugin = spank.JobPlugin()
+    writes_config = params["state"] in ("present", "configured")
+    if writes_config:
+        planned_plugin = _plan_job_plugin(params)
+        missing_programs += planned_plugin.missing_requirements
+        if params["state"] == "present" and "slurmd" in missing_programs:
+            _refuse_release(params, "would be", release.available_version(run))
     values = {"missing": missing_programs, "restarted": [], "outdated": [], "sessions": os.path.lexists(PLUGIN_PATH)}
     if missing_programs and not check_mode:
         return ModuleResult(False, values)
-    if params["state"] in ("present", "configured"):
-        values["outdated"] = push.missing_contents([_plan_health_program(params)])
+    if writes_config:
+        values["outdated"] = push.missing_contents([_plan_health_program(params), *planned_plugin.changes])
     if values["outdated"] and not check_mode:
         return ModuleResult(False, values)
-    state_functions = {
-        "present": _apply_node,
-        "configured": _configure_controller,
+    state_functions: Dict[str, Callable[..., ModuleResult]] = {
+        "present": partial(_apply_node, planned_plugin),
+        "configured": partial(_configure_controller, planned_plugin),
         "stored": _apply_database,
         "served": _apply_services,
     }
@@ -180,14 +199,24 @@ def work(params: Mapping[str, Any], check_mode: bool) -> ModuleResult:
 
 
 def _configure_controller(
-    params: Mapping[str, Any], check_mode: bool, _manager: str, values: Dict[str, Any]
+    planned_plugin: spank.JobPlugin,
+    params: Mapping[str, Any],
+    check_mode: bool,
+    _manager: str,
+    values: Dict[str, Any],
 ) -> ModuleResult:
     """Write the files of the controller, without the options of its own node, which follow with slurmd."""
-    return _write_configuration(params, check_mode, values, kept_files=[config.OPTIONS_FILE])
+    config_result = _write_configuration(planned_plugin, params, check_mode, values, [config.OPTIONS_FILE])
+    values["job_plugin"] = spank.predict_built(planned_plugin, params) if check_mode else spank.read_built()
+    return config_result
 
 
 def _write_configuration(
-    params: Mapping[str, Any], check_mode: bool, values: Dict[str, Any], kept_files: Sequence[str] = ()
+    planned_plugin: spank.JobPlugin,
+    params: Mapping[str, Any],
+    check_mode: bool,
+    values: Dict[str, Any],
+    kept_files: Sequence[str] = (),
 ) -> ModuleResult:
     directory = params["directory"]
     configure.refuse_foreign_config(directory, Tree())
@@ -202,8 +231,16 @@ def _write_configuration(
         known_types = config.parse_gres_types(current_files["slurm.conf"])
         config_request = config_request._replace(gres_types=[*config_request.gres_types, *known_types])
     running_arguments = running_slurmd_options(Tree(), params["machine"])
+    # A plugstack.conf of others without such a line is refused only if the user has chosen something that needs it.
+    has_foreign_plugins = configure.has_foreign_plugins(current_files["plugstack.conf"], directory)
+    plugins_included = _are_plugins_included(params, current_files)
     desired_config = config.build_config_files(
-        config_request, slurm_host, directory, config.parse_definition(current_files[config.OPTIONS_FILE]) or ""
+        config_request,
+        slurm_host,
+        directory,
+        config.parse_definition(current_files[config.OPTIONS_FILE]) or "",
+        job_plugin.LIBRARY_PATH if planned_plugin.fits(slurm_host.version) else "",
+        include_plugins=plugins_included and not has_foreign_plugins,
     )
     config_plan = configure.plan_config(
         current_files, desired_config, params["serve"], directory, running_arguments, kept_files
@@ -223,24 +260,66 @@ def _write_configuration(
         slurm_node=params["slurm_node"],
         leftover=not params["serve"] and state_exists(params["state_folder"]),
         changed_files=sorted(config_plan.changed_files),
+        plugins_included=plugins_included,
+    )
+    plugin_before, plugin_after = (
+        "".join(texts) for texts in zip(("", ""), *((change.before, change.after) for change in planned_plugin.changes))
     )
     if not check_mode:
         health_change.apply()
+        for plugin_change in planned_plugin.changes:
+            plugin_change.apply()
         configure.create_directories(missing_directories)
         configure.create_programs(missing_hooks)
         configure.apply_config(directory, config_plan)
     is_redefined = params["state"] == "present" and config_plan.node_redefined
     changed = is_redefined or bool(
-        config_plan.changed_files or missing_directories or missing_hooks or health_change.changed
+        config_plan.changed_files
+        or missing_directories
+        or missing_hooks
+        or health_change.changed
+        or any(plugin_change.changed for plugin_change in planned_plugin.changes)
     )
     missing_lines = "".join(f"{path}\n" for path in (*(path for path, _owner in missing_directories), *missing_hooks))
     return ModuleResult(
         changed,
         values,
-        health_change.before + config_plan.before,
-        missing_lines + health_change.after + config_plan.after,
+        health_change.before + plugin_before + config_plan.before,
+        missing_lines + health_change.after + plugin_after + config_plan.after,
         directory,
+        [_describe_foreign_plugins(directory)]
+        if params["serve"] and params["job_plugin"] and has_foreign_plugins
+        else [],
     )
+
+
+def _describe_foreign_plugins(directory: str) -> str:
+    return (
+        f"{directory}/plugstack.conf was not written by this collection, and does not include "
+        f"{directory}/{config.PLUGINS_FILE} of each node, so a TaskProlog sets the environment of jobs, and steps in "
+        f"containers fail. Add the line 'include {directory}/plugstack.conf.d/*.conf', or set slurm_job_plugin: false."
+    )
+
+
+def _are_plugins_included(params: Mapping[str, Any], current_files: Mapping[str, Optional[str]]) -> bool:
+    """Whether the controller lets each host have plugins of its own. A host keeps what it has if that is not known."""
+    directory, plugstack_text = params["directory"], current_files["plugstack.conf"]
+    if params["serve"]:
+        return not configure.has_foreign_plugins(plugstack_text, directory)
+    if params["plugins_included"] is not None:
+        return bool(params["plugins_included"])
+    if not params["slurm_node"]:
+        return configure.includes_plugins(plugstack_text, directory)
+    return job_plugin.LIBRARY_PATH in (current_files[config.PLUGINS_FILE] or "")
+
+
+def _plan_job_plugin(params: Mapping[str, Any]) -> spank.JobPlugin:
+    """Plan the plugin that sets the environment of jobs, unless nothing would load it."""
+    current_files = configure.read_managed_files(params["directory"])
+    if config.has_own_prolog(params["settings"]) or not _are_plugins_included(params, current_files):
+        return spank.JobPlugin()
+    installed_version = release.installed_version(run, "slurmctld" if params["serve"] else "slurmd")
+    return spank.plan_job_plugin(run, params, installed_version)
 
 
 def _refuse_release(params: Mapping[str, Any], verb: str, slurmd_version: Optional[release.Version]) -> None:
@@ -301,7 +380,11 @@ def required_directories(params: Mapping[str, Any]) -> Dict[str, str]:
 
 
 def _apply_node(
-    params: Mapping[str, Any], check_mode: bool, service_manager: str, values: Dict[str, Any]
+    planned_plugin: spank.JobPlugin,
+    params: Mapping[str, Any],
+    check_mode: bool,
+    service_manager: str,
+    values: Dict[str, Any],
 ) -> ModuleResult:
     """Write the certificates that clients of the REST API trust, and set up the node."""
     certificates = params["rest_certificates"]
@@ -313,7 +396,7 @@ def _apply_node(
     if not check_mode:
         _remove_paths(leftover_paths)
     diff_before, diff_after = managed_files.format_diff(file_steps)
-    node_result = _run_node(params, check_mode, service_manager, values)
+    node_result = _run_node(planned_plugin, params, check_mode, service_manager, values)
     changed = node_result.changed or bool(file_steps or leftover_paths)
     return node_result._replace(
         changed=changed, before=diff_before + node_result.before, after=diff_after + node_result.after
@@ -336,11 +419,15 @@ def _remove_paths(paths: Sequence[str]) -> None:
 
 
 def _run_node(
-    params: Mapping[str, Any], check_mode: bool, service_manager: str, values: Dict[str, Any]
+    planned_plugin: spank.JobPlugin,
+    params: Mapping[str, Any],
+    check_mode: bool,
+    service_manager: str,
+    values: Dict[str, Any],
 ) -> ModuleResult:
     """Write the configuration of the node, then run slurmd, and what watches the kernel log for its health check."""
     config_result = _write_configuration(
-        params, check_mode, values, [] if params["slurm_node"] else [config.OPTIONS_FILE]
+        planned_plugin, params, check_mode, values, [] if params["slurm_node"] else [config.OPTIONS_FILE]
     )
     if values["missing"] or (values["redefined"] and not params["reregister"]):
         return config_result

@@ -27,7 +27,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.host
 #: root runs: Slurm runs all commands of that file except RunTimeRun as root.
 SERVED_FILES = ("slurm.conf", "cgroup.conf", "gres.conf", "plugstack.conf", "oci.conf")
 #: The settings of this host only, below the configuration directory.
-NODE_FILES = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf", "plugstack.conf.d/gpumesh.conf")
+PLUGINS_FILE = "plugstack.conf.d/gpumesh.conf"
+NODE_FILES = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf", PLUGINS_FILE)
 OPTIONS_FILE = "node/slurmd.env"
 
 #: Settings that a running slurmctld 22.05 does not apply on `scontrol reconfigure`, in lower case.
@@ -130,17 +131,31 @@ class SlurmConfigFiles(NamedTuple):
 
 
 def build_config_files(
-    request: SlurmRequest, host: SlurmHost, config_directory: str, former_definition: str = ""
+    request: SlurmRequest,
+    host: SlurmHost,
+    config_directory: str,
+    former_definition: str = "",
+    job_plugin: str = "",
+    include_plugins: bool = False,
 ) -> SlurmConfigFiles:
     """Build the texts of all files. Raises InputError, naming the variable.
 
-    ``former_definition``: the node's current definition.
+    ``former_definition``: the node's current definition. ``job_plugin``: the path of the plugin that replaces our task
+    prolog on this host, if there is one. ``include_plugins``: whether to write the file that includes the plugins of each
+    host, even if the user has chosen none.
     """
     conf.refuse_line_keywords("slurm_conf", request.settings)
     conf.refuse_line_keywords("slurm_cgroup", request.cgroup)
     gres = build_gres_config(request, host)
     definition = build_node_definition(request, host, gres, former_definition)
-    plugin_lines = [f"optional {path}" for path in request.plugins]
+    # Where the user has chosen another task prolog, ours is not replaced either.
+    replaces_prolog = bool(job_plugin and request.task_prolog) and not has_own_prolog(request.settings)
+    plugin_lines = [f"optional {path}" for path in ([job_plugin] if replaces_prolog else []) + list(request.plugins)]
+    host_settings = node_settings(host)
+    if replaces_prolog:
+        # All others keep the setting that the controller serves, so a node changes over by itself: between its file and
+        # the restart of slurmd, a job gets its environment twice.
+        host_settings["TaskProlog"] = '""'
     # Debian's default. A host that does not have our file yet continues without it.
     include_lines = [f"include {os.path.join(config_directory, 'plugstack.conf.d')}/*.conf"]
     return SlurmConfigFiles(
@@ -148,17 +163,15 @@ def build_config_files(
             "slurm.conf": conf.render_file(_build_slurm_conf(request, host, config_directory)),
             "cgroup.conf": conf.render_file([f"Include {os.path.join(config_directory, 'node/cgroup.conf')}"]),
             "gres.conf": conf.render_file([f"Include {os.path.join(config_directory, 'node/gres.conf')}"]),
-            **({"plugstack.conf": conf.render_file(include_lines)} if plugin_lines else {}),
+            **({"plugstack.conf": conf.render_file(include_lines)} if request.plugins or include_plugins else {}),
         },
         {
-            "node/slurm.conf": conf.render_file(
-                conf.render_settings(_without_keys(node_settings(host), request.settings))
-            ),
+            "node/slurm.conf": conf.render_file(conf.render_settings(_without_keys(host_settings, request.settings))),
             "node/cgroup.conf": conf.render_file(
                 conf.render_settings(conf.merge_settings(cgroup_settings(host), request.cgroup))
             ),
             "node/gres.conf": conf.render_file(gres.lines),
-            **({"plugstack.conf.d/gpumesh.conf": conf.render_file(plugin_lines)} if plugin_lines else {}),
+            **({PLUGINS_FILE: conf.render_file(plugin_lines)} if plugin_lines else {}),
         },
         definition,
         build_slurmd_arguments(request, definition),
@@ -481,6 +494,11 @@ def required_reload(old_text: Optional[str], new_text: str) -> str:
 def _without_keys(settings: Mapping[str, Any], excluded_keys: Iterable[str]) -> Dict[str, Any]:
     names = {key.lower() for key in excluded_keys}
     return {key: value for key, value in settings.items() if key.lower() not in names}
+
+
+def has_own_prolog(settings: Mapping[str, Any]) -> bool:
+    """Whether the user's settings for slurm.conf contain a TaskProlog, or remove it."""
+    return "taskprolog" in (key.lower() for key in settings)
 
 
 def _check_name(variable: str, name: str) -> str:

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import tempfile
+from fnmatch import fnmatch
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
@@ -20,6 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm.config import (
     NODE_FILES,
     OPTIONS_FILE,
+    PLUGINS_FILE,
     SERVED_FILES,
     SlurmConfigFiles,
     parse_definition,
@@ -174,6 +176,22 @@ def plan_config(
         ),
         _format_files(current_texts, changed_files),
         _format_files(desired_texts, changed_files),
+    )
+
+
+def includes_plugins(plugstack_text: Optional[str], config_directory: str) -> bool:
+    """Whether the controller's plugstack.conf includes the file of each host: ours, or a file of others that does."""
+    fields_by_line = [line.split() for line in (plugstack_text or "").splitlines()]
+    patterns = [fields[1] for fields in fields_by_line if len(fields) > 1 and fields[0].lower() == "include"]
+    return any(fnmatch(os.path.join(config_directory, PLUGINS_FILE), pattern) for pattern in patterns)
+
+
+def has_foreign_plugins(plugstack_text: Optional[str], config_directory: str) -> bool:
+    """Whether the controller has a plugstack.conf of others, which does not include the file of each host."""
+    return (
+        plugstack_text is not None
+        and not plugstack_text.startswith(_MANAGED_HEADER)
+        and not includes_plugins(plugstack_text, config_directory)
     )
 
 

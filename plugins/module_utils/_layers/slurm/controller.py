@@ -11,7 +11,16 @@ from typing import Any, Dict, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import server_certificate
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import nodes, release, rest, show, term
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import (
+    configure,
+    nodes,
+    release,
+    rest,
+    show,
+    spank,
+    term,
+)
 
 
 def read_controller(run: Runner, state_directory: str) -> Dict[str, Any]:
@@ -24,6 +33,10 @@ def read_controller(run: Runner, state_directory: str) -> Dict[str, Any]:
         "pending_accounting": controller_state.pending_accounting,
         "is_node": os.path.exists(nodes.HOST_SETTINGS_PATH),
         "slurm_version": release.format_version(slurm_version) if slurm_version else None,
+        "plugins_included": configure.includes_plugins(
+            read_text(f"{configure.CONFIG_DIRECTORY}/plugstack.conf"), configure.CONFIG_DIRECTORY
+        ),
+        "job_plugin": spank.read_built(),
         "rest_certificates": server_certificate.read_trusted(rest.PROXY_DIRECTORY),
     }
 

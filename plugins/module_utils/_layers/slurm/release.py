@@ -112,15 +112,15 @@ def installed_version(run: Runner, daemon_name: str) -> Optional[Version]:
 
 
 def parse_candidate_version(policy_output: str) -> Optional[Version]:
-    """Parse the candidate of `apt-cache policy slurmd`, such as ``22.05.8-4+deb12u3``; None if there is none."""
+    """Parse the candidate of `apt-cache policy` for a package of Slurm, such as ``22.05.8-4+deb12u3``; None if there is none."""
     match = re.search(r"^ *Candidate: (?:\d+:)?(\d+\.\d+\.\d+)", policy_output, re.MULTILINE)
     return parse_version(match[1]) if match else None
 
 
-def available_version(run: Runner) -> Optional[Version]:
-    """Return the version of slurmd that would be installed on this host; None if it is unknown."""
+def available_version(run: Runner, package_name: str = "slurmd") -> Optional[Version]:
+    """Return the version of slurmd, or of another package, that would be installed on this host; None if it is unknown."""
     return (
-        parse_candidate_version(run(["apt-cache", "policy", "slurmd"], check=False).stdout)
+        parse_candidate_version(run(["apt-cache", "policy", package_name], check=False).stdout)
         if find_program("apt-cache")
         else None
     )

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from typing import Any, Dict, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive, push
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import Runner, find_program
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.compiler import LIBRARY_DIRECTORY, compile_library
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.compiler import LIBRARY_DIRECTORY
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.files import (
     read_text,
-    remove_empty_directory,
     remove_file,
     write_atomic,
 )
@@ -25,6 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_file
     describe_difference,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.module import LayerChange
+from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.slurm import spank
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import network, node, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.models import (
     ENTRY_MODULE,
@@ -37,10 +36,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.runtime import REQUIRED_PROGRAMS
 
 _PLUGIN_SOURCE = f"{LIBRARY_DIRECTORY}/{PLUGIN_SOURCE_NAME}"
-_COMPILER_FLAGS = ("-O2", "-Wall", "-fPIC", "-shared")
-_SLURM_HEADERS = "/usr/include/slurm"
 _HOST_PROGRAMS = ("nft", "ip", "sysctl", "gcc", "sshd")
-_REQUIRED_HEADERS = (f"{_SLURM_HEADERS}/spank.h", "/usr/include/stdio.h")
 #: The second setting exists on Debian and a few other distributions.
 _NAMESPACE_SETTINGS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
 #: Debian's path of the certificates by which podman verifies a registry comes first: its package is named after it.
@@ -51,7 +47,7 @@ _YAML_PATHS = ("/usr/lib/python3/dist-packages/yaml", "/usr/lib64/python3*/site-
 def missing_requirements() -> List[str]:
     """Return the programs and files that the host lacks, which packages install."""
     missing_names = [program for program in (*REQUIRED_PROGRAMS, *_HOST_PROGRAMS) if find_program(program) is None]
-    missing_names += [path for path in _REQUIRED_HEADERS if not os.path.exists(path)]
+    missing_names += [path for path in spank.REQUIRED_HEADERS if not os.path.exists(path)]
     missing_names += [] if any(map(os.path.exists, _CERTIFICATE_PATHS)) else [_CERTIFICATE_PATHS[0]]
     return missing_names + ([] if any(glob.glob(pattern) for pattern in _YAML_PATHS) else ["yaml"])
 
@@ -109,11 +105,11 @@ def plan_changes(run: Runner, params: Mapping[str, Any]) -> Dict[str, LayerChang
             PROGRAM_PATH: program_archive.zipapp_change(PROGRAM_PATH, None),
             node.TABLE_FILE: _plan_rules(run, ""),
             PLUGIN_PATH: program_archive.zipapp_change(PLUGIN_PATH, None),
-            _PLUGIN_SOURCE: _plan_source_removal(),
+            _PLUGIN_SOURCE: spank.plan_removal(_PLUGIN_SOURCE),
         }
     settings = parse_settings(params)
     return {
-        PLUGIN_PATH: _plan_plugin(run, params),
+        PLUGIN_PATH: spank.plan_plugin(run, params, PLUGIN_SOURCE_NAME, _PLUGIN_SOURCE, PLUGIN_PATH),
         node.TABLE_FILE: _plan_rules(run, network.format_table(SessionSettings(**settings))),
         PROGRAM_PATH: push.program_change(params, PROGRAM_NAME, PROGRAM_PATH, ENTRY_MODULE, settings),
     }
@@ -165,45 +161,3 @@ def _plan_rules(run: Runner, rules_text: str) -> LayerChange:
 
     is_changed = current_text != rules_text or is_loaded != bool(rules_text)
     return LayerChange(is_changed, current_text, rules_text, apply)
-
-
-def _plan_plugin(run: Runner, params: Mapping[str, Any]) -> LayerChange:
-    """Plan the compilation of the plugin against the headers of the installed Slurm.
-
-    The source that it was compiled from is kept, after a line with the version of Slurm.
-    """
-    installed_source = read_text(_PLUGIN_SOURCE) or ""
-    desired_source = push.desired_content(params, PLUGIN_SOURCE_NAME, installed_source.partition("\n")[2].encode())
-    if desired_source is None:
-        return LayerChange(True, "", f"{PLUGIN_PATH}: the plugin\n", lambda: None, PLUGIN_SOURCE_NAME)
-    stamped_source = f"/* For Slurm {_read_slurm_version()}. */\n{desired_source.decode()}"
-    is_changed = installed_source != stamped_source or not os.path.lexists(PLUGIN_PATH)
-
-    def apply() -> None:
-        if is_changed:
-            compile_library(
-                run, "The plugin for Slurm", stamped_source, PLUGIN_PATH, _COMPILER_FLAGS, "gcc and libslurm-dev"
-            )
-            # The source is written last, since it shows what the plugin was compiled from.
-            write_atomic(_PLUGIN_SOURCE, stamped_source, 0o644)
-
-    return LayerChange(is_changed, installed_source, stamped_source, apply)
-
-
-def _plan_source_removal() -> LayerChange:
-    removal_change = program_archive.zipapp_change(_PLUGIN_SOURCE, None)
-
-    def apply() -> None:
-        removal_change.apply()
-        # The directory may also contain the library of a pod.
-        remove_empty_directory(LIBRARY_DIRECTORY)
-
-    return removal_change._replace(apply=apply)
-
-
-def _read_slurm_version() -> str:
-    match = re.search(r"SLURM_VERSION_NUMBER\s+(0x[0-9a-fA-F]+)", read_text(f"{_SLURM_HEADERS}/slurm_version.h") or "")
-    if match is None:
-        return "?"
-    version_number = int(match.group(1), 16)
-    return f"{version_number >> 16}.{version_number >> 8 & 255:02d}.{version_number & 255}"

@@ -534,6 +534,22 @@ def test_hostfile_never_follows_a_link(tmp_path: Path) -> None:
     assert victim.read_text() == "precious" and not (tmp_path / "1.hosts").is_symlink()
 
 
+def test_a_file_that_may_be_a_trap_is_not_read(tmp_path: Path) -> None:
+    trap, content = tmp_path / "7.hosts", "10.0.0.1 slots=1\n"
+    with trap.open("wb") as stream:
+        stream.truncate(1 << 40)
+    assert prolog.write_hostfile(str(tmp_path), "7.hosts", content) == str(trap)
+    assert trap.read_text(encoding="utf-8") == content
+    trap.unlink()
+    os.mkfifo(trap)
+    writer = os.open(trap, os.O_RDWR)
+    try:
+        assert prolog.write_hostfile(str(tmp_path), "7.hosts", content) == str(trap)
+    finally:
+        os.close(writer)
+    assert trap.read_text(encoding="utf-8") == content
+
+
 def test_missing_directory_means_no_hostfile() -> None:
     assert prolog.write_hostfile("/nonexistent", "1.hosts", "a\n") == ""
 
@@ -629,3 +645,148 @@ def test_tasks_of_sessions_are_skipped(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setenv(prolog.SESSION, "0")
     assert prolog.main([]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+# --- All tasks of a step at once, for the plugin
+
+
+STEP_OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURMD_NODENAME", "SLURM_NODEID", "SLURM_JOB_USER")
+
+
+@pytest.fixture(name="step_settings")
+def _step_settings(tmp_path: Path) -> dict[str, str]:
+    document = {
+        "members": MEMBERS,
+        "interface": "gpumesh0",
+        "port_range": [15000, 24999],
+        "reserved_ports": [],
+        "dialects": ["dstack", "backendai"],
+        "rdma": {"devices": [], "peers": []},
+        "variables": {},
+    }
+    (tmp_path / "settings").write_text(json.dumps(document), encoding="utf-8")
+    return {"settings_path": str(tmp_path / "settings"), "runtime": str(tmp_path)}
+
+
+def step_environment(name: str) -> dict[str, str]:
+    """What slurmstepd knows before it starts the tasks."""
+    return {key: value for key, value in load_recording(name).items() if key not in STEP_OF_TASKS}
+
+
+def read_records(output: bytes) -> dict[str, dict[str, str | None]]:
+    """What each task gets; None for a variable to remove."""
+    *records, end, rest = output.decode().split("\0")
+    assert (end, rest) == ("@end", "")
+    sections: dict[str, dict[str, str | None]] = {}
+    for record in records:
+        if record.startswith("@"):
+            section = sections.setdefault(record[1:], {})
+        else:
+            name, equals, value = record.partition("=")
+            section[name] = value if equals else None
+    shared = sections.pop("all")
+    return {rank: {**shared, **own} for rank, own in sections.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "component_ranks", "rank", "ask"),
+    [
+        ("step_of_3_nodes_rank_3", [2, 3], 3, refuse_query),
+        ("step_on_the_last_node_alone", [0], 0, refuse_query),
+        # The second component follows the one task of the first.
+        ("mixed_step_rank_4", [2, 3], 4, show_mixed_job),
+    ],
+)
+def test_a_step_gives_each_task_what_the_prolog_gives_it(
+    name: str,
+    component_ranks: list[int],
+    rank: int,
+    ask: Any,
+    step_settings: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = load_recording(name)
+    monkeypatch.setenv("SLURMD_NODENAME", recorded["SLURMD_NODENAME"])
+    tasks = read_records(prolog.run_step(step_environment(name), 0, component_ranks, show=ask, **step_settings))
+    assert len(tasks) == len(component_ranks)
+    # The prolog of this task, with the environment that Slurm gives it.
+    world = prolog.read_world(recorded, MEMBERS, False, ask)
+    hostfile = tasks[str(rank)]["GPUMESH_HOSTFILE"]
+    assert hostfile and Path(hostfile).read_text(encoding="utf-8") == prolog.hostfile_text(world.nodes)
+    wanted = prolog.all_variables(
+        world, prolog.Settings(Path(step_settings["settings_path"]).read_text()), hostfile, prolog.users_own(recorded)
+    )
+    set_variables, unset_names = prolog.changes(recorded, wanted)
+    assert tasks[str(rank)] == {**set_variables, **dict.fromkeys(unset_names)}
+
+
+def test_a_step_sets_values_of_several_lines_and_keeps_those_of_the_user(
+    step_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    env = {**step_environment("step_of_3_nodes_rank_3"), "MASTER_ADDR": "mine", "RANK": "9"}
+    tasks = read_records(prolog.run_step(env, 0, [2, 3], show=refuse_query, **step_settings))
+    for task in tasks.values():
+        assert task["DSTACK_NODES_IPS"] == "10.99.0.1\n10.99.0.2\n10.99.0.3"
+        assert task["DSTACK_MASTER_NODE_IP"] == "mine"
+        assert not {"MASTER_ADDR", "RANK", "BASH_ENV"} & set(task)
+    # What a TaskProlog has set for bash is not needed any more.
+    mark = f"BASH_ENV={prolog._checksum(prolog.BASH_ENV_FILE)}"
+    outer = {"BASH_ENV": prolog.BASH_ENV_FILE, prolog.MARKER_VARIABLE: mark}
+    inner = read_records(prolog.run_step({**env, **outer}, 0, [2, 3], show=refuse_query, **step_settings))
+    assert inner["2"]["BASH_ENV"] is None
+
+
+def test_a_batch_script_of_several_tasks_gets_no_rank(
+    step_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    env = step_environment("batch_of_3_nodes")
+    ((rank, task),) = read_records(
+        prolog.run_step(env, prolog.BATCH_STEP, [0], show=show_mixed_job, **step_settings)
+    ).items()
+    assert (rank, task["WORLD_SIZE"], task["NODE_RANK"]) == ("0", "6", "0")
+    assert not {"RANK", "LOCAL_RANK", "TF_CONFIG"} & set(task)
+
+
+def test_a_user_whom_the_node_does_not_know_gets_the_environment(
+    step_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(user_id: int) -> None:
+        raise KeyError(user_id)
+
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    monkeypatch.setattr(prolog, "getpwuid", refuse)
+    env = step_environment("step_of_3_nodes_rank_3")
+    assert read_records(prolog.run_step(env, 0, [2, 3], show=refuse_query, **step_settings))["2"]["RANK"] == "2"
+
+
+def test_the_controller_is_asked_only_once_for_the_same() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def show(*arguments: str) -> str:
+        asked.append(arguments)
+        return " ".join(arguments)
+
+    show_once = prolog._ask_once(show)
+    assert [show_once("nodes"), show_once("job", "7"), show_once("nodes")] == ["nodes", "job 7", "nodes"]
+    assert asked == [("nodes",), ("job", "7")]
+
+
+def test_a_variable_that_no_program_can_be_started_with_is_left_out(step_settings: dict[str, str]) -> None:
+    """It would end each task of a large job, which may not need it."""
+    room = prolog.MAX_VARIABLE_SIZE - len("A=\0")
+    kept = prolog.step_records({0: ({"A": "x" * room, "B": "y" * (room + 1)}, [])})
+    assert read_records(kept) == {"0": {"A": "x" * room}}
+
+
+def run_step_program(*arguments: str, stdin: bytes) -> bytes:
+    command = [sys.executable, "-IS", str(PROGRAM), "--step", *arguments]
+    return subprocess.run(command, env={}, input=stdin, capture_output=True, check=True).stdout
+
+
+def test_the_program_leaves_sessions_alone_and_says_what_is_wrong_with_a_step() -> None:
+    assert run_step_program("0", "0", stdin=b"GPUMESH_SESSION_PLACE=1\0") == b"@end\0"
+    assert run_step_program("0", "0", stdin=b"A=1\0").startswith(b"!FileNotFoundError: ")
+    assert run_step_program("0", stdin=b"").startswith(b"!ValueError: ")
+    assert run_step_program("0", "x", stdin=b"\xff=1\0").endswith(b"\0@end\0")

@@ -672,6 +672,57 @@ def test_plugins_are_included_by_pattern() -> None:
     ]
 
 
+def test_a_host_with_the_job_plugin_has_no_task_prolog() -> None:
+    documents = config.build_config_files(request(), HOST, FOLDER, job_plugin="/lib/job.so", include_plugins=True)
+    lines = documents.node_files["plugstack.conf.d/gpumesh.conf"].splitlines()
+    assert lines[1:] == ["optional /lib/job.so"]
+    assert documents.node_files["node/slurm.conf"].endswith('\nTaskProlog=""\n')
+    # The controller serves it for all others, and first: Slurm uses the last value.
+    text = documents.served_files["slurm.conf"]
+    assert text.index("TaskProlog=/etc/gpumesh/task_prolog") < text.index("Include /etc/slurm/node/slurm.conf")
+    without = config.build_config_files(request(), HOST, FOLDER, include_plugins=True)
+    assert without.served_files == documents.served_files and "plugstack.conf" in without.served_files
+    assert "TaskProlog" not in without.node_files["node/slurm.conf"]
+    assert "plugstack.conf.d/gpumesh.conf" not in without.node_files
+
+
+def test_the_job_plugin_is_the_first() -> None:
+    """A plugin for containers has to find the environment."""
+    chosen = request(plugins=["/lib/x.so"])
+    documents = config.build_config_files(chosen, HOST, FOLDER, job_plugin="/lib/job.so")
+    lines = documents.node_files["plugstack.conf.d/gpumesh.conf"].splitlines()
+    assert lines[1:] == ["optional /lib/job.so", "optional /lib/x.so"]
+
+
+@pytest.mark.parametrize("prolog", [None, "/root/prolog"])
+def test_a_task_prolog_of_the_user_is_kept_with_the_environment_that_it_had(prolog: str | None) -> None:
+    chosen = request(settings={"taskProlog": prolog})
+    documents = config.build_config_files(chosen, HOST, FOLDER, job_plugin="/lib/job.so")
+    assert "plugstack.conf.d/gpumesh.conf" not in documents.node_files
+    assert "TaskProlog" not in documents.node_files["node/slurm.conf"]
+
+
+def test_plugstack_of_others_is_left_alone() -> None:
+    ours = f"{conf.render_file([]).strip()}\ninclude {FOLDER}/plugstack.conf.d/*.conf\n"
+    theirs = "required /their.so\n"
+    for text, included, foreign in (
+        (None, False, False),
+        (ours, True, False),
+        (theirs, False, True),
+        (theirs + f"include {FOLDER}/plugstack.conf.d/*.conf\n", True, False),
+        (f"Include  {FOLDER}/plugstack.conf.d/* # all\n", True, False),
+        (f"include {FOLDER}/plugstack.conf.d/pyxis.conf\n#include {FOLDER}/plugstack.conf.d/*\n", False, True),
+    ):
+        assert (configure.includes_plugins(text, FOLDER), configure.has_foreign_plugins(text, FOLDER)) == (
+            included,
+            foreign,
+        )
+    # Only the manager serves its own; on a node, nothing reads that of others.
+    documents = config.build_config_files(request(), HOST, FOLDER, job_plugin="/lib/job.so")
+    present = {**present_after(documents, False), "plugstack.conf": theirs}
+    assert configure.plan_config(present, documents, False, FOLDER).changed_files == {}
+
+
 #: The file that an earlier version wrote.
 FORMER_OCI = conf.render_file(['RunTimeQuery="r=%r; exec crun --root=$r state %n.%u.%j.%s.%t"'])
 

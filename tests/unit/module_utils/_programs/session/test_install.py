@@ -67,7 +67,6 @@ def test_disabling_sessions_removes_all_files(tmp_path: Path, monkeypatch: pytes
     for path in paths.values():
         path.write_text("x")
     for module, name, value in (
-        (install, "LIBRARY_DIRECTORY", library),
         (install, "PLUGIN_PATH", paths["plugin.so"]),
         (install, "_PLUGIN_SOURCE", paths["plugin.c"]),
         (install, "PROGRAM_PATH", tmp_path / "gpumesh-session"),
