@@ -65,7 +65,7 @@ def plan_plugin(
     if desired_source is None:
         return LayerChange(True, "", f"{library_path}: the plugin\n", lambda: None, source_name)
     header_version = read_header_version()
-    version_text = "{}.{:02d}.{}".format(*header_version) if header_version else "?"
+    version_text = release.format_version(header_version) if header_version else "?"
     stamped_source = f"/* For Slurm {version_text}. */\n{desired_source}"
     is_changed = installed_source != stamped_source or not os.path.lexists(library_path)
 
