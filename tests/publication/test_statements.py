@@ -32,6 +32,7 @@ FOREIGN_MESSAGES = {
     "Can't get config",
     "Out Of Memory",
     "Something is wrong with the boot of the nodes",
+    "TaskProlog failed",
     "oom_kill",
     "terminate called without an active exception",
 }
