@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,6 +12,8 @@ from typing import Any, NamedTuple
 from ansible.parsing.dataloader import DataLoader
 from ansible.playbook.task import Task
 from ansible.template import Templar
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import decode_content
 
 
 class ActionRun(NamedTuple):
@@ -30,7 +30,7 @@ class ActionRun(NamedTuple):
 
 def unpack_files(packed_files: Mapping[str, str]) -> dict[str, bytes]:
     """Unpack the contents of files that an action sends to a module."""
-    return {name: zlib.decompress(base64.b64decode(text)) for name, text in packed_files.items()}
+    return {name: decode_content(text) for name, text in packed_files.items()}
 
 
 def play_action(

@@ -14,10 +14,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.program_arch
     unpack_sources,
     zipapp_change,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import encode_content
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
-    encode_source,
     source_digests,
 )
 
@@ -36,5 +36,5 @@ def push_options(sources: ProgramSources) -> dict[str, Any]:
     """The options of a module to which the action has sent all sources."""
     return {
         "digests": source_digests(sources),
-        "contents": {name: encode_source(source) for name, source in sources.items()},
+        "contents": {name: encode_content(source) for name, source in sources.items()},
     }

@@ -32,6 +32,16 @@ def content_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def encode_content(content: bytes) -> str:
+    """Encode a content as text, to send it."""
+    return base64.b64encode(zlib.compress(content)).decode()
+
+
+def decode_content(encoded_content: str) -> bytes:
+    """Decode what ``encode_content`` has encoded."""
+    return zlib.decompress(base64.b64decode(encoded_content))
+
+
 def program_change(
     params: Mapping[str, Any], content_name: str, path: str, entry_module: str, settings: Mapping[str, Any]
 ) -> LayerChange:
@@ -76,7 +86,7 @@ def desired_content(params: Mapping[str, Any], content_name: str, current_conten
     if content_digest(current_content) == params["digests"].get(content_name):
         return current_content
     encoded_content = params.get("contents", {}).get(content_name)
-    return None if encoded_content is None else zlib.decompress(base64.b64decode(encoded_content))
+    return None if encoded_content is None else decode_content(encoded_content)
 
 
 def missing_contents(layer_changes: Iterable[LayerChange]) -> List[str]:

@@ -27,6 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors impor
     HostStateError,
     InputError,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import encode_content
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.time_limit import number_refusal
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._cluster.valid_records import parse_once
@@ -36,7 +37,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.packages i
     COMPLETE_SCRIPT,
     END_SCRIPT,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources, encode_source
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import ProgramSources
 
 _COLLECTION_PATH = Path(__file__).resolve().parents[3]
 _ROLES_PATH = _COLLECTION_PATH / "roles"
@@ -609,7 +610,7 @@ class HostAction(ActionBase):
             return first_result
         sources_by_name = load_sources()
         encoded_sources = {
-            source_name: encode_source(sources_by_name[source_name]) for source_name in first_result["outdated"]
+            source_name: encode_content(sources_by_name[source_name]) for source_name in first_result["outdated"]
         }
         contents = {"contents": encoded_sources}
         if isinstance(arguments, RecordArguments):

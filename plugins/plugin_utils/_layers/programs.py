@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import base64
 import re
-import zlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -87,13 +85,3 @@ def read_role_file(role: str, file_name: str) -> bytes:
 def source_digests(sources: ProgramSources) -> dict[str, str]:
     """Return the option by which a module finds out which sources it needs."""
     return {name: content_digest(source) for name, source in sources.items()}
-
-
-def encode_source(source: bytes) -> str:
-    """Encode a source as text, for the module."""
-    return base64.b64encode(zlib.compress(source)).decode()
-
-
-def decode_source(encoded_source: str) -> bytes:
-    """Decode what a host has sent as text."""
-    return zlib.decompress(base64.b64decode(encoded_source))

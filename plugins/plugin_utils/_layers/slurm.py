@@ -13,6 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils._checks.health import settings as health_settings
 from ansible_collections.gpumesh.cluster.plugins.module_utils._cluster.record import derive, membership, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import decode_content
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.server_certificate import (
     CertificateIdentity,
     current_pair,
@@ -31,7 +32,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session.
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import (
     ProgramSources,
     bundle_program,
-    decode_source,
     read_role_file,
     source_digests,
 )
@@ -154,7 +154,7 @@ def job_plugin_sources() -> ProgramSources:
 
 def pushed_sources(manager_library: str = "") -> ProgramSources:
     """All contents for which the module slurm may ask. ``manager_library``: that of the manager's plugin, encoded."""
-    libraries = {job_plugin.LIBRARY_NAME: decode_source(manager_library)} if manager_library else {}
+    libraries = {job_plugin.LIBRARY_NAME: decode_content(manager_library)} if manager_library else {}
     return {**health_program_sources(), **job_plugin_sources(), **libraries}
 
 

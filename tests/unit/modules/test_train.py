@@ -14,6 +14,7 @@ from ansible.module_utils.basic import AnsibleModule
 from module_runs import patch_module_arguments
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import CommandResult
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import encode_content
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import apply as session_apply
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import install as session_install
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.session import models
@@ -21,7 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train im
 from ansible_collections.gpumesh.cluster.plugins.modules import session, train
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import session as session_data
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers import train as train_data
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import encode_source, source_digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 
 
 @pytest.fixture(name="place", autouse=True)
@@ -60,7 +61,7 @@ def test_training_files_are_pushed_updated_and_removed(
     assert (would["changed"], would["outdated"], list_written_files(place)) == (True, list(contents), [])
     first = run(train, capsys, **given, _ansible_diff=True)
     assert (first["changed"], first["outdated"], list_written_files(place)) == (False, list(contents), [])
-    sent = {name: encode_source(content) for name, content in contents.items()}
+    sent = {name: encode_content(content) for name, content in contents.items()}
     second = run(train, capsys, **given, contents=sent, _ansible_diff=True)
     assert (second["changed"], second["outdated"], list_written_files(place)) == (True, [], sorted(contents))
     assert second["diff"] == would["diff"]
@@ -102,7 +103,7 @@ def test_session_files_are_pushed_and_old_sessions_swept(
     first = run(session, capsys, **given)
     assert (first["changed"], first["outdated"], first["swept"]) == (False, [models.PROGRAM_NAME], [])
     assert (steps, list_written_files(place)) == ([], [])
-    sent = {name: encode_source(content) for name, content in contents.items()}
+    sent = {name: encode_content(content) for name, content in contents.items()}
     second = run(session, capsys, **given, contents=sent)
     assert (second["changed"], second["outdated"], second["swept"]) == (True, [], [7])
     assert (steps, list_written_files(place)) == (["refuse", "clean"], [models.PROGRAM_NAME, "other"])

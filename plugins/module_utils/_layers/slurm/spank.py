@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
-import zlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core import program_archive, push
@@ -189,7 +187,7 @@ def read_built() -> Optional[Dict[str, str]]:
     return {
         "stamp": f"{stamp}\n",
         "source_digest": push.content_digest(source.encode()),
-        "library": base64.b64encode(zlib.compress(library)).decode(),
+        "library": push.encode_content(library),
     }
 
 
@@ -223,7 +221,8 @@ def _is_current(params: Mapping[str, Any], slurm_version: release.Version) -> bo
         build is not None
         and job_plugin.fits(build.platform.slurm_version, slurm_version)
         and build.platform.architecture == os.uname().machine
-        and _desired_source({**params, "contents": {}}, job_plugin.SOURCE_NAME, source_text) is not None
+        and push.content_digest(source_text.partition("\n")[2].encode())
+        == params["digests"].get(job_plugin.SOURCE_NAME)
         and build.library_digest == job_plugin.digest_library(_read_library())
     )
 

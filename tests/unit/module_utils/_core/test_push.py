@@ -145,7 +145,7 @@ def test_newer_program_is_requested(path: Path) -> None:
     newer = program_archive.pack_sources({**program_archive.unpack_sources(CONTENTS["program"]), "newer.py": b""})
     params = {"digests": {"program": push.content_digest(newer)}}
     assert push.missing_contents([plan_program(path, params)]) == ["program"]
-    plan_program(path, {**params, "contents": {"program": programs.encode_source(newer)}}).apply()
+    plan_program(path, {**params, "contents": {"program": push.encode_content(newer)}}).apply()
     assert not plan_program(path, params).changed
     assert push.missing_contents([plan_program(path)]) == ["program"]
 

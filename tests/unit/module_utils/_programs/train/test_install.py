@@ -14,10 +14,10 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils._core.managed_files import LayerDifferences
-from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import missing_contents
+from ansible_collections.gpumesh.cluster.plugins.module_utils._core.push import encode_content, missing_contents
 from ansible_collections.gpumesh.cluster.plugins.module_utils._layers.drift import NOT_SET_UP, compare_modules
 from ansible_collections.gpumesh.cluster.plugins.module_utils._programs.train import install, paths, rank_modules
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import encode_source, source_digests
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.programs import source_digests
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils._layers.train import program_sources
 
 MODULE_PARAMS = {
@@ -27,7 +27,7 @@ MODULE_PARAMS = {
     "stage_dir": "/var/tmp/gpumesh-{user}",
     "digests": source_digests(program_sources()),
 }
-PACKED_SOURCES = {name: encode_source(content) for name, content in program_sources().items()}
+PACKED_SOURCES = {name: encode_content(content) for name, content in program_sources().items()}
 
 
 @pytest.fixture(name="place", autouse=True)
